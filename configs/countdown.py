@@ -1,0 +1,68 @@
+"""Countdown: reach a target with some numbers and + - * /, by reinforcement learning alone (TinyZero's task).
+
+    python -m jzero.main --config configs/countdown.py              # qwen2.5-3b on an accelerator, tiny without one
+    python -m jzero.main --config configs/countdown.py:tiny         # from scratch on a laptop CPU, about 10 minutes
+    python -m jzero.main --config configs/countdown.py:qwen2.5-3b   # the recipe of record
+    python -m jzero.main --config configs/countdown.py:tiny,dr_grpo # any preset with another algorithm
+
+Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The Qwen presets load the base models from the hub
+(or --config.model.path=DIRECTORY) and need one accelerator host; expect 0.5B to fail and 3B to learn, as TinyZero saw."""
+
+import jax
+
+from jzero import algorithms
+from jzero.config import Arch, Config, Eval, Mesh, Model, Optimizer, Rollout, Task, Train, WarmStart
+
+HUB = {
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+}
+
+
+def get_config(preset: str = "") -> Config:
+    preset, _, algorithm = preset.partition(",")
+    if not preset:
+        platform = jax.default_backend()
+        preset = "tiny" if platform == "cpu" else "qwen2.5-3b"
+        print(f"no preset given and platform {platform} attached: using {preset}", flush=True)
+    if preset != "tiny" and preset not in HUB:
+        raise ValueError(f"no preset {preset!r} in configs/countdown.py; there are tiny, {', '.join(HUB)}")
+    config = tiny() if preset == "tiny" else qwen(preset)
+    if algorithm:
+        if algorithm not in algorithms.PRESETS:
+            raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(algorithms.PRESETS)}")
+        config.algorithm = algorithms.PRESETS[algorithm]()
+        config.name += f"-{algorithm}"
+    return config
+
+
+def qwen(preset: str) -> Config:
+    """TinyZero's setting: 3 to 4 numbers, a base model, GRPO with 8 rollouts of 128 prompts, 1,024 new tokens."""
+    return Config(
+        name=f"countdown-{preset}",
+        model=Model(path=HUB[preset]),
+        task=Task(template="r1", format_score=0.1),
+        rollout=Rollout(prompts=128, group=8, max_prompt=256, max_new=1024, stop=("</answer>",)),
+        algorithm=algorithms.grpo(),
+        optimizer=Optimizer(lr=1e-6),
+        train=Train(steps=200, tokens=32768, row_slots=4),
+        eval=Eval(every=20),
+    )
+
+
+def tiny() -> Config:
+    """A 1M-parameter Qwen2 from scratch. The warm start teaches format, arithmetic and what a try is, never a solution."""
+    return Config(
+        name="countdown-tiny",
+        model=Model(arch=Arch(), dtype="float32", remat="none", logit_chunk=65536),
+        task=Task(template="plain", numbers_min=3, numbers_max=3, value_max=20, target_max=40, format_score=0.0),
+        rollout=Rollout(prompts=64, group=8, max_prompt=16, max_new=160, slots=256, page=32, chunk=16),
+        algorithm=algorithms.grpo(),
+        optimizer=Optimizer(lr=3e-4, b2=0.99),
+        warm_start=WarmStart(steps=400, batch=128, lr=2e-3, tries=2),
+        train=Train(steps=100, tokens=4096, buckets=1, row_slots=1, checkpoint_every=20),
+        eval=Eval(every=20),
+        mesh=Mesh(data=-1, fsdp=1),
+    )

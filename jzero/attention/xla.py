@@ -1,0 +1,123 @@
+"""Attention in plain XLA: the definition, and the CPU path. H query heads in K groups of G = H/K share a KV head."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jzero.types import Layout
+
+MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
+QUERY_BLOCK = 512  # queries whose scores exist at a time
+
+
+def packed(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, layout: Layout) -> jax.Array:
+    """Causal attention within segments; slots also see their row's prefix.
+
+    q [B, T, H, D], k and v [B, T, K, D], segments i32[B, T] (0 = padding), T = layout.tokens -> [B, T, H, D]."""
+    P, S, N = layout
+    out = []
+    if P:
+        own = segments[:, :P]
+        out.append(attend(q[:, :P], k[:, :P], v[:, :P], own, own, 0))
+    B, _, H, D = q.shape
+    slots = lambda x: x[:, P:].reshape(B * S, N, *x.shape[2:])
+    with_prefix = lambda x: jnp.concatenate([jnp.repeat(x[:, :P], S, axis=0), slots(x)], axis=1) if P else slots(x)
+    body = attend(slots(q), with_prefix(k), with_prefix(v), slots(segments), with_prefix(segments), P)
+    out.append(body.reshape(B, S * N, H, D))
+    return jnp.concatenate(out, axis=1) if P else out[0]
+
+
+def attend(q, k, v, q_segments, k_segments, prefix: int) -> jax.Array:
+    """q [R, N, H, D] at key indices prefix.., k and v [R, prefix + N, K, D]; the first `prefix` keys are shared."""
+    R, N, H, D = q.shape
+    if N <= QUERY_BLOCK or N % QUERY_BLOCK:
+        return attend_block(q, k, v, q_segments, k_segments, prefix, 0)
+    blocks = lambda x: x.reshape(R, N // QUERY_BLOCK, QUERY_BLOCK, *x.shape[2:]).swapaxes(0, 1)
+    one = jax.checkpoint(lambda q, s, start: attend_block(q, k, v, s, k_segments, prefix, start))
+    out = lax.map(lambda x: one(*x), (blocks(q), blocks(q_segments), jnp.arange(0, N, QUERY_BLOCK)))
+    return out.swapaxes(0, 1).reshape(R, N, H, D)
+
+
+def attend_block(q, k, v, q_segments, k_segments, prefix: int, start) -> jax.Array:
+    """Queries start..start+N of the own part against every key; softmax in fp32."""
+    R, N, H, D = q.shape
+    K, M = k.shape[2], k.shape[1]
+    G = H // K
+    grouped = q.reshape(R, N, K, G, D).transpose(0, 2, 3, 1, 4).reshape(R, K, G * N, D)
+    scores = jnp.einsum("rknd,rkmd->rknm", grouped, k.transpose(0, 2, 1, 3), preferred_element_type=jnp.float32)
+    key = jnp.arange(M)
+    causal = key[None, :] <= prefix + start + jnp.arange(N)[:, None]
+    same = (key < prefix)[None, None] | (q_segments[:, :, None] == k_segments[:, None, :])
+    visible = (same & causal[None] & (k_segments > 0)[:, None, :])[:, None, None]  # [R, 1, 1, N, M]
+    scores = jnp.where(visible, scores.reshape(R, K, G, N, M) * D**-0.5, MASKED)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(R, K, G * N, M)
+    out = jnp.einsum("rknm,rkmd->rknd", probs, v.transpose(0, 2, 1, 3))
+    return out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4).reshape(R, N, H, D)
+
+
+# -- paged KV: pools [K, L*pages, page, D], the layers folded into the page axis ------------------------------------
+
+
+def kv_storage(dtype: str, platform: str):
+    """Element type of the pools. XLA:CPU converts a whole bf16 pool to fp32 and back around every scatter, so there
+    bf16 is stored as its bits."""
+    return jnp.uint16 if dtype == "bfloat16" and platform == "cpu" else jnp.dtype(dtype)
+
+
+def encode_kv(x: jax.Array, storage) -> jax.Array:
+    if storage == jnp.uint16:
+        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+    return x.astype(storage)
+
+
+def decode_kv(x: jax.Array, dtype) -> jax.Array:
+    if x.dtype == jnp.uint16:
+        return lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32).astype(dtype)
+    return x.astype(dtype)
+
+
+def write_tokens(pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array) -> jax.Array:
+    """Put x [S, K, D] at (pages[S], offsets[S]) of the pool. Rows of the flattened view: any other spelling makes XLA
+    re-lay-out the whole pool."""
+    K, R, page, D = pool.shape
+    rows = jnp.arange(K)[:, None] * (R * page) + (pages * page + offsets)[None]  # [K, S]
+    flat = (
+        pool.reshape(K * R * page, D)
+        .at[rows.ravel()]
+        .set(encode_kv(x.swapaxes(0, 1).reshape(-1, D), pool.dtype), mode="promise_in_bounds")
+    )
+    return flat.reshape(pool.shape)
+
+
+def write_pages(pool: jax.Array, x: jax.Array, pages: jax.Array) -> jax.Array:
+    """Put whole pages x [W, page, K, D] at pages[W] of the pool."""
+    K, R, page, D = pool.shape
+    rows = (jnp.arange(K)[:, None] * R + pages[None]).ravel()  # [K*W]
+    values = encode_kv(x.transpose(2, 0, 1, 3).reshape(-1, page, D), pool.dtype)
+    flat = pool.reshape(K * R, page, D).at[rows].set(values, mode="promise_in_bounds")
+    return flat.reshape(pool.shape)
+
+
+def paged(q: jax.Array, k_pool: jax.Array, v_pool: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
+    """One query a slot against its pages: an online softmax over pages, as many as the longest slot has.
+
+    q [S, H, D], pools [K, R, page, D], table i32[S, M] of pool pages, lengths i32[S] >= 1 -> f32[S, H, D]."""
+    S, H, D = q.shape
+    K, _, page, _ = k_pool.shape
+    q = (q.astype(jnp.float32) * D**-0.5).reshape(S, K, H // K, D)
+
+    def one(carry):
+        j, best, total, out = carry
+        rows = lax.dynamic_index_in_dim(table, j, axis=1, keepdims=False)
+        keys, values = (decode_kv(pool[:, rows], jnp.float32) for pool in (k_pool, v_pool))  # [K, S, page, D]
+        scores = jnp.einsum("skgd,kspd->skgp", q, keys)
+        visible = (j * page + jnp.arange(page))[None] < lengths[:, None]
+        scores = jnp.where(visible[:, None, None], scores, MASKED)
+        new = jnp.maximum(best, scores.max(-1))
+        probs, keep = jnp.exp(scores - new[..., None]), jnp.exp(best - new)
+        out = out * keep[..., None] + jnp.einsum("skgp,kspd->skgd", probs, values)
+        return j + 1, new, total * keep + probs.sum(-1), out
+
+    init = (0, jnp.full(q.shape[:3], MASKED), jnp.zeros(q.shape[:3]), jnp.zeros(q.shape))
+    _, _, total, out = lax.while_loop(lambda carry: carry[0] * page < lengths.max(), one, init)
+    return (out / total[..., None]).reshape(S, H, D)

@@ -1,0 +1,147 @@
+"""Packing ragged rollouts into rows of a few fixed layouts, on the host.
+
+Input t predicts target t: a response of n tokens takes n inputs, the prompt's last token and all but its own last. With
+a shared prefix a row holds a prompt (without its last token) once, and in its slots that prompt's responses, best-fit.
+With prefix 0 a sequence carries its own prompt and any sequence may join any slot."""
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from jzero.types import Batch, Layout, Rollout
+
+INTEGERS = ("tokens", "targets", "segments", "positions")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A rollout with its place in the loss."""
+
+    tokens: np.ndarray  # i32[T]
+    sampled: np.ndarray  # bool[T] trained where True
+    prompt: int  # length of the prompt
+    logps: np.ndarray  # f32[T]
+    advantages: np.ndarray  # f32[T]
+    weight: float  # of each trained token
+
+    @classmethod
+    def of(cls, rollout: Rollout, advantage: float, weight: float) -> "Item":
+        advantages = np.full(len(rollout.tokens), advantage, np.float32)
+        return cls(rollout.tokens, rollout.sampled, rollout.prompt_length, rollout.logps, advantages, weight)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A batch of one layout: fields [M, B, T], of which the first `count` microbatches hold something."""
+
+    layout: Layout
+    batch: Batch
+    count: int
+    real: int  # input tokens that are not padding
+    where: list[tuple[int, int, int, int]]  # item -> (item index, row, first column, inputs) for reading back
+
+
+def layouts(max_prompt: int, slot: int, buckets: int, row_slots: int) -> list[Layout]:
+    """Slot lengths slot, slot/2, ..., longest first. row_slots = 0: no shared prefix, the slot holds the prompt too."""
+    if row_slots == 0:
+        return [Layout(0, 1, (max_prompt + slot) >> b) for b in range(buckets)]
+    return [Layout(max_prompt, row_slots, slot >> b) for b in range(buckets)]
+
+
+def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Best-fit decreasing: indices of `lengths` in bins of `capacity`."""
+    bins: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # (room left, bin), sorted
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        length = lengths[index]
+        if length > capacity:
+            raise ValueError(f"a sequence of {length} tokens does not fit a slot of {capacity}; raise train.slot")
+        at = bisect_left(room, (length, -1))
+        if at == len(room):
+            bins.append([index])
+            insort(room, (capacity - length, len(bins) - 1))
+        else:
+            left, bin = room.pop(at)
+            bins[bin].append(index)
+            insort(room, (left - length, bin))
+    return bins
+
+
+def plan(groups: Sequence[Sequence[Item]], layouts: Sequence[Layout]) -> list[list[list[list[tuple[int, int]]]]]:
+    """Rows of each layout; a row is a list of slots, a slot a list of (group, index). Every group (or, without a
+    prefix, every sequence) goes to the layout that pads it least."""
+    rows: list[list[list[list[tuple[int, int]]]]] = [[] for _ in layouts]
+    if layouts[0].prefix == 0:
+        everything = [(g, i) for g, group in enumerate(groups) for i in range(len(group))]
+        inputs = [len(groups[g][i].tokens) - 1 for g, i in everything]
+        for b, layout in enumerate(layouts):
+            shorter = layouts[b + 1].slot if b + 1 < len(layouts) else 0
+            mine = [n for n, length in enumerate(inputs) if length > shorter and (length <= layout.slot or b == 0)]
+            bins = best_fit([inputs[n] for n in mine], layout.slot)
+            rows[b] = [[[everything[mine[n]] for n in bin]] for bin in bins]
+        return rows
+    for g, group in enumerate(groups):
+        lengths = [len(item.tokens) - item.prompt for item in group]
+        fits = [b for b, layout in enumerate(layouts) if max(lengths) <= layout.slot] or [0]
+        packings = {b: best_fit(lengths, layouts[b].slot) for b in fits}
+        cost = lambda b: -(-len(packings[b]) // layouts[b].slots) * layouts[b].tokens  # noqa: B023
+        b = min(fits, key=cost)
+        slots = [[(g, i) for i in bin] for bin in packings[b]]
+        rows[b] += [slots[n : n + layouts[b].slots] for n in range(0, len(slots), layouts[b].slots)]
+    return rows
+
+
+def pack(
+    groups: Sequence[Sequence[Item]], layouts: Sequence[Layout], rows: Sequence[int], microbatches: Sequence[int]
+) -> list[Packed]:
+    """Groups of items -> one Packed a layout, with `rows` B a microbatch and at least `microbatches` M (more only if
+    the items need them, which recompiles)."""
+    out = []
+    for layout, B, M, planned in zip(layouts, rows, microbatches, plan(groups, layouts), strict=True):
+        count = -(-len(planned) // B)
+        shape = (max(count, M, 1) * B, layout.tokens)
+        flat = {f.name: np.zeros(shape, np.int32 if f.name in INTEGERS else np.float32) for f in fields(Batch)}
+        where, real = [], 0
+        order = {}
+        for g, group in enumerate(groups):
+            for i in range(len(group)):
+                order[g, i] = len(order)
+        for r, slots in enumerate(planned):
+            if layout.prefix:
+                item = groups[slots[0][0][0]][slots[0][0][1]]
+                real += write_prefix(flat, r, item)
+            for s, members in enumerate(slots):
+                column = layout.prefix + s * layout.slot
+                for segment, (g, i) in enumerate(members, start=1):
+                    inputs = write(flat, r, column, segment, groups[g][i], shared=layout.prefix > 0)
+                    where.append((order[g, i], r, column, inputs))
+                    column, real = column + inputs, real + inputs
+        batch = Batch(**{name: x.reshape(-1, B, layout.tokens) for name, x in flat.items()})
+        out.append(Packed(layout, batch, count, real, where))
+    return out
+
+
+def write_prefix(flat: dict[str, np.ndarray], row: int, item: Item) -> int:
+    n = item.prompt - 1
+    flat["tokens"][row, :n] = item.tokens[:n]
+    flat["segments"][row, :n] = 1
+    flat["positions"][row, :n] = np.arange(n)
+    return n
+
+
+def write(flat: dict[str, np.ndarray], row: int, column: int, segment: int, item: Item, shared: bool) -> int:
+    """One sequence's inputs and targets from `column` on; returns how many."""
+    first = item.prompt - 1 if shared else 0
+    inputs = len(item.tokens) - 1 - first
+    at = (row, slice(column, column + inputs))
+    target = slice(first + 1, None)
+    flat["tokens"][at] = item.tokens[first:-1]
+    flat["targets"][at] = item.tokens[target]
+    flat["segments"][at] = segment
+    flat["positions"][at] = np.arange(first, first + inputs)
+    flat["weights"][at] = item.sampled[target] * item.weight
+    flat["advantages"][at] = item.advantages[target]
+    flat["sampler_logps"][at] = item.logps[target]
+    return inputs

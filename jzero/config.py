@@ -1,0 +1,192 @@
+"""Every knob of a run, with its default and meaning. Recipes in `configs/` fill these.
+
+Fields take the types that `--config.section.field=value` can parse: bool, int, float, str and tuples.
+0 (or "") turns a number (or a name) off."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from jzero import algorithms
+
+
+@dataclass
+class Arch:
+    """A Hugging Face config.json in miniature, read only when `model.path` is empty (random init)."""
+
+    model_type: str = "qwen2"  # qwen2 (biased q,k,v) | qwen3 (qk-norm, no bias)
+    hidden_size: int = 128
+    intermediate_size: int = 512
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 4
+    num_key_value_heads: int = 2
+    head_dim: int = 32
+    tie_word_embeddings: bool = True
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+
+
+@dataclass
+class Model:
+    path: str = ""  # local directory or hub id with config.json and safetensors; "" = random init of `arch`
+    tokenizer: str = ""  # directory or hub id; "" = model.path, or jzero's own countdown tokenizer without one
+    arch: Arch = field(default_factory=Arch)
+    dtype: str = "bfloat16"  # compute: bfloat16 | float32. Master weights are always float32
+    remat: str = "full"  # recompute in the backward pass: none | dots | full
+    logit_chunk: int = 2048  # tokens whose [chunk, V] logits exist at a time
+
+
+@dataclass
+class Task:
+    name: str = "countdown"  # key of tasks.TASKS
+    data: str = ""  # "" = procedural; hub id ("Jiayi-Pan/Countdown-Tasks-3to4", "lkevinzc/CountDownZero") or local file
+    template: str = "r1"  # r1 | qwen_chat | plain
+    numbers_min: int = 3  # procedural: how many numbers
+    numbers_max: int = 4
+    value_max: int = 99  # procedural: numbers are 1..value_max
+    target_max: int = 99  # procedural: targets are 1..target_max
+    format_score: float = 0.1  # a well-formed but wrong equation
+    grade_seconds: float = 5.0  # wall limit of one grading, then the worker is killed and the score is 0
+    grade_workers: int = 2  # processes
+
+
+@dataclass
+class Rollout:
+    prompts: int = 128  # P: prompts a step
+    group: int = 8  # G: rollouts a prompt
+    max_prompt: int = 256  # tokens; longer prompts are dropped
+    max_new: int = 1024  # tokens
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop: tuple[str, ...] = ()  # stop strings, besides the tokenizer's end-of-sequence ids
+    keep_stop: bool = True  # the stop string stays in the response
+    slots: int = 256  # S: sequences decoded at once
+    page: int = 64  # tokens a KV page
+    pages: int = 0  # KV pages in all; 0 = enough for every slot at full length
+    chunk: int = 32  # decode steps a device call
+    kv_dtype: str = "bfloat16"  # bfloat16 | float32
+
+
+@dataclass
+class Optimizer:
+    lr: float = 1e-6
+    schedule: str = "constant"  # constant | linear | cosine (to min_lr_ratio * lr over the run)
+    warmup_steps: int = 0
+    min_lr_ratio: float = 0.1
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.0  # matrices only
+    clip_norm: float = 1.0  # global gradient norm; 0 = off
+
+
+@dataclass
+class WarmStart:
+    """Supervised steps before RL, for models that start from nothing."""
+
+    steps: int = 0
+    batch: int = 128  # examples a step
+    lr: float = 1e-3
+    warmup_steps: int = 20
+    tries: int = 2  # at most so many random tries in an example, right or wrong
+
+
+@dataclass
+class Train:
+    steps: int = 200  # RL steps: rollouts, then `minibatches * epochs` optimizer steps
+    minibatches: int = 1  # optimizer steps an epoch; > 1 recomputes the old log-probs once and clips
+    epochs: int = 1  # passes over a step's rollouts
+    tokens: int = 16384  # tokens of one microbatch, over all devices
+    slot: int = 0  # length of a packed slot; 0 = rollout.max_new. No response may be longer
+    buckets: int = 2  # slot lengths: slot, slot/2, slot/4, ...
+    row_slots: int = 8  # slots of a row, which share its prompt; 0 = every sequence carries its own prompt
+    seed: int = 0
+    checkpoint_every: int = 20
+    keep_checkpoints: int = 2
+    samples: int = 8  # rollouts a step written to samples.jsonl
+
+
+@dataclass
+class Eval:
+    problems: int = 512  # held-out problems
+    samples: int = 4  # avg@k at the sampling temperature
+    every: int = 0  # RL steps between evaluations besides before and after; 0 = never
+    greedy: bool = True  # greedy accuracy beside it
+
+
+@dataclass
+class Mesh:
+    """Training mesh. One of them may be -1: what is left of the devices."""
+
+    data: int = 1
+    fsdp: int = -1
+    tensor: int = 1
+
+
+@dataclass
+class Config:
+    name: str = ""  # preset, for the log
+    model: Model = field(default_factory=Model)
+    task: Task = field(default_factory=Task)
+    rollout: Rollout = field(default_factory=Rollout)
+    algorithm: algorithms.Algorithm = field(default_factory=algorithms.grpo)
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    warm_start: WarmStart = field(default_factory=WarmStart)
+    train: Train = field(default_factory=Train)
+    eval: Eval = field(default_factory=Eval)
+    mesh: Mesh = field(default_factory=Mesh)
+
+
+def to_json(config: Config) -> str:
+    return json.dumps(dataclasses.asdict(config), indent=1)
+
+
+def validate(config: Config) -> None:
+    """Raise one ValueError with every impossible setting, its value and what to do. Compiles nothing."""
+    problems = list(impossible(config))
+    if problems:
+        raise ValueError("; ".join(problems))
+
+
+def impossible(config: Config) -> Iterator[str]:
+    model, rollout, algorithm, train = config.model, config.rollout, config.algorithm, config.train
+    choices = {
+        "model.dtype": (model.dtype, ("bfloat16", "float32")),
+        "model.remat": (model.remat, ("none", "dots", "full")),
+        "rollout.kv_dtype": (rollout.kv_dtype, ("bfloat16", "float32")),
+        "optimizer.schedule": (config.optimizer.schedule, ("constant", "linear", "cosine")),
+        "algorithm.advantage": (algorithm.advantage, tuple(algorithms.ADVANTAGES)),
+        "algorithm.weight": (algorithm.weight, tuple(algorithms.WEIGHTS)),
+        "algorithm.surrogate": (algorithm.surrogate, tuple(algorithms.SURROGATES)),
+        "algorithm.ratio": (algorithm.ratio, tuple(algorithms.RATIOS)),
+        "algorithm.truncated": (algorithm.truncated, ("grade", "zero", "mask")),
+    }
+    for name, (value, allowed) in choices.items():
+        if value not in allowed:
+            yield f"{name}={value!r} is not one of {', '.join(allowed)}"
+    for name in ("prompts", "group", "max_prompt", "max_new", "slots", "page", "chunk"):
+        if getattr(rollout, name) < 1:
+            yield f"rollout.{name}={getattr(rollout, name)} must be at least 1"
+    for name in ("tokens", "buckets", "minibatches", "epochs"):
+        if getattr(train, name) < 1:
+            yield f"train.{name}={getattr(train, name)} must be at least 1"
+    if rollout.temperature <= 0:
+        yield f"rollout.temperature={rollout.temperature} must be positive: RL needs samples that differ"
+    if not 0 < rollout.top_p <= 1:
+        yield f"rollout.top_p={rollout.top_p} must be in (0, 1]"
+    if algorithm.advantage in algorithms.ADVANTAGES:
+        least = algorithms.ADVANTAGES[algorithm.advantage].group_min
+        if rollout.group < least:
+            yield f"rollout.group={rollout.group}: the {algorithm.advantage} baseline needs a group of at least {least}"
+    if 0 < train.slot < rollout.max_new:
+        row = f"prompt and response, {rollout.max_prompt} + {rollout.max_new} tokens"
+        yield f"train.slot={train.slot} makes rows too short for a {row}; set it to {rollout.max_new} or 0"
+    if rollout.prompts % train.minibatches:
+        yield f"train.minibatches={train.minibatches} does not divide rollout.prompts={rollout.prompts}"
+    if not all(isinstance(stop, str) and stop for stop in rollout.stop):
+        yield f"rollout.stop={rollout.stop!r} must hold non-empty strings"
+    if config.eval.every and config.eval.problems < 1:
+        yield f"eval.every={config.eval.every} needs eval.problems of at least 1"

@@ -1,0 +1,145 @@
+"""What a run reports: metrics.jsonl, samples.jsonl and TensorBoard, one readable line a step, clocks, versions.
+
+Names are flat, `group/name`; a value is one finite number. The names the step line shows are in `LINE`."""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import resource
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jzero
+
+# metric -> (label, format) on the step line, in this order; a metric the step does not have is left out.
+LINE = {
+    "reward/mean": ("reward", ".3f"),
+    "reward/accuracy": ("accuracy", ".3f"),
+    "rollout/length": ("length", ".0f"),
+    "policy/entropy": ("entropy", ".3f"),
+    "policy/clip_fraction": ("clip", ".4f"),
+    "policy/mismatch": ("mismatch", ".1e"),  # mean |log-prob under the trainer - under the sampler|
+    "optimizer/grad_norm": ("grad", ".3f"),
+    "rollout/tokens_per_second": ("tok/s", ".0f"),
+    "time/step": ("seconds", ".1f"),
+}
+
+
+def line(step: int, steps: int, values: Mapping[str, float]) -> str:
+    """`step  12/200  reward 0.312  accuracy 0.250 ...`"""
+    shown = [f"{label} {values[name]:{form}}" for name, (label, form) in LINE.items() if name in values]
+    return "  ".join([f"step {step:>{len(str(steps))}}/{steps}", *shown])
+
+
+def write_atomic(path: str | os.PathLike, text: str) -> None:
+    """The file holds either what it held or all of `text`, whenever the process or the machine dies."""
+    path = Path(path)
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+class Writer:
+    """Appends to `metrics.jsonl`, `samples.jsonl` and `tensorboard/` of a workdir; a line survives a kill once written.
+
+    `resume_step` is the checkpoint the run goes on from: what was written of later steps is dropped, so that a killed
+    and resumed run leaves the same lines as one that was not. None is a run from its start: everything is dropped."""
+
+    def __init__(self, workdir: str | os.PathLike, resume_step: int | None):
+        from tensorboardX import SummaryWriter  # 1 s to import
+
+        workdir = Path(workdir)
+        workdir.mkdir(parents=True, exist_ok=True)
+        last = -1 if resume_step is None else resume_step
+        self._metrics = _open_after(workdir / "metrics.jsonl", last)
+        self._samples = _open_after(workdir / "samples.jsonl", last)
+        # purge_step: TensorBoard hides the events of this step and later that are already in the directory.
+        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=last + 1)
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """One line {"step": step, name: number, ...}. A value that is not finite stops the run."""
+        numbers = {name: float(value) for name, value in values.items()}
+        bad = {name: number for name, number in numbers.items() if not math.isfinite(number)}
+        if bad:
+            raise ValueError(f"step {step}: not finite: {', '.join(f'{name}={bad[name]}' for name in bad)}")
+        _append(self._metrics, {"step": step, **numbers})
+        for name, number in numbers.items():
+            self._tensorboard.add_scalar(name, number, step)
+        self._tensorboard.flush()
+
+    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """One line {"step": step, **row} a row; rows are plain JSON values."""
+        for row in rows:
+            _append(self._samples, {"step": step, **row})
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._samples.close()
+        self._tensorboard.close()
+
+
+def _append(file, row: Mapping[str, Any]) -> None:
+    file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
+    file.flush()
+
+
+def _open_after(path: Path, last: int):
+    """Opens for appending, without the lines of steps > last and without a line that a kill cut short."""
+    if path.exists():
+        # errors: the cut may fall within a character. newline: a response may hold a lone "\r".
+        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+            kept = [row for row in file if row.endswith("\n") and json.loads(row)["step"] <= last]
+        write_atomic(path, "".join(kept))
+    return path.open("a", encoding="utf-8", newline="\n")
+
+
+class Clock:
+    """Wall seconds per phase: `with clock("sample"): ...`. Phases do not nest."""
+
+    def __init__(self):
+        self.totals: dict[str, float] = {}  # phase -> seconds since the start of the run
+        self._step: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = time.perf_counter() - start
+            for table in (self._step, self.totals):
+                table[phase] = table[phase] + seconds if phase in table else seconds
+
+    def pop(self) -> dict[str, float]:
+        """{"time/<phase>": seconds} since the last pop."""
+        values = {f"time/{phase}": seconds for phase, seconds in self._step.items()}
+        self._step.clear()
+        return values
+
+
+def peak_rss_bytes() -> int:
+    """Peak resident bytes of this process plus those of its largest child that has ended (live children: not seen)."""
+    unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
+    return unit * sum(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def versions() -> dict[str, str]:
+    """What ran: package versions, Python, operating system, devices."""
+    import jax  # this module is imported by processes that hold no device
+
+    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+    return {
+        "jzero": jzero.__version__,
+        **{name: importlib.metadata.version(name) for name in packages},
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
+    }

@@ -1,0 +1,281 @@
+"""Qwen2, Qwen2.5 (bias on q, k, v) and Qwen3 dense (RMSNorm on q and k): structure in Flax NNX, functions over values.
+
+Dimensions: B rows, T tokens, L layers, E hidden, H heads, K kv heads, D head dim, F mlp, V vocab. `params` is a plain
+nested dict of arrays, {"embed", "layers": {...}, "norm", "lm_head" when untied}; leaves of "layers" lead with [L].
+`forward` does not know what attention is: packed rows, dense prefill and paged decoding each inject their `attend`."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Params = dict[str, Any]  # nested dict of arrays
+Attend = Callable[
+    ..., tuple[jax.Array, Any]
+]  # (q [B,T,H,D], k [B,T,K,D], v [B,T,K,D], layer i32[], carry) -> (out, carry)
+
+
+@dataclass(frozen=True)
+class QwenConfig:
+    """What shapes the computation, under Hugging Face's names."""
+
+    model_type: str  # qwen2 | qwen3
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    tie_word_embeddings: bool
+    rope_theta: float
+    rms_norm_eps: float
+
+    @classmethod
+    def from_hf(cls, hf: dict[str, Any]) -> "QwenConfig":
+        """Read a config.json; refuse what `forward` would silently compute differently."""
+        rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        windowed = hf.get("use_sliding_window") or "sliding_attention" in (hf.get("layer_types") or ())
+        refusals = {
+            f"model_type={hf.get('model_type')!r}: only qwen2 and qwen3": hf.get("model_type")
+            not in ("qwen2", "qwen3"),
+            f"rope_type={rope_type!r}: only default": rope_type != "default",
+            f"hidden_act={hf.get('hidden_act')!r}: only silu": hf.get("hidden_act", "silu") != "silu",
+            "sliding-window attention: set use_sliding_window to false": windowed,
+            "attention_bias=true on qwen3": hf.get("model_type") == "qwen3" and hf.get("attention_bias"),
+            "quantization_config: load the unquantized checkpoint": hf.get("quantization_config"),
+        }
+        for reason, refused in refusals.items():
+            if refused:
+                raise ValueError(f"config.json is not implemented here: {reason}")
+        derived = {
+            "head_dim": hf.get("head_dim") or hf.get("hidden_size", 0) // hf.get("num_attention_heads", 1),
+            "rope_theta": rope.get("rope_theta") or hf.get("rope_theta", 10000.0),
+            "tie_word_embeddings": hf.get("tie_word_embeddings", False),
+        }
+        values = hf | derived
+        missing = [name for name in cls.__dataclass_fields__ if name not in values]
+        if missing:
+            raise ValueError(f"config.json lacks {', '.join(missing)}")
+        return cls(**{name: values[name] for name in cls.__dataclass_fields__})
+
+    def to_hf(self, dtype: str, **extra: Any) -> dict[str, Any]:
+        """A config.json for `transformers`; `extra` are entries beside ours: eos_token_id, ..."""
+        ours = asdict(self) | {
+            "architectures": [{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[self.model_type]],
+            "hidden_act": "silu",
+            "use_sliding_window": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "dtype": dtype,  # transformers 5; torch_dtype and rope_theta are what 4 reads
+            "torch_dtype": dtype,
+        }
+        return extra | ours
+
+
+def param(rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
+    return nnx.Param(init(rngs.params(), shape, jnp.float32), axes=axes)
+
+
+normal, ones, zeros = jax.nn.initializers.normal(0.02), jax.nn.initializers.ones, jax.nn.initializers.zeros
+
+
+class Layer(nnx.Module):
+    """One decoder layer. Its params may be one layer's slice in any dtype; the activations take that dtype."""
+
+    def __init__(self, config: QwenConfig, rngs: nnx.Rngs):
+        E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
+        H, K = config.num_attention_heads, config.num_key_value_heads
+        self.eps = config.rms_norm_eps
+        self.attn_norm = param(rngs, ones, (E,), ("norm",))
+        self.q = param(rngs, normal, (E, H, D), ("embed", "heads", "head_dim"))
+        self.k = param(rngs, normal, (E, K, D), ("embed", "kv_heads", "head_dim"))
+        self.v = param(rngs, normal, (E, K, D), ("embed", "kv_heads", "head_dim"))
+        self.o = param(rngs, normal, (H, D, E), ("heads", "head_dim", "embed"))
+        self.mlp_norm = param(rngs, ones, (E,), ("norm",))
+        self.gate = param(rngs, normal, (E, F), ("embed", "mlp"))
+        self.up = param(rngs, normal, (E, F), ("embed", "mlp"))
+        self.down = param(rngs, normal, (F, E), ("mlp", "embed"))
+        self.biased, self.normed = config.model_type == "qwen2", config.model_type == "qwen3"
+        if self.biased:
+            self.q_bias = param(rngs, zeros, (H, D), ("heads", "head_dim"))
+            self.k_bias = param(rngs, zeros, (K, D), ("kv_heads", "head_dim"))
+            self.v_bias = param(rngs, zeros, (K, D), ("kv_heads", "head_dim"))
+        if self.normed:
+            self.q_norm = param(rngs, ones, (D,), ("norm",))
+            self.k_norm = param(rngs, ones, (D,), ("norm",))
+
+    def __call__(
+        self, x: jax.Array, rope: tuple, attend: Attend, layer: jax.Array, carry: Any
+    ) -> tuple[jax.Array, Any]:
+        """x [B,T,E] -> x [B,T,E], carry."""
+        h = rms_norm(x, self.attn_norm[...], self.eps)
+        q, k, v = project(h, self.q[...]), project(h, self.k[...]), project(h, self.v[...])
+        if self.biased:
+            q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
+        if self.normed:
+            q, k = rms_norm(q, self.q_norm[...], self.eps), rms_norm(k, self.k_norm[...], self.eps)
+        out, carry = attend(rotate(q, rope), rotate(k, rope), v, layer, carry)
+        x = x + out.reshape(*x.shape[:2], -1) @ self.o[...].reshape(-1, x.shape[-1])
+        h = rms_norm(x, self.mlp_norm[...], self.eps)
+        return x + (jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])) @ self.down[...], carry
+
+
+class Qwen(nnx.Module):
+    """The tree of parameters: Layer under vmap is the stacked [L, ...] that `forward` scans."""
+
+    def __init__(self, config: QwenConfig, rngs: nnx.Rngs):
+        V, E = config.vocab_size, config.hidden_size
+        stack = nnx.vmap(Layer, in_axes=(None, 0), transform_metadata={nnx.PARTITION_NAME: None})
+        self.embed = param(rngs, normal, (V, E), ("vocab", "embed"))
+        self.layers = stack(config, rngs.split(config.num_hidden_layers))
+        self.norm = param(rngs, ones, (E,), ("norm",))
+        if not config.tie_word_embeddings:
+            self.lm_head = param(rngs, normal, (E, V), ("embed", "vocab"))
+
+
+def project(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """[B,T,E] x [E,H,D] -> [B,T,H,D] as one plain matmul: a batch over heads is slow on CPU."""
+    return (x @ weight.reshape(weight.shape[0], -1)).reshape(*x.shape[:2], *weight.shape[1:])
+
+
+def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
+    """x / rms(x) * scale over the last axis, in fp32."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+
+
+def rope_angles(config: QwenConfig, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """positions i32[B,T] -> cos, sin f32[B,T,1,D/2]."""
+    half = config.head_dim // 2
+    frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, rope: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """RoPE of x [B,T,H,D] with the halves of D as the pairs (Hugging Face's order), in fp32."""
+    cos, sin = rope
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def init(config: QwenConfig, key: jax.Array) -> Params:
+    """Random fp32 params as Hugging Face draws them: normal(0.02), norms 1, biases 0."""
+    return nnx.to_pure_dict(nnx.state(Qwen(config, nnx.Rngs(params=key))))
+
+
+def abstract(config: QwenConfig) -> Params:
+    """The tree of `init` as ShapeDtypeStructs; allocates nothing."""
+    return jax.eval_shape(lambda: init(config, jax.random.key(0)))
+
+
+@cache
+def logical_axes(config: QwenConfig) -> Params:
+    """The tree of `init` with a tuple of logical axis names, one per dimension, at every leaf."""
+    state = nnx.state(nnx.eval_shape(lambda: Qwen(config, nnx.Rngs(0))))
+    axes = nnx.to_pure_dict(jax.tree.map(lambda p: p.axes, state, is_leaf=lambda p: isinstance(p, nnx.Param)))
+    return axes | {"layers": {name: ("layers", *names) for name, names in axes["layers"].items()}}
+
+
+def num_params(config: QwenConfig) -> int:
+    return sum(prod(leaf.shape) for leaf in jax.tree.leaves(abstract(config)))
+
+
+@cache
+def layer_graph(config: QwenConfig) -> Any:
+    return nnx.graphdef(nnx.eval_shape(lambda: Layer(config, nnx.Rngs(0))))
+
+
+def cast(tree: Params, dtype: Any) -> Params:
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+
+REMAT: dict[str, Callable] = {  # what the backward pass of a layer recomputes
+    "none": lambda layer: layer,
+    "dots": lambda layer: jax.checkpoint(
+        layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable, prevent_cse=False
+    ),
+    "full": lambda layer: jax.checkpoint(layer, prevent_cse=False),
+}
+
+
+def forward(
+    config: QwenConfig,
+    params: Params,
+    tokens: jax.Array,
+    positions: jax.Array,
+    attend: Attend,
+    carry: Any = None,
+    *,
+    dtype: Any,
+    remat: str = "none",
+) -> tuple[jax.Array, Any]:
+    """tokens, positions i32[B,T] -> hidden [B,T,E] after the final norm, and `carry` as `attend` left it.
+
+    attend(q [B,T,H,D], k [B,T,K,D], v [B,T,K,D], layer i32[], carry) -> (out [B,T,H,D], carry): q and k are rotated,
+    q is not scaled. Any pytree may be the carry (KV pages)."""
+    rope = rope_angles(config, positions)
+
+    def layer(state, xs):
+        index, weights = xs
+        x, carry = state
+        return nnx.merge(layer_graph(config), weights)(x, rope, attend, index, carry), None
+
+    layers = cast(params["layers"], dtype)  # once, so that a sharded stack is gathered in `dtype`
+    x = params["embed"][tokens].astype(dtype)
+    indices = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
+    (x, carry), _ = jax.lax.scan(REMAT[remat](layer), (x, carry), (indices, layers))
+    return rms_norm(x, params["norm"].astype(dtype), config.rms_norm_eps), carry
+
+
+def head(config: QwenConfig, params: Params, hidden: jax.Array, dtype: Any) -> jax.Array:
+    """hidden [..., E] -> fp32 logits [..., V]; the product is in `dtype`, its accumulation in fp32."""
+    spec, weight = ("...e,ve->...v", "embed") if config.tie_word_embeddings else ("...e,ev->...v", "lm_head")
+    return jnp.einsum(spec, hidden.astype(dtype), params[weight].astype(dtype), preferred_element_type=jnp.float32)
+
+
+def token_logps(
+    config: QwenConfig,
+    params: Params,
+    hidden: jax.Array,
+    targets: jax.Array,
+    *,
+    temperature: float | jax.Array,
+    chunk: int,
+    dtype: Any,
+) -> tuple[jax.Array, jax.Array]:
+    """log p(target) and entropy, f32[B,T] both, of p = softmax(logits / temperature); hidden [B,T,E], targets i32[B,T].
+
+    Logits exist for about `chunk` tokens at a time, forward and backward. A chunk is some positions of every row, at
+    least one: chunks of the flattened [B*T] would undo a sharding of B."""
+
+    def score(hidden, targets):
+        logits = head(config, params, hidden, dtype) / temperature
+        logz = jax.nn.logsumexp(logits, axis=-1)
+        target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
+        return target - logz, entropy
+
+    B, T = targets.shape
+    width = min(T, max(1, chunk // B))
+    if width == T:
+        return score(hidden, targets)
+    count = -(-T // width)
+
+    def split(x):  # [B,T,...] -> [count,B,width,...], padded
+        x = jnp.pad(x, [(0, 0), (0, count * width - T)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(B, count, width, *x.shape[2:]), 1, 0)
+
+    def join(x):  # [count,B,width] -> [B,T]
+        return jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :T]
+
+    score_chunk = jax.checkpoint(score, prevent_cse=False)
+    _, (logps, entropy) = jax.lax.scan(lambda _, xs: (None, score_chunk(*xs)), None, (split(hidden), split(targets)))
+    return join(logps), join(entropy)

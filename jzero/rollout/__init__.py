@@ -1,0 +1,1 @@
+"""Rollouts: the paged engine, its page allocator, sampling, and the driver that keeps the slots busy."""

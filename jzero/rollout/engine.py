@@ -1,0 +1,387 @@
+"""The decoder: JetStream's Engine methods over a paged KV cache.
+
+The mesh has axes (slots, tensor). Each slot shard is a decoder of its own, with its own pages, loop and trip count
+(`shard_map` over slots); weights and KV heads are split over tensor inside it. S slots and R pages a shard, C decode
+steps a call, n prompts and G samples a prefill."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jzero import attention
+from jzero.config import Rollout as Settings
+from jzero.model import qwen
+from jzero.rollout import sampling
+from jzero.rollout.pages import OutOfPages, Pages
+from jzero.types import Layout
+
+SCRATCH = 0  # the page that idle slots write to
+
+
+class Prefix(NamedTuple):
+    """Prefilled prompts: KV of every prompt token, and each sample's first token. Rows are split over slot shards."""
+
+    k: jax.Array  # [L, n, T, K, D]
+    v: jax.Array
+    tokens: jax.Array  # i32[n, G]
+    logps: jax.Array  # f32[n, G]
+
+
+class ResultTokens(NamedTuple):
+    """What one call sampled: slot s emitted tokens[s, :counts[s]]."""
+
+    tokens: jax.Array  # i32[slots, C]
+    logps: jax.Array  # f32[slots, C] fp32, at the sampling temperature, over the full vocabulary
+    counts: jax.Array  # i32[slots]
+
+    def copy_to_host_async(self) -> None:
+        for x in self:
+            x.copy_to_host_async()
+
+    def convert_to_numpy(self) -> "ResultTokens":
+        return ResultTokens(*jax.device_get(tuple(self)))
+
+
+@dataclass
+class Placement:
+    """One sample of a prefix, put into a slot."""
+
+    slot: int  # over all shards
+    row: int  # of the prefix
+    sample: int
+    length: int  # tokens the prefix holds for it
+    limit: int  # tokens at which it ends
+    request: int  # names its noise
+    group: Any  # samples of one group share the full pages of
+    shared: int  # their first so many tokens
+
+
+class Engine:
+    """Owns the pages and the host's view of the slots; device state is passed in, donated and handed back."""
+
+    def __init__(self, config: qwen.QwenConfig, settings: Settings, mesh: Mesh, stop_ids: tuple[int, ...], dtype: str):
+        self.config, self.settings, self._mesh, self.dtype = config, settings, mesh, jnp.dtype(dtype)
+        self.shards = mesh.shape["slots"]
+        self.shard_slots = -(-settings.slots // self.shards)
+        self.max_total = settings.max_prompt + settings.max_new
+        self.per_slot = -(-self.max_total // settings.page)
+        share = -(-settings.pages // self.shards) if settings.pages else self.shard_slots * self.per_slot
+        self.shard_pages = share + 1
+        if share < self.per_slot:
+            raise ValueError(
+                f"rollout.pages={settings.pages} is too small: one sequence of {self.max_total} tokens takes "
+                f"{self.per_slot} pages of {settings.page} on each of {self.shards} devices"
+            )
+        self.storage = attention.kv_storage(settings.kv_dtype, mesh.devices.flat[0].platform)
+        self.filter = sampling.Filter(settings.top_k, settings.top_p, settings.min_p)
+        self.stop_ids = tuple(stop_ids)
+        self.pages = [
+            Pages(self.shard_pages, settings.page, self.shard_slots, self.per_slot) for _ in range(self.shards)
+        ]
+        self.placed: dict[int, Placement] = {}  # slot -> what decodes there
+        self.reached = np.zeros(self.max_concurrent_decodes, np.int64)  # tokens whose KV dispatched calls may write
+        self._programs: dict[Any, Any] = {}
+
+    # -- JetStream's properties --------------------------------------------------------------------------------
+
+    @property
+    def max_concurrent_decodes(self) -> int:
+        return self.shards * self.shard_slots
+
+    @property
+    def samples_per_slot(self) -> int:
+        return 1
+
+    @property
+    def max_prefill_length(self) -> int:
+        return self.per_slot * self.settings.page
+
+    @property
+    def mesh(self) -> Mesh:
+        return self._mesh
+
+    @property
+    def colocated_cpus(self) -> None:
+        return None
+
+    def get_prefix_destination_sharding(self) -> Prefix:
+        place = lambda *spec: NamedSharding(self._mesh, P(*spec))
+        kv = place(None, "slots", None, "tensor")
+        return Prefix(kv, kv, place("slots"), place("slots"))
+
+    def load_params(self, params: qwen.Params, shardings: qwen.Params) -> qwen.Params:
+        """Weights in the decoder's dtype and layout; see `sharding.publish` for the trainer's own."""
+        return jax.device_put(jax.tree.map(lambda x: x.astype(self.dtype), params), shardings)
+
+    def init_decode_state(self) -> dict[str, jax.Array]:
+        L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
+        pool = (K, self.shards * L * self.shard_pages, self.settings.page, D)
+        slots = (self.max_concurrent_decodes,)
+        shapes = {
+            "k": (pool, self.storage),
+            "v": (pool, self.storage),
+            "tokens": (slots, jnp.int32),  # the next input
+            "positions": (slots, jnp.int32),  # where it sits = tokens with KV
+            "limits": (slots, jnp.int32),
+            "requests": (slots, jnp.int32),
+            "temperature": (slots, jnp.float32),
+            "active": (slots, jnp.bool_),
+        }
+        shardings = {name: NamedSharding(self._mesh, spec) for name, spec in self._state_specs().items()}
+        zeros = lambda: {name: jnp.zeros(*shape) for name, shape in shapes.items()}
+        return jax.jit(zeros, out_shardings=shardings)()
+
+    # -- host: slots and pages ---------------------------------------------------------------------------------
+
+    def free_slots(self, shard: int) -> list[int]:
+        first = shard * self.shard_slots
+        return [slot for slot in range(first, first + self.shard_slots) if slot not in self.placed]
+
+    def place(self, placement: Placement) -> list[tuple[int, int]]:
+        """Take pages for a sample and its next call: its group's full pages where a neighbour holds them, its own for
+        the rest. Returns (index of the page in the prefix, pool page) of those to write. Raises OutOfPages."""
+        shard, slot = divmod(placement.slot, self.shard_slots)
+        pages, page = self.pages[shard], self.settings.page
+        near = (p.slot for p in self.placed.values() if p.group == placement.group)
+        sibling = next((s for s in near if s // self.shard_slots == shard), None)
+        full = placement.shared // page if sibling is not None else 0
+        if sibling is not None:
+            pages.share(slot, pages.owned[sibling % self.shard_slots][:full])
+        try:
+            new = pages.reserve(slot, min(placement.length + self.settings.chunk, placement.limit))
+        except OutOfPages:
+            pages.release(slot)
+            raise
+        self.placed[placement.slot] = placement
+        self.reached[placement.slot] = placement.length
+        written = -(-placement.length // page) - full
+        return [(full + i, page_id) for i, page_id in enumerate(new[:written])]
+
+    def reserve(self, slot: int) -> None:
+        """Pages for the slot's next call. Raises OutOfPages."""
+        shard, local = divmod(slot, self.shard_slots)
+        self.pages[shard].reserve(local, self._reach(slot))
+
+    def _reach(self, slot: int) -> int:
+        return min(int(self.reached[slot]) + self.settings.chunk, self.placed[slot].limit)
+
+    def free_resource(self, slot: int) -> None:
+        shard, local = divmod(slot, self.shard_slots)
+        self.pages[shard].release(local)
+        del self.placed[slot]
+
+    # -- device ------------------------------------------------------------------------------------------------
+
+    def prefill_multisampling(
+        self, *, params, padded_tokens: np.ndarray, true_length: np.ndarray, requests: np.ndarray, temperature, seed
+    ) -> Prefix:
+        """padded_tokens i32[n, T] (T whole pages, n over all shards), true_length i32[n], requests i32[n, G],
+        temperature f32[n], seed a key -> Prefix with G first tokens for each prompt."""
+        program = self._program(("prefill", padded_tokens.shape, requests.shape), self._prefill, self._prefill_specs())
+        return Prefix(*program(params, seed, *self._put(padded_tokens, true_length, requests, temperature)))
+
+    def prefill(
+        self, *, params, padded_tokens, true_length, request: int = 0, temperature: float = 1.0, seed
+    ) -> Prefix:
+        """JetStream's single request: padded_tokens i32[T], true_length int. It is row 0 of shard 0."""
+        rows = np.tile(np.asarray(padded_tokens, np.int32), (self.shards, 1))
+        full = lambda x, dtype: np.full(self.shards, x, dtype)
+        return self.prefill_multisampling(
+            params=params,
+            padded_tokens=rows,
+            true_length=full(true_length, np.int32),
+            requests=full(request, np.int32)[:, None],
+            temperature=full(temperature, np.float32),
+            seed=seed,
+        )
+
+    def insert(self, prefix: Prefix, decode_state, placement: Placement, temperature: float = 1.0):
+        return self.bulk_insert(prefix, decode_state, [(placement, self.place(placement))], temperature)
+
+    def bulk_insert(self, prefix: Prefix, decode_state, placements: list, temperature: float):
+        """Write the pages that `place` took, and start the slots. placements: (Placement, its pages to write)."""
+        rows, width = prefix.k.shape[1] // self.shards, prefix.k.shape[2] // self.settings.page
+        by_shard: list[list] = [[] for _ in range(self.shards)]
+        for placement, writes in placements:
+            by_shard[placement.slot // self.shard_slots].append((placement, writes))
+        count = bucket(max(len(items) for items in by_shard), 8)
+        slots = np.full((self.shards, 6, count), self.shard_slots, np.int32)  # an absent slot is dropped
+        pages = np.zeros((self.shards, 2, rows * width + count), np.int32)
+        for shard, items in enumerate(by_shard):
+            copies = []
+            for i, (p, writes) in enumerate(items):
+                row = p.row % rows
+                slots[shard, :, i] = p.slot % self.shard_slots, row, p.sample, p.length, p.limit, p.request
+                copies += [(row * width + index, page) for index, page in writes]
+            if copies:
+                pages[shard, :, : len(copies)] = np.array(copies, np.int32).T
+        name = ("insert", prefix.k.shape, prefix.tokens.shape, count)
+        program = self._program(name, self._insert, self._insert_specs(), donate=(0,))
+        arguments = self._put(slots, pages, np.full(self.shards, temperature, np.float32))
+        return program(decode_state, prefix, *arguments)
+
+    def generate(self, params, decode_state, seed) -> tuple[Any, ResultTokens]:
+        """Up to `chunk` tokens for every active slot. Slots freed on the host since the last call stop here."""
+        for slot in self.placed:
+            self.reached[slot] = self._reach(slot)
+        table = np.concatenate([pages.table for pages in self.pages])
+        keep = np.zeros(self.max_concurrent_decodes, np.bool_)
+        keep[list(self.placed)] = True
+        program = self._program("generate", self._generate, self._generate_specs(), donate=(1,))
+        state, tokens, logps, counts = program(params, decode_state, seed, *self._put(table, keep))
+        return state, ResultTokens(tokens, logps, counts)
+
+    def _put(self, *arrays):
+        return [jax.device_put(x, NamedSharding(self._mesh, P("slots"))) for x in arrays]
+
+    def _program(self, name, function, specs, donate=()):
+        if name not in self._programs:
+            in_specs, out_specs = specs
+            mapped = jax.shard_map(
+                function,
+                mesh=self._mesh,
+                in_specs=in_specs,
+                out_specs=out_specs,
+                axis_names={"slots"},
+                check_vma=False,
+            )
+            self._programs[name] = jax.jit(mapped, donate_argnums=donate)
+        return self._programs[name]
+
+    # specs name the manual axis alone; tensor sharding follows the weights
+
+    def _state_specs(self) -> dict[str, P]:
+        names = ("tokens", "positions", "limits", "requests", "temperature", "active")
+        return {"k": P("tensor", "slots"), "v": P("tensor", "slots")} | {name: P("slots") for name in names}
+
+    def _manual_state_specs(self) -> dict[str, P]:
+        return self._state_specs() | {"k": P(None, "slots"), "v": P(None, "slots")}
+
+    def _prefill_specs(self):
+        rows = P("slots")
+        return (P(), P(), rows, rows, rows, rows), (P(None, "slots"), P(None, "slots"), rows, rows)
+
+    def _insert_specs(self):
+        state, rows = self._manual_state_specs(), P("slots")
+        return (state, Prefix(P(None, "slots"), P(None, "slots"), rows, rows), rows, rows, rows), state
+
+    def _generate_specs(self):
+        state, slots = self._manual_state_specs(), P("slots")
+        return (P(), state, P(), slots, slots), (state, slots, slots, slots)
+
+    # -- programs of one slot shard ----------------------------------------------------------------------------
+
+    def _prefill(self, params, seed, tokens, lengths, requests, temperature):
+        n, T = tokens.shape
+        L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
+        segments = (jnp.arange(T)[None] < lengths[:, None]).astype(jnp.int32)
+
+        def attend(q, k, v, layer, carry):
+            stored = [attention.decode_kv(attention.encode_kv(x, self.storage), self.dtype) for x in (k, v)]
+            out = attention.packed(q, *stored, segments, Layout(0, 1, T))
+            return out, tuple(
+                lax.dynamic_update_index_in_dim(c, x, layer, 0) for c, x in zip(carry, stored, strict=True)
+            )
+
+        empty = jnp.zeros((L, n, T, K, D), self.dtype)
+        positions = jnp.broadcast_to(jnp.arange(T), (n, T))
+        hidden, (k, v) = qwen.forward(self.config, params, tokens, positions, attend, (empty, empty), dtype=self.dtype)
+        last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
+        logits = qwen.head(self.config, params, last, self.dtype)
+        G = requests.shape[1]
+        u = sampling.uniforms(seed, requests.ravel(), jnp.repeat(lengths, G))
+        first, logps = sampling.sample(jnp.repeat(logits, G, axis=0), u, jnp.repeat(temperature, G), self.filter)
+        return k, v, first.reshape(n, G), logps.reshape(n, G)
+
+    def _insert(self, state, prefix: Prefix, slots, pages, temperature):
+        slots, (source, target) = slots[0], pages[0]
+        L, n, T, K, D = prefix.k.shape
+        page = self.settings.page
+        layers = (jnp.arange(L)[:, None] * self.shard_pages + target[None]).ravel()
+
+        def write(pool, x):
+            chosen = x.reshape(L, n * T // page, page, K, D)[:, source]
+            return attention.write_pages(pool, chosen.reshape(-1, page, K, D), layers)
+
+        slot, row, sample, length, limit, request = slots
+        first = prefix.tokens.at[row, sample].get(mode="clip")
+        put = lambda name, x: state[name].at[slot].set(x, mode="drop")
+        return {
+            "k": write(state["k"], prefix.k),
+            "v": write(state["v"], prefix.v),
+            "tokens": put("tokens", first),
+            "positions": put("positions", length),
+            "limits": put("limits", limit),
+            "requests": put("requests", request),
+            "temperature": put("temperature", jnp.broadcast_to(temperature, slot.shape)),
+            "active": put("active", ~self._stops(first) & (length + 1 < limit)),
+        }
+
+    def _stops(self, tokens):
+        return jnp.isin(tokens, jnp.array(self.stop_ids, jnp.int32)) if self.stop_ids else jnp.zeros(tokens.shape, bool)
+
+    def _generate(self, params, state, seed, table, keep):
+        S, C = self.shard_slots, self.settings.chunk
+        params = jax.tree.map(lambda x: x.astype(self.dtype), params)
+        state = state | {"active": state["active"] & keep}
+        out = (jnp.zeros((S, C), jnp.int32), jnp.zeros((S, C), jnp.float32), jnp.zeros(S, jnp.int32))
+
+        def step(carry):
+            c, state, tokens, logps, counts = carry
+            active = state["active"]
+            state, token, logp = self._decode(params, state, seed, table)
+            tokens = lax.dynamic_update_index_in_dim(tokens, token, c, 1)
+            logps = lax.dynamic_update_index_in_dim(logps, logp, c, 1)
+            return c + 1, state, tokens, logps, counts + active
+
+        _, state, *out = lax.while_loop(lambda x: (x[0] < C) & x[1]["active"].any(), step, (0, state, *out))
+        return state, *out
+
+    def _decode(self, params, state, seed, table):
+        """One token for every slot of the shard; idle slots write to the scratch page."""
+        active, positions, page = state["active"], state["positions"], self.settings.page
+        at = jnp.take_along_axis(table, (positions // page)[:, None], axis=1)[:, 0]
+        at = jnp.where(active, at, SCRATCH)
+        lengths = jnp.where(active, positions + 1, 1)
+
+        def attend(q, k, v, layer, pools):
+            first = layer * self.shard_pages
+            pools = tuple(
+                attention.write_tokens(pool, x[:, 0], first + at, positions % page)
+                for pool, x in zip(pools, (k, v), strict=True)
+            )
+            out = attention.paged(q[:, 0], *pools, first + table, lengths)
+            return out[:, None].astype(q.dtype), pools
+
+        hidden, (k, v) = qwen.forward(
+            self.config,
+            params,
+            state["tokens"][:, None],
+            positions[:, None],
+            attend,
+            (state["k"], state["v"]),
+            dtype=self.dtype,
+        )
+        logits = qwen.head(self.config, params, hidden[:, 0], self.dtype)
+        u = sampling.uniforms(seed, state["requests"], positions + 1)
+        token, logp = sampling.sample(logits, u, state["temperature"], self.filter)
+        going = active & ~self._stops(token) & (positions + 2 < state["limits"])
+        state = state | {
+            "k": k,
+            "v": v,
+            "tokens": jnp.where(active, token, state["tokens"]),
+            "positions": positions + active,
+            "active": going,
+        }
+        return state, token, logp
+
+
+def bucket(count: int, smallest: int) -> int:
+    """The next power of two, at least `smallest`: few shapes, few programs."""
+    return max(smallest, 1 << (count - 1).bit_length())

@@ -1,0 +1,268 @@
+"""The driver: keeps the engine's slots busy until every sample of every prompt is finished.
+
+Calls run one ahead of the host: while it reads call n, call n + 1 decodes. Slots are refilled between calls. When a
+shard runs out of pages its youngest sequence is preempted, and later continues from a prefill of what it has."""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+
+from jzero.rollout.engine import Engine, Placement, Prefix, ResultTokens, bucket
+from jzero.rollout.pages import OutOfPages
+
+PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shards
+
+
+@dataclass
+class Sequence:
+    """A sample on its way: what it has, and where it is."""
+
+    prompt: int  # index into the prompts
+    sample: int
+    request: int
+    context: np.ndarray  # i32[...] the prompt
+    max_new: int
+    tokens: list[int] = field(default_factory=list)
+    logps: list[float] = field(default_factory=list)
+    text: str = ""
+    finish: str = ""  # "" while it runs, then "stop" or "length"
+    born: int = 0  # admission order; the youngest is preempted
+
+    def full(self) -> np.ndarray:
+        return np.concatenate([self.context, np.array(self.tokens, np.int32)])
+
+
+@dataclass
+class Counters:
+    prefill_tokens: int = 0  # real tokens prefilled
+    tokens: int = 0  # decoded
+    slot_steps: int = 0  # slots x steps computed for them
+    calls: int = 0
+    preempted: int = 0
+    peak_pages: int = 0
+
+
+@dataclass
+class Call:
+    """A dispatched call: its results, and whose they are."""
+
+    result: ResultTokens
+    owners: dict[int, Sequence]  # slot -> sequence
+    fresh: list[tuple[Sequence, Prefix, int, int]]  # sequences whose first token is in a prefix, at (row, sample)
+
+
+class Driver:
+    """One engine, its device state, and the queue of one batch. `run` yields each sequence as it finishes."""
+
+    def __init__(self, engine: Engine, params, decode: Callable[[list[int]], str]):
+        self.engine, self.params, self.decode = engine, params, decode
+        self.settings = engine.settings
+        self.state = engine.init_decode_state()
+        self.counters = Counters()
+        self.owners: dict[int, Sequence] = {}  # slot -> sequence
+        self.pending: list[deque] = [deque() for _ in range(engine.shards)]  # prefilled, waiting for a slot
+        self.fresh: list[tuple[Sequence, Prefix, int, int]] = []  # in a slot, first token not read yet
+        self.births = 0
+
+    def run(self, prompts: list[np.ndarray], group: int, temperature: float, seed, max_new: int) -> Iterator[Sequence]:
+        """prompts i32[...] each, `group` samples a prompt; seed is a key -> finished sequences, in finishing order."""
+        self.temperature, self.seed = temperature, seed
+        make = lambda i, j: Sequence(i, j, i * group + j, np.asarray(prompts[i], np.int32), max_new)
+        self.queue = deque([make(i, j) for j in range(group)] for i in range(len(prompts)))
+        inflight: deque[Call] = deque()
+        while self.queue or self.owners or inflight or any(self.pending):
+            self._admit()
+            while self.owners and (shard := self._reserve()) is not None:
+                if inflight:
+                    yield from self._read(inflight.popleft())
+                elif self.fresh:
+                    yield from self._read_first(self._take_fresh())
+                else:
+                    self._preempt(shard)
+            if self.owners:
+                inflight.append(self._dispatch())
+            if inflight and (len(inflight) > 1 or not self.owners):
+                yield from self._read(inflight.popleft())
+
+    def cancel(self) -> None:
+        """Forget what is unfinished and free its pages."""
+        for slot in list(self.owners):
+            self._leave(slot)
+        self.queue.clear()
+        self.fresh.clear()
+        for pending in self.pending:
+            pending.clear()
+
+    # -- admission ---------------------------------------------------------------------------------------------
+
+    def _admit(self) -> None:
+        """Prefill groups for shards with free slots, and put what is prefilled into slots."""
+        engine = self.engine
+        rows: list[list[list[Sequence]]] = [[] for _ in range(engine.shards)]
+        room = [len(engine.free_slots(s)) - len(self.pending[s]) for s in range(engine.shards)]
+        while self.queue and max(room) > 0:
+            shard = int(np.argmax(room))
+            group = self.queue.popleft()
+            rows[shard].append(group)
+            room[shard] -= len(group)
+        while any(rows):
+            self._prefill(rows)
+        self._insert()
+
+    def _prefill(self, rows: list[list[list[Sequence]]]) -> None:
+        """One prefill of groups of similar length, taken from the front of every shard's rows."""
+        engine = self.engine
+        width = max(len(shard[0][0].full()) for shard in rows if shard)
+        width = min(bucket(width, self.settings.page), engine.max_prefill_length)
+        cap = max(1, PREFILL_TOKENS // (width * engine.shards))
+        taken: list[list[list[Sequence]]] = []
+        for shard in rows:
+            fits = next((i for i, group in enumerate(shard) if len(group[0].full()) > width), len(shard))
+            taken.append(shard[: min(fits, cap)])
+            del shard[: len(taken[-1])]
+        count = bucket(max(len(shard) for shard in taken), 1)
+        samples = max(len(group) for shard in taken for group in shard)
+        tokens = np.zeros((engine.shards, count, width), np.int32)
+        lengths = np.ones((engine.shards, count), np.int32)
+        requests = np.zeros((engine.shards, count, samples), np.int32)
+        for s, shard in enumerate(taken):
+            for r, group in enumerate(shard):
+                context = group[0].full()
+                tokens[s, r, : len(context)], lengths[s, r] = context, len(context)
+                requests[s, r, : len(group)] = [sequence.request for sequence in group]
+                self.counters.prefill_tokens += len(context)
+        prefix = engine.prefill_multisampling(
+            params=self.params,
+            padded_tokens=tokens.reshape(-1, width),
+            true_length=lengths.ravel(),
+            requests=requests.reshape(-1, samples),
+            temperature=np.full(lengths.size, self.temperature, np.float32),
+            seed=self.seed,
+        )
+        for s, shard in enumerate(taken):
+            for r, group in enumerate(shard):
+                self.pending[s].extend((sequence, prefix, s * count + r, j) for j, sequence in enumerate(group))
+
+    def _insert(self) -> None:
+        """Move pending samples into free slots, as far as slots and pages go."""
+        chosen: dict[int, tuple[Prefix, list]] = {}
+        for shard, pending in enumerate(self.pending):
+            for slot in self.engine.free_slots(shard) if pending else ():
+                if not pending:
+                    break
+                sequence, prefix, row, sample = pending[0]
+                context, length = len(sequence.context), len(sequence.context) + len(sequence.tokens)
+                placement = Placement(
+                    slot=slot,
+                    row=row,
+                    sample=sample,
+                    length=length,
+                    limit=context + sequence.max_new,
+                    request=sequence.request,
+                    group=sequence.prompt,
+                    shared=context,
+                )
+                try:
+                    writes = self.engine.place(placement)
+                except OutOfPages:
+                    break
+                pending.popleft()
+                chosen.setdefault(id(prefix), (prefix, []))[1].append((placement, writes))
+                self.births += 1
+                sequence.born = self.births
+                self.owners[slot] = sequence
+                self.fresh.append((sequence, prefix, row, sample))
+        for prefix, placements in chosen.values():
+            self.state = self.engine.bulk_insert(prefix, self.state, placements, self.temperature)
+
+    # -- decoding ----------------------------------------------------------------------------------------------
+
+    def _reserve(self) -> int | None:
+        """Pages for the next call, oldest sequences first -> None, or the shard that ran out."""
+        for slot in sorted(self.owners, key=lambda slot: self.owners[slot].born):
+            try:
+                self.engine.reserve(slot)
+            except OutOfPages:
+                return slot // self.engine.shard_slots
+        return None
+
+    def _preempt(self, shard: int) -> None:
+        """Send the shard's youngest sequence back to the queue's front, with the tokens it has."""
+        here = [slot for slot in self.owners if slot // self.engine.shard_slots == shard]
+        slot = max(here, key=lambda slot: self.owners[slot].born)
+        self.queue.appendleft([self.owners[slot]])
+        self._leave(slot)
+        self.counters.preempted += 1
+
+    def _leave(self, slot: int) -> None:
+        del self.owners[slot]
+        self.engine.free_resource(slot)
+
+    def _take_fresh(self):
+        fresh, self.fresh = self.fresh, []
+        return fresh
+
+    def _dispatch(self) -> Call:
+        used = sum(pages.in_use() for pages in self.engine.pages)
+        self.counters.peak_pages = max(self.counters.peak_pages, used)
+        self.counters.calls += 1
+        self.state, result = self.engine.generate(self.params, self.state, self.seed)
+        result.copy_to_host_async()
+        return Call(result, dict(self.owners), self._take_fresh())
+
+    def _read(self, call: Call) -> Iterator[Sequence]:
+        yield from self._read_first(call.fresh)
+        result = call.result.convert_to_numpy()
+        self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
+        self.counters.tokens += int(result.counts.sum())
+        for slot, sequence in call.owners.items():
+            if not sequence.finish and result.counts[slot]:
+                count = result.counts[slot]
+                yield from self._extend(slot, sequence, result.tokens[slot, :count], result.logps[slot, :count])
+
+    def _read_first(self, fresh) -> Iterator[Sequence]:
+        """First tokens come with the prefix."""
+        host: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        slots = {id(sequence): slot for slot, sequence in self.owners.items()}
+        for sequence, prefix, row, sample in fresh:
+            if id(prefix) not in host:
+                host[id(prefix)] = jax.device_get((prefix.tokens, prefix.logps))
+            tokens, logps = (x[row, sample : sample + 1] for x in host[id(prefix)])
+            yield from self._extend(slots[id(sequence)], sequence, tokens, logps)
+
+    def _extend(self, slot: int, sequence: Sequence, tokens: np.ndarray, logps: np.ndarray) -> Iterator[Sequence]:
+        """Append what a call sampled; yield the sequence if that ended it."""
+        start = len(sequence.tokens)
+        sequence.tokens += tokens.tolist()
+        sequence.logps += logps.tolist()
+        cut = self._stop_string(sequence, start) if self.settings.stop else None
+        if cut is not None:
+            sequence.finish = "stop"
+            del sequence.tokens[cut:], sequence.logps[cut:]
+        elif sequence.tokens[-1] in self.engine.stop_ids:
+            sequence.finish = "stop"
+        elif len(sequence.tokens) >= sequence.max_new:
+            sequence.finish = "length"
+        if sequence.finish:
+            sequence.text = self._text(sequence)
+            self._leave(slot)
+            yield sequence
+
+    def _stop_string(self, sequence: Sequence, start: int) -> int | None:
+        """How many tokens the sequence keeps if a stop string completes at or after token `start`."""
+        window = max(0, start - max(len(stop) for stop in self.settings.stop))  # a token is at least a byte
+        hit = lambda end: any(stop in self.decode(sequence.tokens[window:end]) for stop in self.settings.stop)
+        if not hit(len(sequence.tokens)):
+            return None
+        return next(end for end in range(start + 1, len(sequence.tokens) + 1) if hit(end))
+
+    def _text(self, sequence: Sequence) -> str:
+        """The response as text; a stop string at its end is cut from the text (never from the tokens) unless kept."""
+        text = self.decode(sequence.tokens)
+        if not self.settings.keep_stop:
+            ends = [text.index(stop) for stop in self.settings.stop if stop in text]
+            text = text[: min(ends)] if ends else text
+        return text

@@ -1,0 +1,95 @@
+"""Sampling: one uniform number per (request, position), so that a completion depends on nothing else in the batch.
+
+The token is the inverse of the cumulative distribution at that number, found in two levels (blocks of 128, then
+inside one block): no sort, no noise over the vocabulary, and sums short enough for fp32."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+BLOCK = 128
+
+
+class Filter(NamedTuple):
+    """What is static about sampling; a temperature of 0 in `sample` is greedy."""
+
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+def uniforms(seed: jax.Array, requests: jax.Array, positions: jax.Array) -> jax.Array:
+    """f32[S] in [0, 1): a function of (seed, request, position) alone."""
+    one = lambda r, p: jax.random.uniform(jax.random.fold_in(jax.random.fold_in(seed, r), p))
+    return jax.vmap(one)(requests, positions)
+
+
+def sample(logits: jax.Array, u: jax.Array, temperature: jax.Array, filter: Filter) -> tuple[jax.Array, jax.Array]:
+    """logits f32[S, V], u f32[S], temperature f32[S] -> tokens i32[S], logps f32[S].
+
+    logps are at the sampling temperature (at 1 when greedy) over the full vocabulary, whatever the filter."""
+    greedy = temperature == 0
+    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
+    best = scaled.max(axis=-1, keepdims=True)
+    probs = jnp.exp(scaled - best)
+    log_total = jnp.log(probs.sum(axis=-1))
+    drawn = invert(restrict(probs, filter), u)
+    tokens = jnp.where(greedy, jnp.argmax(scaled, axis=-1), drawn).astype(jnp.int32)
+    chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=1)[:, 0]
+    return tokens, chosen - best[:, 0] - log_total
+
+
+def restrict(probs: jax.Array, filter: Filter) -> jax.Array:
+    """Zero what top-k, then top-p, then min-p exclude. probs [S, V] unnormalised, largest 1; ties are kept together."""
+    if 0 < filter.top_k < probs.shape[-1]:
+        smallest = lax.top_k(probs, filter.top_k)[0][:, -1:]
+        probs = jnp.where(probs >= smallest, probs, 0)
+    if filter.top_p < 1:
+        probs = jnp.where(probs >= nucleus_threshold(probs, filter.top_p), probs, 0)
+    if filter.min_p > 0:
+        probs = jnp.where(probs >= filter.min_p, probs, 0)
+    return probs
+
+
+def nucleus_threshold(probs: jax.Array, top_p: float) -> jax.Array:
+    """[S, 1] largest threshold whose survivors hold top_p of the mass, by bisection on the bits: no sort of V."""
+    mass = top_p * probs.sum(axis=-1, keepdims=True)
+
+    def halve(_, bounds):
+        low, high = bounds
+        middle = low + (high - low) // 2
+        threshold = lax.bitcast_convert_type(middle, jnp.float32)
+        enough = jnp.where(probs >= threshold, probs, 0).sum(axis=-1, keepdims=True) >= mass
+        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+
+    one = lax.bitcast_convert_type(jnp.float32(1), jnp.int32) + 1
+    low = jnp.zeros((probs.shape[0], 1), jnp.int32)
+    low, _ = lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, one)))
+    return lax.bitcast_convert_type(low, jnp.float32)
+
+
+def invert(probs: jax.Array, u: jax.Array) -> jax.Array:
+    """The first token whose cumulative mass exceeds u of the total; never one of mass 0."""
+    S, V = probs.shape
+    blocks = jnp.pad(probs, ((0, 0), (0, -V % BLOCK))).reshape(S, -1, BLOCK)
+    sums = blocks.sum(axis=-1)
+    threshold = u * sums.sum(axis=-1)
+    block, before = first_above(sums, threshold)
+    inner = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    token, _ = first_above(inner, threshold - before)
+    return block * BLOCK + token
+
+
+def first_above(mass: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Index of the first positive entry whose running sum exceeds the threshold (else the last positive), and the
+    sum before it. mass [S, n], threshold [S]."""
+    n = mass.shape[-1]
+    running = jnp.cumsum(mass, axis=-1)
+    index = jnp.arange(n)
+    first = jnp.where((running > threshold[:, None]) & (mass > 0), index, n).min(axis=-1)
+    last = jnp.where(mass > 0, index, 0).max(axis=-1)
+    found = jnp.minimum(first, last)
+    at = lambda x: jnp.take_along_axis(x, found[:, None], axis=1)[:, 0]
+    return found, at(running) - at(mass)

@@ -1,0 +1,80 @@
+"""Tokenizers: a model's own through `transformers`, and jzero's for countdown, for models that start from nothing.
+
+The countdown vocabulary is every printable ASCII character, the newline and the words of the plain template; a digit is
+one token, so arithmetic is done digit by digit. It is a Qwen2 tokenizer without merges, because `AutoTokenizer` makes a
+Qwen2 tokenizer of whatever lies beside a Qwen2 config.json, as in an exported checkpoint. `AutoTokenizer` is not used
+here: it imports torch where that is installed."""
+
+import json
+import os
+import string
+from collections.abc import Sequence
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from transformers import AddedToken, PreTrainedTokenizerFast
+from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
+
+END, PAD = "<|endoftext|>", "<|pad|>"
+WORDS = ("<answer>", "</answer>", "<think>", "</think>", " yes", " no")
+CHARACTERS = string.digits + string.ascii_letters + string.punctuation + "ĠĊ"  # byte-level BPE's space and newline
+MULTIPLE = 16  # of the vocabulary's size: it is sharded
+
+FILES = ["tokenizer*.json", "vocab.json", "merges.txt", "*_tokens*.json", "config.json", "generation_config.json"]
+
+
+def countdown() -> PreTrainedTokenizerFast:
+    """112 tokens; characters outside printable ASCII and the newline are dropped."""
+    pieces = [END, PAD, *WORDS, *CHARACTERS]
+    pieces += [f"<|unused{i}|>" for i in range(-len(pieces) % MULTIPLE)]
+    vocab = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Qwen2Tokenizer(vocab, [], unk_token=END, eos_token=END, pad_token=PAD)
+    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
+    return tokenizer
+
+
+def load(path: str) -> PreTrainedTokenizerFast:
+    """The tokenizer of a local directory or a hub id; "" is the countdown tokenizer."""
+    if not path:
+        return countdown()
+    try:
+        directory = path if os.path.isdir(path) else snapshot_download(path, allow_patterns=FILES)
+        files = os.listdir(directory)
+        if "tokenizer.json" in files:
+            return PreTrainedTokenizerFast.from_pretrained(directory)
+        if "vocab.json" in files and "merges.txt" in files:
+            return Qwen2Tokenizer.from_pretrained(directory)
+        raise FileNotFoundError("no tokenizer files")
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"no tokenizer in model.tokenizer={path} ({reason}): give a directory with tokenizer.json or "
+            'vocab.json and merges.txt, a hub id that can be reached, or "" for the countdown tokenizer'
+        ) from None
+
+
+def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Token ids of the text alone: no special token is added."""
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
+    """The exact text, less end-of-sequence and padding."""
+    skipped = (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    kept = [i for i in map(int, ids) if i not in skipped]
+    return tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=False)
+
+
+def eos_ids(tokenizer: PreTrainedTokenizerFast, directory: str = "") -> tuple[int, ...]:
+    """Every id that ends a response: the tokenizer's and those of the directory's generation_config.json."""
+    ids: list[Any] = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    path = os.path.join(directory, "generation_config.json")
+    if directory and os.path.exists(path):
+        with open(path) as file:
+            more = json.load(file).get("eos_token_id")
+        ids += more if isinstance(more, list) else [] if more is None else [more]
+    if not ids:
+        raise ValueError(
+            f"neither the tokenizer nor {path} names an end-of-sequence token: set one, or use rollout.stop"
+        )
+    return tuple(dict.fromkeys(ids))

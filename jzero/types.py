@@ -1,0 +1,98 @@
+"""The values that flow through a step. Dimensions: P prompts, G group, N = P*G, B rows, T tokens, M microbatches."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One verifiable question, a pure function of (task, split, seed, index)."""
+
+    id: str  # unique within a run: "countdown/train/17"
+    task: str  # key of tasks.TASKS
+    prompt: str  # the text the policy continues, template applied
+    gold: Any  # what the task's grader needs; plain JSON values
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What a grader says of one response."""
+
+    score: float  # the reward
+    correct: bool  # counted as accuracy
+    reason: str  # "correct", "wrong value", "no answer", "timeout", ...
+    seconds: float = 0.0  # wall time inside the grader
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One episode, ragged host values: prompt tokens, then sampled (and, multi-turn, environment) tokens."""
+
+    problem: Problem
+    sample: int  # index in the problem's group
+    tokens: np.ndarray  # i32[T] prompt and response
+    sampled: np.ndarray  # bool[T] True where the policy chose the token
+    logps: np.ndarray  # f32[T] log-prob under the sampler at the sampling temperature; 0 where not sampled
+    versions: np.ndarray  # i32[T] policy version that sampled the token; -1 where not sampled
+    text: str  # the response as the grader sees it
+    finish: str  # "stop" (stop token or string) or "length"
+    grade: Grade | None = None
+
+    @property
+    def prompt_length(self) -> int:
+        return int(self.sampled.argmax())
+
+    @property
+    def response_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    def graded(self, grade: Grade) -> "Rollout":
+        return replace(self, grade=grade)
+
+
+class Layout(NamedTuple):
+    """Shape of a packed row: a shared prefix, then `slots` independent slots. T = prefix + slots * slot.
+
+    Every token of a slot sees the whole prefix and, causally, its own segment of its own slot. prefix = 0 and
+    slots = 1 is plain packing; prefix > 0 holds a group's prompt once for all its responses."""
+
+    prefix: int
+    slots: int
+    slot: int
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.slots * self.slot
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Packed rows of one layout; every field [M, B, T] (or [B, T] inside the scan). Inputs predict `targets`."""
+
+    tokens: Any  # i32 input ids
+    targets: Any  # i32 id that follows the input in its own sequence
+    segments: Any  # i32 0 = padding; tokens attend within their segment (prefix: visible to the whole row)
+    positions: Any  # i32 position in the sequence (RoPE)
+    weights: Any  # f32 weight of the target's loss term, normalised over the whole optimizer step; 0 = not trained
+    advantages: Any  # f32
+    sampler_logps: Any  # f32 log-prob of the target under the sampler
+    old_logps: Any  # f32 under the policy at the start of the step (proximal)
+    ref_logps: Any  # f32 under the reference policy
+
+
+@dataclass(frozen=True)
+class State:
+    """What training changes. Plain nested dicts and Optax state: crosses jit, is donated, is checkpointed."""
+
+    params: Any  # fp32 master weights
+    opt_state: Any
+    step: Any  # i32[] optimizer steps done
+
+
+@dataclass
+class StepStats:
+    """Host metrics of one step, flat names -> floats."""
+
+    values: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,49 @@
+"""Test session: 8 fake CPU devices, no network, and a reason for everything that is skipped."""
+
+import importlib.util
+import os
+from pathlib import Path
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX_PLATFORMS=cuda pytest -m gpu: the tests that need one
+
+import jax
+import pytest
+
+jax.config.update("jax_num_cpu_devices", 8)
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow")
+    parser.addoption("--network", action="store_true", help="run the tests marked network")
+
+
+def pytest_configure(config):
+    # Read by huggingface_hub when it is imported, which is after this.
+    os.environ["HF_HUB_OFFLINE"] = "0" if config.getoption("--network") else "1"
+
+
+def pytest_collection_modifyitems(config, items):
+    missing = {}
+    if not config.getoption("--slow"):
+        missing["slow"] = "slow: run with --slow"
+    if not config.getoption("--network"):
+        missing["network"] = "downloads: run with --network"
+    if importlib.util.find_spec("torch") is None:
+        missing["peer"] = "torch is not installed"
+    for mark, backend in (("tpu", "tpu"), ("gpu", "gpu")):
+        if any(item.get_closest_marker(mark) for item in items) and jax.default_backend() != backend:
+            missing[mark] = f"needs a {backend.upper()}, this is {jax.default_backend()}"
+    for item in items:
+        for mark, reason in missing.items():
+            if item.get_closest_marker(mark):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def shared() -> Path:
+    """The folder of reference material beside the repository; not part of it."""
+    if not SHARED.is_dir():
+        pytest.skip(f"{SHARED} does not exist")
+    return SHARED

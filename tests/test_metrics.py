@@ -1,0 +1,91 @@
+import json
+import time
+
+import numpy as np
+import pytest
+
+from jzero import metrics
+
+
+def rows(path):
+    return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+
+
+def run(workdir, first, last, resume_step):
+    writer = metrics.Writer(workdir, resume_step)
+    for step in range(first, last + 1):
+        writer.write(step, {"reward/mean": step / 3, "loss": np.float32(step)})
+        writer.samples(step, [{"text": f"\u2028\r {step} é"}, {"text": "b"}])
+    writer.close()
+
+
+def test_killed_and_resumed_equals_uninterrupted(tmp_path):
+    run(tmp_path / "whole", 1, 6, None)
+    run(tmp_path / "killed", 1, 5, None)
+    with (tmp_path / "killed/metrics.jsonl").open("ab") as file:
+        file.write('{"step": 6, "é'.encode()[:-1])  # the kill fell within a line, and within a character
+    run(tmp_path / "killed", 4, 6, 3)
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert [row["step"] for row in rows(tmp_path / "whole/metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_run_without_a_checkpoint_starts_over(tmp_path):
+    run(tmp_path, 0, 2, None)
+    run(tmp_path, 0, 1, None)
+    assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [0, 1]
+
+
+def test_tensorboard_gets_the_scalars(tmp_path):
+    run(tmp_path, 1, 2, None)
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    assert b"reward/mean" in events.read_bytes()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_raises_with_the_step(tmp_path, value):
+    writer = metrics.Writer(tmp_path, None)
+    with pytest.raises(ValueError, match="step 7: not finite: loss="):
+        writer.write(7, {"loss": value, "reward/mean": 1.0})
+    writer.close()
+    assert rows(tmp_path / "metrics.jsonl") == []
+
+
+def test_write_atomic_leaves_no_temporary(tmp_path):
+    for text in ("one", "two"):
+        metrics.write_atomic(tmp_path / "a.json", text)
+        assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", text)]
+
+
+def test_line_shows_what_the_step_has():
+    text = metrics.line(3, 200, {"reward/mean": 0.5, "time/step": 12.34, "time/sample": 9.0})
+    assert text == "step   3/200  reward 0.500  seconds 12.3"
+    whole = metrics.line(3, 200, dict.fromkeys(metrics.LINE, 0.1))
+    assert all(label in whole for label, _ in metrics.LINE.values())
+
+
+def test_clock_adds_up_by_phase_and_keeps_totals():
+    clock = metrics.Clock()
+    for _ in range(2):
+        with clock("sample"):
+            time.sleep(0.01)
+    with pytest.raises(KeyError), clock("update"):
+        raise KeyError
+    first = clock.pop()
+    assert first.keys() == {"time/sample", "time/update"} and first["time/sample"] >= 0.02
+    assert clock.pop() == {}
+    with clock("sample"):
+        pass
+    assert clock.totals["sample"] == pytest.approx(first["time/sample"] + clock.pop()["time/sample"])
+
+
+def test_peak_rss_sees_an_allocation():
+    before = metrics.peak_rss_bytes()
+    block = np.ones(before + 2**26, np.uint8)
+    assert metrics.peak_rss_bytes() >= block.nbytes
+
+
+def test_versions_are_strings():
+    versions = metrics.versions()
+    assert versions["device"].startswith("8 x ") or "x" in versions["device"]
+    assert all(isinstance(value, str) and value for value in versions.values())
