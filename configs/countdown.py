@@ -6,7 +6,8 @@
     python -m jzero.main --config configs/countdown.py:tiny,dr_grpo # any preset with another algorithm
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The Qwen presets load the base models from the hub
-(or --config.model.path=DIRECTORY) and need one accelerator host; expect 0.5B to fail and 3B to learn, as TinyZero saw."""
+(or --config.model.path=DIRECTORY) and need one accelerator host; expect 0.5B to fail and 3B to learn, as TinyZero
+saw."""
 
 import jax
 
@@ -53,16 +54,16 @@ def qwen(preset: str) -> Config:
 
 
 def tiny() -> Config:
-    """A 1M-parameter Qwen2 from scratch. The warm start teaches format, arithmetic and what a try is, never a solution."""
+    """1M parameters from scratch. The warm start teaches format, arithmetic and what a try is, never a solution."""
     return Config(
         name="countdown-tiny",
-        model=Model(arch=Arch(), dtype="float32", remat="none", logit_chunk=65536),
-        task=Task(template="plain", numbers_min=3, numbers_max=3, value_max=20, target_max=40, format_score=0.0),
-        rollout=Rollout(prompts=64, group=8, max_prompt=16, max_new=160, slots=256, page=32, chunk=16),
+        model=Model(arch=Arch(), dtype="float32", remat="full", logit_chunk=65536),
+        task=Task(template="plain", numbers_min=3, numbers_max=3, value_max=10, target_max=40, format_score=0.0),
+        rollout=Rollout(prompts=64, group=8, max_prompt=16, max_new=224, slots=256, page=32, chunk=16),
         algorithm=algorithms.grpo(),
-        optimizer=Optimizer(lr=3e-4, b2=0.99),
-        warm_start=WarmStart(steps=400, batch=128, lr=2e-3, tries=2),
-        train=Train(steps=100, tokens=4096, buckets=1, row_slots=1, checkpoint_every=20),
-        eval=Eval(every=20),
+        optimizer=Optimizer(lr=4e-4, b2=0.99),
+        warm_start=WarmStart(steps=1200, batch=64, lr=2e-3, tries=2.0),
+        train=Train(steps=60, tokens=4096, buckets=1, row_slots=1, checkpoint_every=20),
+        eval=Eval(every=30),
         mesh=Mesh(data=-1, fsdp=1),
     )

@@ -7,7 +7,7 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-
+from operator import attrgetter
 from jzero import algorithms
 
 
@@ -91,7 +91,7 @@ class WarmStart:
     batch: int = 128  # examples a step
     lr: float = 1e-3
     warmup_steps: int = 20
-    tries: int = 2  # at most so many random tries in an example, right or wrong
+    tries: float = 2.0  # random tries in an example on average, right or wrong; it gives up with probability 1/tries
 
 
 @dataclass
@@ -144,16 +144,29 @@ def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=1)
 
 
+LEAST = {  # smallest value
+    1: "rollout.prompts rollout.group rollout.max_prompt rollout.max_new rollout.slots rollout.page rollout.chunk "
+    "train.tokens train.buckets train.minibatches train.epochs train.checkpoint_every task.grade_workers "
+    "warm_start.batch warm_start.tries eval.samples model.logit_chunk model.arch.hidden_size "
+    "model.arch.intermediate_size model.arch.num_hidden_layers model.arch.num_attention_heads "
+    "model.arch.num_key_value_heads model.arch.head_dim",
+    0: "rollout.top_k rollout.pages algorithm.clip_low algorithm.clip_high algorithm.std_eps algorithm.kl_coef "
+    "optimizer.lr optimizer.warmup_steps optimizer.weight_decay optimizer.clip_norm warm_start.steps "
+    "warm_start.warmup_steps train.steps train.slot train.row_slots train.seed train.keep_checkpoints train.samples "
+    "eval.problems eval.every",
+}
+
+
 def validate(config: Config) -> None:
     """Raise one ValueError with every impossible setting, its value and what to do. Compiles nothing."""
     problems = list(impossible(config))
     if problems:
         raise ValueError("; ".join(problems))
-
-
 def impossible(config: Config) -> Iterator[str]:
     model, rollout, algorithm, train = config.model, config.rollout, config.algorithm, config.train
+    arch = model.arch
     choices = {
+        "model.arch.model_type": (arch.model_type, ("qwen2", "qwen3")),
         "model.dtype": (model.dtype, ("bfloat16", "float32")),
         "model.remat": (model.remat, ("none", "dots", "full")),
         "rollout.kv_dtype": (rollout.kv_dtype, ("bfloat16", "float32")),
@@ -167,23 +180,36 @@ def impossible(config: Config) -> Iterator[str]:
     for name, (value, allowed) in choices.items():
         if value not in allowed:
             yield f"{name}={value!r} is not one of {', '.join(allowed)}"
-    for name in ("prompts", "group", "max_prompt", "max_new", "slots", "page", "chunk"):
-        if getattr(rollout, name) < 1:
-            yield f"rollout.{name}={getattr(rollout, name)} must be at least 1"
-    for name in ("tokens", "buckets", "minibatches", "epochs"):
-        if getattr(train, name) < 1:
-            yield f"train.{name}={getattr(train, name)} must be at least 1"
+    small = [
+        f"{name}={value} must be at least {least}"
+        for least, names in LEAST.items()
+        for name in names.split()
+        if (value := attrgetter(name)(config)) < least
+    ]
+    if small:
+        yield from small
+        return  # what follows divides by some of them
+    if arch.num_attention_heads % arch.num_key_value_heads:
+        heads = f"model.arch.num_attention_heads={arch.num_attention_heads}"
+        yield f"model.arch.num_key_value_heads={arch.num_key_value_heads} does not divide {heads}"
+    if arch.head_dim % 2:
+        yield f"model.arch.head_dim={arch.head_dim} must be even: RoPE turns pairs"
     if rollout.temperature <= 0:
         yield f"rollout.temperature={rollout.temperature} must be positive: RL needs samples that differ"
     if not 0 < rollout.top_p <= 1:
         yield f"rollout.top_p={rollout.top_p} must be in (0, 1]"
+    if not 0 <= rollout.min_p < 1:
+        yield f"rollout.min_p={rollout.min_p} must be in [0, 1)"
     if algorithm.advantage in algorithms.ADVANTAGES:
         least = algorithms.ADVANTAGES[algorithm.advantage].group_min
         if rollout.group < least:
             yield f"rollout.group={rollout.group}: the {algorithm.advantage} baseline needs a group of at least {least}"
     if 0 < train.slot < rollout.max_new:
-        row = f"prompt and response, {rollout.max_prompt} + {rollout.max_new} tokens"
-        yield f"train.slot={train.slot} makes rows too short for a {row}; set it to {rollout.max_new} or 0"
+        longest = f"a response, rollout.max_new={rollout.max_new}"
+        yield f"train.slot={train.slot} is shorter than {longest}: set it to {rollout.max_new} or 0"
+    slot = train.slot or rollout.max_new
+    if not slot >> (train.buckets - 1):
+        yield f"train.buckets={train.buckets} halves a slot of {slot} tokens to nothing: at most {slot.bit_length()}"
     if rollout.prompts % train.minibatches:
         yield f"train.minibatches={train.minibatches} does not divide rollout.prompts={rollout.prompts}"
     if not all(isinstance(stop, str) and stop for stop in rollout.stop):

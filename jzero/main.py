@@ -1,76 +1,103 @@
 """`python -m jzero.main --config configs/countdown.py[:preset] [--workdir DIR] [--config.section.field=value ...]`
 
-Trains, or resumes what the workdir holds. The config file's docstring says what a preset is and costs."""
+Trains, or resumes what the workdir holds: the same command goes on where a run stopped or was killed."""
 
+import ast
+import dataclasses
 import difflib
+import inspect
 import os
+import re
 import sys
 import time
+import traceback
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jzero import config
-from jzero.tasks import TASKS
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Recipe, e.g. configs/countdown.py or configs/countdown.py:tiny"
 )
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run writes and resumes; default runs/<name>-<date>-<time>")
+RECIPES = Path(__file__).resolve().parents[1] / "configs"
 
 
-def parse(argv: list[str]) -> list[str]:
-    """absl's flags, with a mistake in a config path or value as one line."""
+def parse(argv: list[str]) -> config.Config:
+    """The config that a command line asks for."""
+    if {"-h", "-help", "--help"} & set(argv[1:]):
+        print(usage())
+        sys.exit(0)
+    names = [name for name, _, _ in fields()]
+    for argument in argv[1:]:
+        given = re.match(r"--?(?:no)?config\.([^=]*)", argument)
+        if given and given[1] not in names:
+            near = ", ".join(difflib.get_close_matches(given[1], names))
+            fail(f"{argument}: no field {given[1]}; " + (f"did you mean {near}?" if near else "--help lists them"))
     try:
-        return flags.FLAGS(argv)
-    except (flags.Error, KeyError, AttributeError, TypeError, ValueError, FileNotFoundError) as error:
-        fail(" ".join(str(error.args[0] if error.args else error).split()) + suggestion(argv))
+        rest = flags.FLAGS(argv)[1:]
+        settings = CONFIG.value
+        getattr(settings, "name", "")  # a recipe that could not be read is an error on its first use
+    except (flags.Error, OSError) as error:
+        fail(sentence(error))
+    if rest:
+        fail(f"unknown arguments {' '.join(rest)}: settings are given as --config.section.field=value")
+    if not isinstance(settings, config.Config):
+        fail("give a recipe: --config configs/countdown.py")
+    return settings
 
 
-def suggestion(argv: list[str]) -> str:
-    """Close names for an override whose field does not exist."""
-    for argument in argv:
-        if argument.startswith("--config."):
-            at, path = config.Config(), argument[len("--config.") :].split("=")[0].split(".")
-            for name in path:
-                if not hasattr(at, name):
-                    near = difflib.get_close_matches(name, vars(at) if hasattr(at, "__dict__") else [], 3, 0.5)
-                    return f" (in {argument}: no field {name}" + (
-                        f"; did you mean {', '.join(near)}?)" if near else ")"
-                    )
-                at = getattr(at, name)
-            return f" (in {argument})" if False else ""
-    return ""
+def sentence(error: BaseException) -> str:
+    """absl's message or, where that is a whole traceback, the last line of what is at the bottom of it."""
+    while "\n" in str(error) and (inner := error.__cause__ or error.__context__):
+        error = inner
+    return str(error).strip().split("\n")[-1].strip()
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     print(f"error: {message}", file=sys.stderr)
     sys.exit(2)
 
 
-def main(argv: list[str]) -> None:
-    from jzero.train import train
+def fields(section: Any = config.Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(dotted name, default, comment in the source) of every field of the config."""
+    comments = dict(re.findall(r"^    (\w+):[^#\n]*# (.*)$", inspect.getsource(section), re.MULTILINE))
+    defaults = section()
+    for field in dataclasses.fields(section):
+        value = getattr(defaults, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from fields(type(value), f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value, comments.get(field.name, "")
+
+
+def usage() -> str:
+    """The command, the recipes' docstrings and every field."""
+    recipes = [ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(RECIPES.glob("*.py"))]
+    lines = [f"  {f'--config.{name}={value}':<52}{comment}".rstrip() for name, value, comment in fields()]
+    settings = "\n".join(["Settings, with the defaults that a recipe overrides:", *lines])
+    return "\n\n".join([str(__doc__), *map(str, recipes), settings])
+
+
+def main(settings: config.Config) -> None:
+    from jzero.train import train  # here: a mistake in the command shows without the time this takes
 
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # libraries log every save at INFO
-    if len(argv) > 1:
-        fail(f"unknown arguments {argv[1:]}; settings are given as --config.section.field=value")
-    settings = CONFIG.value
-    if settings is None:
-        fail("give a recipe: --config configs/countdown.py")
+    workdir = Path(WORKDIR.value or f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}")
+    print(f"config {settings.name}, workdir {workdir}", flush=True)
     try:
-        config.validate(settings)
-        if settings.task.name not in TASKS:
-            raise ValueError(f"task.name={settings.task.name!r} is not one of {', '.join(TASKS)}")
-        workdir = Path(WORKDIR.value or f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-        print(f"config {settings.name}, workdir {workdir}", flush=True)
         train(settings, workdir)
     except ValueError as error:
-        if os.environ.get("JZERO_TRACEBACK"):
-            raise
-        fail(f"{error}")
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        if not (where.line or "").startswith("raise ValueError"):
+            raise  # met by jzero, not meant for the user
+        fail(" ".join(str(error).split()))
 
 
 def use_cores() -> None:

@@ -1,6 +1,6 @@
 """Supervised steps on (prompt, response) pairs: the same packing, update and optimizer as RL.
 
-With an advantage of 1 and the ratio at its on-policy value, the policy gradient is the gradient of the log-likelihood."""
+With an advantage of 1 and the ratio at its on-policy value, the policy gradient is that of the log-likelihood."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,10 +1,12 @@
-"""The RL loop: problems -> rollouts -> grades -> advantages and weights -> packed batches -> update, and what surrounds it.
+"""The RL loop: problems -> rollouts -> grades -> advantages and weights -> batches -> update, and what surrounds it.
 
 The only file that sees the whole Config. One step is a pure function of (config, seed, step, State), so a run that is
 killed anywhere and started again with the same command ends in the same numbers."""
 
 import contextlib
 import json
+import os
+import shutil
 import signal
 import sys
 import threading
@@ -20,13 +22,14 @@ from tqdm import tqdm
 
 from jzero import algorithms, checkpoint, config, evaluate, metrics, sharding, tokenizer
 from jzero.batch import Item, layouts, pack
-from jzero.config import to_json
+from jzero.config import to_json, validate
 from jzero.evaluate import Sampler, grade_of
 from jzero.grade.pool import Pool
 from jzero.model import hf, qwen
 from jzero.rollout.engine import Engine
 from jzero.sft import warm_start
 from jzero.tasks import TASKS
+from jzero.tasks.countdown import TEMPLATES
 from jzero.types import Layout, Rollout, State
 from jzero.update import Policy, learning_rate, with_logps
 
@@ -46,7 +49,8 @@ class Run:
     layouts: list[Layout]
     rows: list[int]  # of a microbatch, by layout
     microbatches: list[int]  # of a step at most, by layout
-    hf_config: dict[str, Any]  # config.json of the loaded model
+    directory: Path | None  # of the model to load; None: random init
+    hf_config: dict[str, Any]  # its config.json
     reference: qwen.Params | None = None
     clock: metrics.Clock = field(default_factory=metrics.Clock)
 
@@ -54,23 +58,28 @@ class Run:
 def train(config: config.Config, workdir: Path) -> dict[str, Any]:
     """Run or resume `config` in `workdir`; returns what summary.json holds."""
     started = time.time()
-    checkpoint.check_workdir(workdir, to_json(config))
-    metrics.write_atomic(workdir / "versions.json", json.dumps(metrics.versions(), indent=1))
+    check(config, workdir)
     with Pool(config.task.grade_workers) as pool, interruptible() as interrupted:
-        run, params = build(config, pool)
-        run.sampler.on_finish = interrupted
+        run = build(config, pool)
+        problems = TASKS[config.task.name].eval_problems(config.task, config.eval.problems)
+        problems = evaluate.fitting(problems, run.sampler.tokenizer, config.rollout.max_prompt)
+        checkpoint.check_workdir(workdir, to_json(config))  # the first thing written: what is refused leaves nothing
+        metrics.write_atomic(workdir / "versions.json", json.dumps(metrics.versions(), indent=1))
         saved = checkpoint.Checkpoints(workdir, config.train.keep_checkpoints)
         latest = saved.latest()
         writer = metrics.Writer(workdir, latest)
-        problems = TASKS[config.task.name].eval_problems(config.task, config.eval.problems)
-        problems = evaluate.fitting(problems, run.sampler.tokenizer, config.rollout.max_prompt)
         host: dict[str, Any] = {"step": 0, "eval": {}, "seconds": 0.0, "seconds_by_phase": {}}
-        state = None
+        state: State | None = None
 
         def assess(name: str, params: qwen.Params) -> dict[str, float]:
+            if not problems:
+                return {}
+            # An update is in the state before its metrics are written: from there to the end of its step no stop.
+            run.sampler.on_finish = interrupted if state is None else lambda: None
             with run.clock("eval"):
                 weights = run.publish(params)
                 values = evaluate.evaluate(run.sampler, weights, problems, config.eval, config.rollout.temperature)
+            run.sampler.on_finish = interrupted
             host["eval"][name] = values
             tqdm.write(f"eval {name}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
             return values
@@ -82,25 +91,26 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
             phases = {name: host["seconds_by_phase"].get(name, 0.0) + totals.get(name, 0.0) for name in names}
             return {"seconds": host["seconds"] + time.time() - started, "seconds_by_phase": phases}
 
-        def save(wait: bool) -> None:
+        def save(state: State, wait: bool) -> None:
             with run.clock("checkpoint"):
                 saved.save(host["step"], state, host | spent(), wait=wait)
 
         try:
             if latest is None:
+                params = initial_params(run)
                 assess("before", params)
                 if config.warm_start.steps:
                     with run.clock("warm_start"):
                         params = warm_start(run.policy, config, run.sampler.tokenizer, params, interrupted)
                     assess("after_warm_start", params)
                 state = run.policy.start(params)
-                save(wait=True)
+                save(state, wait=True)
+                del params
             else:
                 state, host = saved.restore(latest, run.policy.abstract_state())
                 tqdm.write(f"resumed {workdir} at step {latest}")
-            del params
             if config.algorithm.kl_coef:
-                run.reference = reference(run, workdir, state.params, fresh=latest is None)
+                run.reference = reference(run, workdir, state.params, fresh=host["step"] == 0)
             first, steps = host["step"] + 1, config.train.steps
             for step in tqdm(range(first, steps + 1), initial=first - 1, total=steps, desc="RL", mininterval=1):
                 run.clock.pop()
@@ -115,13 +125,13 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 writer.samples(step, [sample_row(rollout) for rollout in rollouts[: config.train.samples]])
                 tqdm.write(metrics.line(step, steps, values))
                 if step == steps or step % config.train.checkpoint_every == 0:
-                    save(wait=False)
+                    save(state, wait=False)
                 interrupted()
         except Interrupted as reason:
             tqdm.write(f"{reason}: stopped after step {host['step']}; the same command resumes")
         export = None
         if state is not None:
-            save(wait=True)
+            save(state, wait=True)
             if host["step"] >= config.train.steps:
                 with run.clock("export"):
                     export = export_policy(run, state.params, workdir / f"export-{host['step']}")
@@ -130,8 +140,21 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
         return summarize(config, workdir, host | spent(), export)
 
 
-def build(config: config.Config, pool: Pool) -> tuple[Run, qwen.Params]:
-    """Model, tokenizer, meshes and programs of a run, and its initial weights."""
+def check(config: config.Config, workdir: Path) -> None:
+    """Refuse what cannot run, before anything is downloaded, compiled or written."""
+    validate(config)
+    for name, value, table in (("name", config.task.name, TASKS), ("template", config.task.template, TEMPLATES)):
+        if value not in table:
+            raise ValueError(f"task.{name}={value!r} is not one of {', '.join(table)}")
+    there = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"workdir {workdir}: {there} is not a directory that can be written to")
+    if (workdir / "config.json").exists():
+        checkpoint.check_workdir(workdir, to_json(config))
+
+
+def build(config: config.Config, pool: Pool) -> Run:
+    """Model, tokenizer, meshes and programs of a run; nothing is compiled or loaded yet."""
     model = config.model
     directory = hf.resolve(model.path) if model.path else None
     hf_config: dict[str, Any] = {}
@@ -141,6 +164,9 @@ def build(config: config.Config, pool: Pool) -> tuple[Run, qwen.Params]:
     else:
         architecture = qwen.QwenConfig(vocab_size=len(tok), **vars(model.arch))
     mesh = sharding.train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    if architecture.num_key_value_heads % mesh.shape["tensor"]:
+        heads = f"the model's {architecture.num_key_value_heads} key-value heads"
+        raise ValueError(f"mesh.tensor={mesh.shape['tensor']} does not divide {heads}; set it to one of their divisors")
     decode_mesh = sharding.decode_mesh(mesh)
     policy = Policy(architecture, config, mesh)
     stops = tokenizer.eos_ids(tok, str(directory) if directory else "")
@@ -148,22 +174,29 @@ def build(config: config.Config, pool: Pool) -> tuple[Run, qwen.Params]:
     train = config.train
     shapes = layouts(config.rollout.max_prompt, train.slot or config.rollout.max_new, train.buckets, train.row_slots)
     rows = [microbatch_rows(config, mesh, layout) for layout in shapes]
-    sequences = config.rollout.prompts * config.rollout.group // train.minibatches
-    run = Run(
+    groups = config.rollout.prompts // train.minibatches
+    most = [groups * -(-config.rollout.group // layout.slots) for layout in shapes]  # rows: a slot for every rollout
+    axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
+    devices = f"{mesh.devices.size} {mesh.devices.flat[0].device_kind} devices ({axes})"
+    tqdm.write(f"{architecture.model_type} of {qwen.num_params(architecture) / 1e6:.1f}M parameters on {devices}")
+    return Run(
         config=config,
         policy=policy,
         sampler=Sampler(engine, tok, pool, config.task),
         publish=sharding.publisher(architecture, mesh, decode_mesh, model.dtype),
         layouts=shapes,
         rows=rows,
-        microbatches=[-(-sequences // (layout.slots * r)) for layout, r in zip(shapes, rows, strict=True)],
+        microbatches=[-(-m // r) for m, r in zip(most, rows, strict=True)],
+        directory=directory,
         hf_config=hf_config,
     )
-    params = hf.load(directory, architecture, policy.shardings) if directory else policy.init_params(train.seed)
-    axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
-    devices = f"{mesh.devices.size} {mesh.devices.flat[0].device_kind} devices ({axes})"
-    tqdm.write(f"{architecture.model_type} of {qwen.num_params(architecture) / 1e6:.1f}M parameters on {devices}")
-    return run, params
+
+
+def initial_params(run: Run) -> qwen.Params:
+    policy = run.policy
+    if run.directory is None:
+        return policy.init_params(run.config.train.seed)
+    return hf.load(run.directory, policy.model, policy.shardings)
 
 
 def microbatch_rows(config: config.Config, mesh, layout) -> int:
@@ -188,6 +221,7 @@ def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, di
         raise ValueError(f"step {step}: every prompt is longer than rollout.max_prompt={config.rollout.max_prompt}")
     with clock("publish"):
         weights = run.publish(state.params)
+    grading = dict(sampler.pool.counters)
     with clock("sample"):
         rollouts, counters = sampler.rollouts(
             weights, kept, group, config.rollout.temperature, key=(config.train.seed, step), version=step - 1
@@ -199,7 +233,8 @@ def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, di
     values["rollout/dropped_prompts"] = len(problems) - len(kept)
     values["rollout/preempted"] = counters.preempted
     values["rollout/slot_use"] = counters.tokens / max(counters.slot_steps, 1)
-    values |= {f"grade/{name}": count for name, count in sampler.pool.counters.items() if name != "graded"}
+    counts = {f"grade/{name}": count - grading[name] for name, count in sampler.pool.counters.items()}
+    values |= {name: count for name, count in counts.items() if name != "grade/graded"}
     state, update_values, batches = optimize(run, state, rollouts, step)
     values |= update_values
     bad = [name for name, value in values.items() if not np.isfinite(value)]
@@ -350,20 +385,19 @@ def interruptible() -> Iterator[Callable[[], None]]:
 def reference(run: Run, workdir: Path, params: qwen.Params, fresh: bool) -> qwen.Params:
     """The policy RL started from, kept sharded beside it; on disk for resuming."""
     directory = workdir / "reference"
-    if fresh and not directory.exists():
+    if fresh and not directory.exists():  # a kill may have come between checkpoint 0 and this
         hf.save(directory, run.policy.model, params, dtype="float32", hf_config_extra={})
     return hf.load(directory, run.policy.model, run.policy.shardings)
 
 
 def export_policy(run: Run, params: qwen.Params, directory: Path) -> str:
-    """A directory that `transformers` loads. One that is there already is this step's, and stays."""
-    if not directory.exists():
+    """A directory that `transformers` loads. One that is whole is this step's, and stays."""
+    if not (directory / "generation_config.json").exists():  # the last to be written
+        shutil.rmtree(directory, ignore_errors=True)
         tok = run.sampler.tokenizer
         stops = list(run.sampler.engine.stop_ids)
-        extra = {"eos_token_id": stops[0], "max_position_embeddings": run.sampler.engine.max_total}
-        hf.save(
-            directory, run.policy.model, params, dtype=run.config.model.dtype, hf_config_extra=run.hf_config | extra
-        )
+        extra = {"max_position_embeddings": run.sampler.engine.max_total} | run.hf_config | {"eos_token_id": stops[0]}
+        hf.save(directory, run.policy.model, params, dtype=run.config.model.dtype, hf_config_extra=extra)
         tok.save_pretrained(str(directory))
         generation = {"eos_token_id": stops, "temperature": run.config.rollout.temperature, "do_sample": True}
         metrics.write_atomic(directory / "generation_config.json", json.dumps(generation, indent=1))

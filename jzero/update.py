@@ -1,11 +1,13 @@
 """Score and update: the only places that differentiate, or run the policy over packed rows. Everything is [M, B, T].
 
-The gradient of the whole optimizer step is summed over microbatches inside one program. Over the data axis that sum
-is local (shard_map) and crosses devices once, at the end; fsdp and tensor follow the parameters' shardings."""
+The gradient of the whole optimizer step is summed over microbatches inside one program. On a mesh of the data axis
+alone that sum is local (shard_map) and crosses devices once, at the end; on any other, rows are split over data and
+fsdp, and the rest follows the parameters' shardings."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,8 +27,8 @@ for _type in (Batch, State):
 
 
 def optimizer(settings: config.Optimizer) -> optax.GradientTransformation:
-    """AdamW without its learning rate, which is an argument of `update`. Only matrices decay."""
-    decayed = lambda params: jax.tree.map_with_path(lambda path, x: x.ndim - (path[0].key == "layers") >= 2, params)
+    """AdamW without its learning rate, which is an argument of `update`. Only matrices decay: a bias is [H, D], too."""
+    decayed = lambda params: jax.tree.map_with_path(lambda path, _: not path[-1].key.endswith(("bias", "norm")), params)
     return optax.chain(
         optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity(),
         optax.scale_by_adam(settings.b1, settings.b2, settings.eps),
@@ -35,7 +37,7 @@ def optimizer(settings: config.Optimizer) -> optax.GradientTransformation:
 
 
 def learning_rate(settings: config.Optimizer, step: int, steps: int) -> float:
-    """Linear warm-up, then constant, or linear or cosine decay to min_lr_ratio at the last of `steps`."""
+    """Linear warm-up, then constant, or linear or cosine decay that reaches min_lr_ratio one past the last step."""
     warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
     done = min(1.0, max(0, step - settings.warmup_steps) / max(1, steps - settings.warmup_steps))
     decay = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + np.cos(np.pi * done)) / 2}[settings.schedule]
@@ -50,6 +52,8 @@ class Policy:
         self.optimizer = optimizer(settings.optimizer)
         self.shardings = sharding.param_shardings(model, mesh)
         self.on_policy = settings.train.minibatches * settings.train.epochs == 1
+        # Only then by shard_map: XLA aborts on a gather where it is over data alone and fsdp or tensor are automatic.
+        self.data_parallel = mesh.shape["data"] == mesh.size
         self._updates: dict = {}
         self._scores: dict = {}
 
@@ -107,19 +111,30 @@ class Policy:
     def _logps(self, params, batch: Batch, layout: Layout):
         """Log-probs and entropy of the body's targets, f32[B, T - prefix]; the prefix predicts nothing."""
         model, train = self.settings.model, self.settings
-        attend = lambda q, k, v, _, carry: (attention.packed(q, k, v, batch.segments, layout), carry)
+
+        def attend(q, k, v, _, carry):
+            q, k, v = (self._by_rows(x, "tensor") for x in (q, k, v))
+            return self._by_rows(attention.packed(q, k, v, batch.segments, layout), "tensor"), carry
+
         hidden, _ = qwen.forward(
             self.model, params, batch.tokens, batch.positions, attend, dtype=jnp.dtype(model.dtype), remat=model.remat
         )
         return qwen.token_logps(
             self.model,
             params,
-            hidden[:, layout.prefix :],
+            self._by_rows(hidden)[:, layout.prefix :],
             batch.targets[:, layout.prefix :],
             temperature=train.rollout.temperature,
             chunk=model.logit_chunk,
             dtype=jnp.dtype(model.dtype),
         )
+
+    def _by_rows(self, x, *rest):
+        """x [B, T, ...] split over rows, where XLA has the choice. Left alone it splits activations as fsdp splits the
+        weights, and sums activations over devices in every layer, instead of gathering the layer's weights."""
+        if self.data_parallel:
+            return x
+        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, P(("data", "fsdp"), None, *rest)))
 
     def _loss(self, params, batch: Batch, layout: Layout):
         logps, entropy = self._logps(params, batch, layout)
@@ -135,9 +150,9 @@ class Policy:
         return loss, sums | {"loss": lax.stop_gradient(loss)}
 
     def _gradient(self, params, batches, counts, layouts):
-        """(gradient, stats), summed over every microbatch; local to a data shard."""
+        """(gradient, stats), summed over every microbatch."""
         zero = lambda x: jnp.zeros(x.shape, jnp.float32)
-        total = None
+        total: Any = None
         for i, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
             one = lambda m, batch=batch, layout=layout: jax.grad(self._loss, has_aux=True)(
                 params, jax.tree.map(lambda x: x[m], batch), layout
@@ -148,20 +163,15 @@ class Policy:
         return total
 
     def _update(self, state: State, batches, counts, lr, *, layouts):
-        def local(params, batches, counts):
-            return lax.psum(self._gradient(params, batches, counts, layouts), "data")
-
-        gradient, stats = jax.shard_map(
-            local,
-            mesh=self.mesh,
-            in_specs=(P(), P(None, "data"), P()),
-            out_specs=P(),
-            axis_names={"data"},
-            check_vma=False,
-        )(state.params, batches, counts)
+        total = partial(self._gradient, layouts=layouts)
+        if self.data_parallel:
+            local, specs = total, (P(), P(None, "data"), P())
+            summed = lambda *inputs: lax.psum(local(*inputs), "data")
+            total = jax.shard_map(summed, mesh=self.mesh, in_specs=specs, out_specs=P(), check_vma=False)
+        gradient, stats = total(state.params, batches, counts)
         step, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(lambda p, u: p - lr * u, state.params, step)
-        stats |= {"grad_norm": optax.global_norm(gradient)}
+        stats |= {"grad_norm": optax.tree.norm(gradient)}
         return State(params, opt_state, state.step + 1), stats
 
     def _score(self, params, batches, counts, *, layouts):

@@ -25,20 +25,21 @@ SCRATCH = 0  # the page that idle slots write to
 
 
 class Prefix(NamedTuple):
-    """Prefilled prompts: KV of every prompt token, and each sample's first token. Rows are split over slot shards."""
+    """Prefilled prompts: KV of every prompt token, and each sample's first token. Rows are split over slot shards.
+    Holds arrays, or their shardings or specs."""
 
-    k: jax.Array  # [L, n, T, K, D]
-    v: jax.Array
-    tokens: jax.Array  # i32[n, G]
-    logps: jax.Array  # f32[n, G]
+    k: Any  # [L, n, T, K, D]
+    v: Any
+    tokens: Any  # i32[n, G]
+    logps: Any  # f32[n, G]
 
 
 class ResultTokens(NamedTuple):
-    """What one call sampled: slot s emitted tokens[s, :counts[s]]."""
+    """What one call sampled: slot s emitted tokens[s, :counts[s]]. On the device, then on the host."""
 
-    tokens: jax.Array  # i32[slots, C]
-    logps: jax.Array  # f32[slots, C] fp32, at the sampling temperature, over the full vocabulary
-    counts: jax.Array  # i32[slots]
+    tokens: Any  # i32[slots, C]
+    logps: Any  # f32[slots, C] fp32, at the sampling temperature, over the full vocabulary
+    counts: Any  # i32[slots]
 
     def copy_to_host_async(self) -> None:
         for x in self:
@@ -78,6 +79,8 @@ class Engine:
                 f"rollout.pages={settings.pages} is too small: one sequence of {self.max_total} tokens takes "
                 f"{self.per_slot} pages of {settings.page} on each of {self.shards} devices"
             )
+        divides = config.num_key_value_heads % mesh.shape["tensor"] == 0
+        self.kv_axis = "tensor" if divides else None  # as `sharding` leaves weights whole that do not divide
         self.storage = attention.kv_storage(settings.kv_dtype, mesh.devices.flat[0].platform)
         self.filter = sampling.Filter(settings.top_k, settings.top_p, settings.min_p)
         self.stop_ids = tuple(stop_ids)
@@ -112,7 +115,7 @@ class Engine:
 
     def get_prefix_destination_sharding(self) -> Prefix:
         place = lambda *spec: NamedSharding(self._mesh, P(*spec))
-        kv = place(None, "slots", None, "tensor")
+        kv = place(None, "slots", None, self.kv_axis)
         return Prefix(kv, kv, place("slots"), place("slots"))
 
     def load_params(self, params: qwen.Params, shardings: qwen.Params) -> qwen.Params:
@@ -133,9 +136,11 @@ class Engine:
             "temperature": (slots, jnp.float32),
             "active": (slots, jnp.bool_),
         }
-        shardings = {name: NamedSharding(self._mesh, spec) for name, spec in self._state_specs().items()}
-        zeros = lambda: {name: jnp.zeros(*shape) for name, shape in shapes.items()}
-        return jax.jit(zeros, out_shardings=shardings)()
+        if "init" not in self._programs:
+            shardings = {name: NamedSharding(self._mesh, spec) for name, spec in self._state_specs().items()}
+            zeros = lambda: {name: jnp.zeros(*shape) for name, shape in shapes.items()}
+            self._programs["init"] = jax.jit(zeros, out_shardings=shardings)
+        return self._programs["init"]()
 
     # -- host: slots and pages ---------------------------------------------------------------------------------
 
@@ -146,6 +151,7 @@ class Engine:
     def place(self, placement: Placement) -> list[tuple[int, int]]:
         """Take pages for a sample and its next call: its group's full pages where a neighbour holds them, its own for
         the rest. Returns (index of the page in the prefix, pool page) of those to write. Raises OutOfPages."""
+        assert placement.slot not in self.placed, f"{placement.slot=} is taken"
         shard, slot = divmod(placement.slot, self.shard_slots)
         pages, page = self.pages[shard], self.settings.page
         near = (p.slot for p in self.placed.values() if p.group == placement.group)
@@ -227,7 +233,10 @@ class Engine:
         return program(decode_state, prefix, *arguments)
 
     def generate(self, params, decode_state, seed) -> tuple[Any, ResultTokens]:
-        """Up to `chunk` tokens for every active slot. Slots freed on the host since the last call stop here."""
+        """Up to `chunk` tokens for every active slot. Slots freed on the host since the last call stop here.
+        Raises OutOfPages, unless `reserve` was called for every slot."""
+        for slot in self.placed:
+            self.reserve(slot)
         for slot in self.placed:
             self.reached[slot] = self._reach(slot)
         table = np.concatenate([pages.table for pages in self.pages])
@@ -258,7 +267,8 @@ class Engine:
 
     def _state_specs(self) -> dict[str, P]:
         names = ("tokens", "positions", "limits", "requests", "temperature", "active")
-        return {"k": P("tensor", "slots"), "v": P("tensor", "slots")} | {name: P("slots") for name in names}
+        pool = P(self.kv_axis, "slots")
+        return {"k": pool, "v": pool} | {name: P("slots") for name in names}
 
     def _manual_state_specs(self) -> dict[str, P]:
         return self._state_specs() | {"k": P(None, "slots"), "v": P(None, "slots")}
@@ -283,11 +293,10 @@ class Engine:
         segments = (jnp.arange(T)[None] < lengths[:, None]).astype(jnp.int32)
 
         def attend(q, k, v, layer, carry):
-            stored = [attention.decode_kv(attention.encode_kv(x, self.storage), self.dtype) for x in (k, v)]
-            out = attention.packed(q, *stored, segments, Layout(0, 1, T))
-            return out, tuple(
-                lax.dynamic_update_index_in_dim(c, x, layer, 0) for c, x in zip(carry, stored, strict=True)
-            )
+            # As decoding will read them back from the pool.
+            k, v = (attention.decode_kv(attention.encode_kv(x, self.storage), self.dtype) for x in (k, v))
+            put = lambda kv, x: lax.dynamic_update_index_in_dim(kv, x, layer, 0)
+            return attention.packed(q, k, v, segments, Layout(0, 1, T)), (put(carry[0], k), put(carry[1], v))
 
         empty = jnp.zeros((L, n, T, K, D), self.dtype)
         positions = jnp.broadcast_to(jnp.arange(T), (n, T))
@@ -352,12 +361,10 @@ class Engine:
 
         def attend(q, k, v, layer, pools):
             first = layer * self.shard_pages
-            pools = tuple(
-                attention.write_tokens(pool, x[:, 0], first + at, positions % page)
-                for pool, x in zip(pools, (k, v), strict=True)
-            )
-            out = attention.paged(q[:, 0], *pools, first + table, lengths)
-            return out[:, None].astype(q.dtype), pools
+            write = lambda pool, x: attention.write_tokens(pool, x[:, 0], first + at, positions % page)
+            k_pool, v_pool = write(pools[0], k), write(pools[1], v)
+            out = attention.paged(q[:, 0], k_pool, v_pool, first + table, lengths)
+            return out[:, None].astype(q.dtype), (k_pool, v_pool)
 
         hidden, (k, v) = qwen.forward(
             self.config,

@@ -1,4 +1,4 @@
-"""Who owns which KV page. Host bookkeeping for one shard of the pool: page 0 is scratch, pages are reference-counted."""
+"""Who owns which KV page: bookkeeping for one shard of the pool. Page 0 is scratch, pages are reference-counted."""
 
 import numpy as np
 

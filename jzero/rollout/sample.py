@@ -51,7 +51,7 @@ class Call:
 
     result: ResultTokens
     owners: dict[int, Sequence]  # slot -> sequence
-    fresh: list[tuple[Sequence, Prefix, int, int]]  # sequences whose first token is in a prefix, at (row, sample)
+    fresh: list[tuple[int, Prefix, int, int]]  # slots whose first token is in a prefix, at (row, sample)
 
 
 class Driver:
@@ -62,33 +62,37 @@ class Driver:
         self.settings = engine.settings
         self.state = engine.init_decode_state()
         self.counters = Counters()
-        self.owners: dict[int, Sequence] = {}  # slot -> sequence
+        self.queue: deque[list[Sequence]] = deque()  # groups to prefill
         self.pending: list[deque] = [deque() for _ in range(engine.shards)]  # prefilled, waiting for a slot
-        self.fresh: list[tuple[Sequence, Prefix, int, int]] = []  # in a slot, first token not read yet
+        self.owners: dict[int, Sequence] = {}  # slot -> sequence
+        self.fresh: list[tuple[int, Prefix, int, int]] = []  # put into a slot since the last call
         self.births = 0
 
     def run(self, prompts: list[np.ndarray], group: int, temperature: float, seed, max_new: int) -> Iterator[Sequence]:
-        """prompts i32[...] each, `group` samples a prompt; seed is a key -> finished sequences, in finishing order."""
-        self.temperature, self.seed = temperature, seed
+        """prompts i32[...] each, `group` samples a prompt; seed is a key -> finished sequences, in finishing order.
+        Noise is keyed by the place prompt * group + sample. Whoever stops iterating calls `cancel`."""
+        assert not self.engine.placed, "the engine is busy: an unfinished run was not cancelled"
+        longest, room = max(map(len, prompts), default=0), self.engine.max_total
+        assert max_new >= 1 and longest + max_new <= room, f"{longest=} prompt and {max_new=} exceed {room=} tokens"
+        self.group, self.temperature, self.seed = group, temperature, seed
         make = lambda i, j: Sequence(i, j, i * group + j, np.asarray(prompts[i], np.int32), max_new)
         self.queue = deque([make(i, j) for j in range(group)] for i in range(len(prompts)))
         inflight: deque[Call] = deque()
         while self.queue or self.owners or inflight or any(self.pending):
-            self._admit()
-            while self.owners and (shard := self._reserve()) is not None:
+            # Those that run come first: pages left over admit new ones.
+            while (shard := self._reserve()) is not None:
                 if inflight:
                     yield from self._read(inflight.popleft())
-                elif self.fresh:
-                    yield from self._read_first(self._take_fresh())
                 else:
                     self._preempt(shard)
+            self._admit()
             if self.owners:
                 inflight.append(self._dispatch())
             if inflight and (len(inflight) > 1 or not self.owners):
                 yield from self._read(inflight.popleft())
 
     def cancel(self) -> None:
-        """Forget what is unfinished and free its pages."""
+        """Forget what is unfinished and free its pages; a `run` that is resumed ends."""
         for slot in list(self.owners):
             self._leave(slot)
         self.queue.clear()
@@ -115,8 +119,8 @@ class Driver:
     def _prefill(self, rows: list[list[list[Sequence]]]) -> None:
         """One prefill of groups of similar length, taken from the front of every shard's rows."""
         engine = self.engine
-        width = max(len(shard[0][0].full()) for shard in rows if shard)
-        width = min(bucket(width, self.settings.page), engine.max_prefill_length)
+        page, longest = self.settings.page, max(len(shard[0][0].full()) for shard in rows if shard)
+        width = min(bucket(-(-longest // page), 1) * page, engine.max_prefill_length)
         cap = max(1, PREFILL_TOKENS // (width * engine.shards))
         taken: list[list[list[Sequence]]] = []
         for shard in rows:
@@ -124,10 +128,9 @@ class Driver:
             taken.append(shard[: min(fits, cap)])
             del shard[: len(taken[-1])]
         count = bucket(max(len(shard) for shard in taken), 1)
-        samples = max(len(group) for shard in taken for group in shard)
         tokens = np.zeros((engine.shards, count, width), np.int32)
         lengths = np.ones((engine.shards, count), np.int32)
-        requests = np.zeros((engine.shards, count, samples), np.int32)
+        requests = np.zeros((engine.shards, count, self.group), np.int32)  # one shape, also for the preempted
         for s, shard in enumerate(taken):
             for r, group in enumerate(shard):
                 context = group[0].full()
@@ -138,7 +141,7 @@ class Driver:
             params=self.params,
             padded_tokens=tokens.reshape(-1, width),
             true_length=lengths.ravel(),
-            requests=requests.reshape(-1, samples),
+            requests=requests.reshape(-1, self.group),
             temperature=np.full(lengths.size, self.temperature, np.float32),
             seed=self.seed,
         )
@@ -174,7 +177,7 @@ class Driver:
                 self.births += 1
                 sequence.born = self.births
                 self.owners[slot] = sequence
-                self.fresh.append((sequence, prefix, row, sample))
+                self.fresh.append((slot, prefix, row, sample))
         for prefix, placements in chosen.values():
             self.state = self.engine.bulk_insert(prefix, self.state, placements, self.temperature)
 
@@ -201,40 +204,36 @@ class Driver:
         del self.owners[slot]
         self.engine.free_resource(slot)
 
-    def _take_fresh(self):
-        fresh, self.fresh = self.fresh, []
-        return fresh
-
     def _dispatch(self) -> Call:
         used = sum(pages.in_use() for pages in self.engine.pages)
         self.counters.peak_pages = max(self.counters.peak_pages, used)
         self.counters.calls += 1
         self.state, result = self.engine.generate(self.params, self.state, self.seed)
         result.copy_to_host_async()
-        return Call(result, dict(self.owners), self._take_fresh())
+        fresh, self.fresh = self.fresh, []
+        return Call(result, dict(self.owners), fresh)
 
     def _read(self, call: Call) -> Iterator[Sequence]:
-        yield from self._read_first(call.fresh)
+        """Hand out what the call sampled. A sequence that left its slot since the dispatch (finished in the call
+        before, cancelled) takes no more."""
+        host: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for slot, prefix, row, sample in call.fresh:  # first tokens come with the prefix
+            if id(prefix) not in host:
+                host[id(prefix)] = jax.device_get((prefix.tokens, prefix.logps))
+            tokens, logps = host[id(prefix)]
+            if self.owners.get(slot) is call.owners[slot]:
+                yield from self._extend(slot, tokens[row, sample : sample + 1], logps[row, sample : sample + 1])
         result = call.result.convert_to_numpy()
         self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
         self.counters.tokens += int(result.counts.sum())
         for slot, sequence in call.owners.items():
-            if not sequence.finish and result.counts[slot]:
-                count = result.counts[slot]
-                yield from self._extend(slot, sequence, result.tokens[slot, :count], result.logps[slot, :count])
+            count = result.counts[slot]
+            if count and self.owners.get(slot) is sequence:
+                yield from self._extend(slot, result.tokens[slot, :count], result.logps[slot, :count])
 
-    def _read_first(self, fresh) -> Iterator[Sequence]:
-        """First tokens come with the prefix."""
-        host: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        slots = {id(sequence): slot for slot, sequence in self.owners.items()}
-        for sequence, prefix, row, sample in fresh:
-            if id(prefix) not in host:
-                host[id(prefix)] = jax.device_get((prefix.tokens, prefix.logps))
-            tokens, logps = (x[row, sample : sample + 1] for x in host[id(prefix)])
-            yield from self._extend(slots[id(sequence)], sequence, tokens, logps)
-
-    def _extend(self, slot: int, sequence: Sequence, tokens: np.ndarray, logps: np.ndarray) -> Iterator[Sequence]:
+    def _extend(self, slot: int, tokens: np.ndarray, logps: np.ndarray) -> Iterator[Sequence]:
         """Append what a call sampled; yield the sequence if that ended it."""
+        sequence = self.owners[slot]
         start = len(sequence.tokens)
         sequence.tokens += tokens.tolist()
         sequence.logps += logps.tolist()
@@ -253,7 +252,7 @@ class Driver:
 
     def _stop_string(self, sequence: Sequence, start: int) -> int | None:
         """How many tokens the sequence keeps if a stop string completes at or after token `start`."""
-        window = max(0, start - max(len(stop) for stop in self.settings.stop))  # a token is at least a byte
+        window = max(0, start - max(len(stop.encode()) for stop in self.settings.stop))  # a token is at least a byte
         hit = lambda end: any(stop in self.decode(sequence.tokens[window:end]) for stop in self.settings.stop)
         if not hit(len(sequence.tokens)):
             return None

@@ -31,14 +31,13 @@ def sample(logits: jax.Array, u: jax.Array, temperature: jax.Array, filter: Filt
 
     logps are at the sampling temperature (at 1 when greedy) over the full vocabulary, whatever the filter."""
     greedy = temperature == 0
-    scaled = logits / jnp.where(greedy, 1.0, temperature)[:, None]
-    best = scaled.max(axis=-1, keepdims=True)
-    probs = jnp.exp(scaled - best)
-    log_total = jnp.log(probs.sum(axis=-1))
+    best = logits.max(axis=-1, keepdims=True)
+    scaled = (logits - best) / jnp.where(greedy, 1.0, temperature)[:, None]  # in the other order fp32 loses digits
+    probs = jnp.exp(scaled)
     drawn = invert(restrict(probs, filter), u)
-    tokens = jnp.where(greedy, jnp.argmax(scaled, axis=-1), drawn).astype(jnp.int32)
+    tokens = jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn).astype(jnp.int32)
     chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=1)[:, 0]
-    return tokens, chosen - best[:, 0] - log_total
+    return tokens, chosen - jnp.log(probs.sum(axis=-1))
 
 
 def restrict(probs: jax.Array, filter: Filter) -> jax.Array:

@@ -13,7 +13,7 @@ class Task(NamedTuple):
     train_problems: Callable[[Any, int, int, int], list[Problem]]  # (task, seed, step, count)
     eval_problems: Callable[[Any, int], list[Problem]]  # (task, count): held out, the same in every run
     grade: Callable[[str, Any, Any], Grade]  # (response, problem.gold, task)
-    warm_start: Callable[[Any, int, int, int], tuple[str, str]] | None  # (task, seed, index, tries): prompt, response
+    warm_start: Callable[[Any, int, int, float], tuple[str, str]] | None  # (task, seed, index, tries): prompt, response
 
 
 TASKS = {

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jzero import config
 
 EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
-HELD_OUT = 8  # one problem in so many is held out
+HELD_OUT = 4  # one problem in so many is held out
 LARGEST = 9999  # intermediate value a procedural problem may need
 DRAWS = 20000  # random draws without a fitting problem before giving up
 LONGEST = 200  # characters of an equation

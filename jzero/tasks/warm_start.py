@@ -4,9 +4,12 @@ They teach the format, arithmetic and what a try looks like, not the search: tri
 consulted, and after its last failed try an example gives up with a wrong answer. That trying on pays is left to RL.
 
     3 7 12=16
-    12-3=9,9*7=63 no
-    7-3=4,12+4=16 yes
-    <answer>12+(7-3)</answer>"""
+    12-3=9,9*7=63?16 no
+    7-3=4,12+4=16?16 yes
+    <answer>12+(7-3)</answer>
+
+A try ends by writing the target beside its value. Without that the verdict has to be read off the prompt, which a model
+of a million parameters does not learn in these few steps; with it 99 % of its verdicts are right."""
 
 import random
 from typing import TYPE_CHECKING
@@ -16,25 +19,26 @@ from jzero.tasks import countdown
 if TYPE_CHECKING:
     from jzero import config
 
-LARGEST = 999  # intermediate value of a try: three digits keep lines short and arithmetic learnable
+LARGEST = 99  # intermediate value of a try: two digits keep lines short and arithmetic learnable
 HINDSIGHT = 0.25  # share of examples whose target is their last try's value: how " yes" is learnt
+MOST = 6  # tries of an example
 
 
-def example(task: "config.Task", seed: int, index: int, tries: int) -> tuple[str, str]:
-    """The index-th (prompt, response): 1..tries random tries on a training problem."""
+def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[str, str]:
+    """The index-th (prompt, response) on a training problem: random tries, about `tries` of them. After every failed
+    one it gives up with the same probability, so that how long to try is one habit, which RL can change."""
     rng = random.Random(f"warm_start/{seed}/{index}")
     numbers, target = countdown.draw(task, rng, wanted=False)
-    attempts = [countdown.attempt(numbers, rng, LARGEST) for _ in range(1 + int(rng.random() * tries))]
+    attempts = [countdown.attempt(numbers, rng, LARGEST)]
+    while len(attempts) < MOST and rng.random() > 1 / tries:
+        attempts.append(another(numbers, rng, attempts))
     if rng.random() < HINDSIGHT:
-        for _ in range(100):
-            attempts[-1] = countdown.attempt(numbers, rng, LARGEST)
-            value = attempts[-1].value
-            if 1 <= value <= task.target_max and not countdown.held_out(numbers, value):
-                target = value
-                break
+        value = attempts[-1].value
+        if 1 <= value <= task.target_max and not countdown.held_out(numbers, value):
+            target = value
     lines = []
     for a in attempts:
-        lines.append(",".join(a.steps) + (" yes" if a.value == target else " no"))
+        lines.append(f"{','.join(a.steps)}?{target}" + (" yes" if a.value == target else " no"))
         if a.value == target:
             break
     prompt = countdown.TEMPLATES[task.template](numbers, target)
@@ -42,11 +46,20 @@ def example(task: "config.Task", seed: int, index: int, tries: int) -> tuple[str
     return prompt, "\n".join([*lines, f"<answer>{a.expression}</answer>"])
 
 
-def max_tokens(task: "config.Task", tries: int) -> int:
+def another(numbers, rng: random.Random, earlier: list[countdown.Attempt]) -> countdown.Attempt:
+    """A try that is not among the earlier ones, if a few draws find one."""
+    for _ in range(10):
+        new = countdown.attempt(numbers, rng, LARGEST)
+        if all(new.steps != old.steps for old in earlier):
+            break
+    return new
+
+
+def max_tokens(task: "config.Task") -> int:
     """Upper bound on a response's tokens under the countdown tokenizer: one a character, words and tags one each."""
     steps = task.numbers_max - 1
     most = max(LARGEST, task.value_max)
-    line = steps * len(f"{most}*{most}={most},") + len("\n")  # the last step's comma is the verdict's token
+    line = steps * len(f"{most}*{most}={most},") + len(f"?{task.target_max}\n")  # a comma less, the verdict's token more
     digits = len(str(task.value_max))
     answer = 2 + task.numbers_max * digits + steps + 2 * max(steps - 1, 0)
-    return tries * line + answer + 2  # </think> and its newline
+    return MOST * line + answer + 2  # </think> and its newline

@@ -1,0 +1,112 @@
+"""One GRPO step on a fixed workload: 32 prompts x 8 samples x exactly 128 new tokens, then one update. One JSON line.
+
+    python benchmarks/step.py --workload DIR [--steps 6] [--warmup 2]
+
+DIR holds a small Qwen2 in fp32 (config.json, model.safetensors), its tokenizer, and prompts.json {"rows": [{"ids": [...]}]}
+whose end-of-sequence id no logit can reach. Reward: how many times "7" appears. Rollout, update and step are medians
+over the measured steps, in seconds; the step includes rewards, packing and the decoder's copy of the weights."""
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import time
+
+import jax
+import numpy as np
+
+from jzero import evaluate, main, metrics, train
+from jzero.algorithms import grpo
+from jzero.config import Config, Mesh, Model, Optimizer, Rollout, Train
+from jzero.grade.pool import Pool
+from jzero.rollout.sample import Driver
+from jzero.types import Grade, Problem
+
+PROMPTS, SAMPLES, NEW = 32, 8, 128
+
+
+def workload_config(directory: str) -> Config:
+    return Config(
+        name="benchmark",
+        model=Model(path=directory, dtype="float32", remat=os.environ.get("REMAT","full"), logit_chunk=1 << 20),
+        rollout=Rollout(prompts=PROMPTS, group=SAMPLES, max_prompt=64, max_new=NEW, slots=256, page=32, chunk=32),
+        algorithm=grpo(std_eps=1e-4),
+        optimizer=Optimizer(lr=1e-5, b1=0.9, b2=0.999),
+        train=Train(tokens=int(os.environ.get("ROWS","2")) * (64 + 8 * NEW), buckets=1, row_slots=8),
+        mesh=Mesh(data=-1, fsdp=1),
+    )
+
+
+def process_started() -> float:
+    """Wall-clock time at which this process began, interpreter start included (Linux)."""
+    with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
+        ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
+        return time.time() - float(uptime.read().split()[0]) + ticks / os.sysconf("SC_CLK_TCK")
+
+
+def step(run: train.Run, state, number: int, prompts: list[np.ndarray]):
+    """-> state, seconds of rollout, of update, of the whole step."""
+    config, engine = run.config, run.sampler.engine
+    begin = time.perf_counter()
+    driver = Driver(engine, run.publish(state.params), lambda ids: "")
+    seed = evaluate.make_seed(engine, (0, number))
+    done = {(s.prompt, s.sample): s for s in driver.run(prompts, SAMPLES, 1.0, seed, NEW)}
+    rolled = time.perf_counter()
+    sequences = [done[i, j] for i in range(PROMPTS) for j in range(SAMPLES)]
+    texts = run.sampler.tokenizer.batch_decode([s.tokens for s in sequences])
+    problem = Problem("benchmark", "benchmark", "", None)
+    rollouts = [
+        evaluate.to_rollout(problem, s, 0).graded(Grade(float(text.count("7")), False, ""))
+        for s, text in zip(sequences, texts, strict=True)
+    ]
+    assert all(len(s.tokens) == NEW for s in sequences) and len(rollouts) == config.rollout.prompts * SAMPLES
+    graded = time.perf_counter()
+    state, _, _ = train.optimize(run, state, rollouts, number)
+    jax.block_until_ready(state.params)
+    end = time.perf_counter()
+    return state, rolled - begin, end - graded, end - begin
+
+
+def measure(arguments: argparse.Namespace) -> dict:
+    started = process_started()
+    main.use_cores()
+    with open(os.path.join(arguments.workload, "prompts.json")) as file:
+        rows = json.load(file)["rows"]
+    times, cpu = [], []
+    with Pool(0) as pool:
+        run = train.build(workload_config(arguments.workload), pool)
+        state = run.policy.start(train.initial_params(run))
+        tokens = 0
+        for number in range(1, arguments.warmup + arguments.steps + 1):
+            chosen = [rows[((number - 1) * PROMPTS + i) % len(rows)]["ids"] for i in range(PROMPTS)]
+            before = time.process_time()
+            state, *seconds = step(run, state, number, [np.array(ids, np.int32) for ids in chosen])
+            if number == 1:
+                first = time.time() - started
+            times.append(seconds)
+            cpu.append(time.process_time() - before)
+            tokens = SAMPLES * sum(map(len, chosen)) + PROMPTS * SAMPLES * NEW
+    rollout, update, whole = (statistics.median(column) for column in zip(*times[arguments.warmup :], strict=True))
+    new = PROMPTS * SAMPLES * NEW
+    return {
+        "peer": "jzero",
+        "rollout_s": round(rollout, 3),
+        "new_tok_s": round(new / rollout),
+        "update_s": round(update, 3),
+        "trained_tok_s": round(tokens / update),
+        "step_s": round(whole, 3),
+        "step_cpu_s": round(statistics.median(cpu[arguments.warmup :]), 2),
+        "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        "time_to_first_step_s": round(first, 2),
+        "steps": [[round(x, 3) for x in seconds] for seconds in times],
+        "versions": metrics.versions(),
+    }
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", required=True)
+    parser.add_argument("--steps", type=int, default=6, help="measured steps")
+    parser.add_argument("--warmup", type=int, default=2, help="steps before them (compilation)")
+    print(json.dumps(measure(parser.parse_args())), flush=True)

@@ -1,0 +1,184 @@
+"""Every field can be set by a flag, and impossible settings are refused by name."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+from absl import flags
+from ml_collections import config_flags
+
+from jzero import algorithms, config
+from jzero.main import fields
+
+RECIPE = Path(__file__).resolve().parents[1] / "configs/countdown.py"
+FIELDS = {name: value for name, value, _ in fields()}
+
+
+def get(settings, name):
+    for part in name.split("."):
+        settings = getattr(settings, part)
+    return settings
+
+
+def put(settings, name, value):
+    *path, last = name.split(".")
+    setattr(get(settings, ".".join(path)) if path else settings, last, value)
+
+
+def recipe():
+    spec = importlib.util.spec_from_file_location("countdown_recipe", RECIPE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parse(*arguments, default="tiny"):
+    """What the command line makes of a recipe."""
+    argv = ["main", f"--config={RECIPE}:{default}", *arguments]
+    values = flags.FlagValues()
+    holder = config_flags.DEFINE_config_file("config", None, "", values, sys_argv=argv)
+    values(argv)
+    return holder.value
+
+
+def walk(settings, prefix=""):
+    """Every field, generically."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from walk(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value
+
+
+def test_help_knows_every_field():
+    assert dict(walk(config.Config())) == FIELDS
+
+
+OTHER = {bool: lambda x: not x, int: lambda x: x + 3, float: lambda x: x / 2 + 0.125, str: lambda x: x + "other/one 2"}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_every_field_is_set_by_its_flag(name):
+    base = parse()
+    old = get(base, name)
+    if isinstance(old, tuple):
+        for argument, want in (("</answer>", ("</answer>",)), ("('a', 'b c')", ("a", "b c")), ("()", ())):
+            assert get(parse(f"--config.{name}={argument}"), name) == want
+        assert get(parse(f"--config.{name}=a", f"--config.{name}=<b>"), name) == ("a", "<b>")
+        return
+    new = OTHER[type(old)](old)
+    changed = parse(f"--config.{name}={new}")
+    assert get(changed, name) == new and type(get(changed, name)) is type(old)
+    put(changed, name, old)
+    assert changed == base  # and nothing else
+    if isinstance(old, bool):
+        assert [get(parse(f"--{no}config.{name}"), name) for no in ("", "no")] == [True, False]
+
+
+def test_field_types_can_be_parsed():
+    kinds = {name: type(value) for name, value in walk(config.Config())}
+    assert set(kinds.values()) <= {bool, int, float, str, tuple}
+    for section, value in vars(config.Config()).items():
+        for field in dataclasses.fields(value) if dataclasses.is_dataclass(value) else ():
+            at = getattr(value, field.name)
+            is_float = field.type in (float, "float")
+            assert not is_float or isinstance(at, float), f"{section}.{field.name}={at!r} should be a float"
+
+
+@pytest.mark.parametrize("preset", ["tiny", *recipe().HUB, "tiny,dr_grpo", "qwen2.5-3b,grpo"])
+def test_presets_are_possible_and_fresh(preset):
+    settings = recipe().get_config(preset)
+    config.validate(settings)
+    assert json.loads(config.to_json(settings))["rollout"]["group"] == settings.rollout.group
+    assert settings.name.startswith("countdown-")
+    settings.model.arch.hidden_size = -1
+    assert recipe().get_config(preset).model.arch.hidden_size > 0
+    kinds = {name: type(value) for name, value in FIELDS.items()}
+    wrong = {name: value for name, value in walk(recipe().get_config(preset)) if type(value) is not kinds[name]}
+    assert not wrong  # an int where a float belongs could not be overridden by 0.5
+
+
+@pytest.mark.parametrize("preset", algorithms.PRESETS)
+def test_algorithm_presets(preset):
+    settings = recipe().get_config(f"tiny,{preset}")
+    assert settings.algorithm == algorithms.PRESETS[preset]() and settings.algorithm.name == preset
+
+
+def test_unknown_presets():
+    for preset, message in (("tyni", "no preset 'tyni'.*tiny, qwen2.5-0.5b"), ("tiny,gpro", "no algorithm 'gpro'.*grpo")):
+        with pytest.raises(ValueError, match=message):
+            recipe().get_config(preset)
+
+
+def test_sections_are_not_shared_between_configs():
+    config.Config().rollout.group = 99
+    assert config.Config().rollout.group != 99
+
+
+IMPOSSIBLE = [
+    ({"model.dtype": "float16"}, "model.dtype='float16' is not one of bfloat16, float32"),
+    ({"model.remat": "some"}, "model.remat='some'"),
+    ({"model.arch.model_type": "llama"}, "model.arch.model_type='llama' is not one of qwen2, qwen3"),
+    ({"model.arch.num_key_value_heads": 3}, "num_key_value_heads=3 does not divide num_attention_heads=4"),
+    ({"model.arch.head_dim": 31}, "head_dim=31 must be even"),
+    ({"model.arch.hidden_size": 0}, "model.arch.hidden_size=0 must be at least 1"),
+    ({"model.logit_chunk": 0}, "model.logit_chunk=0 must be at least 1"),
+    ({"task.grade_workers": 0}, "task.grade_workers=0 must be at least 1"),
+    ({"rollout.kv_dtype": "int8"}, "rollout.kv_dtype='int8'"),
+    ({"rollout.group": 1}, "rollout.group=1: the group_mean_std baseline needs a group of at least 2"),
+    ({"rollout.group": 0}, "rollout.group=0 must be at least 1"),
+    ({"rollout.chunk": 0}, "rollout.chunk=0 must be at least 1"),
+    ({"rollout.temperature": 0.0}, "rollout.temperature=0.0 must be positive"),
+    ({"rollout.top_p": 0.0}, "rollout.top_p=0.0 must be in (0, 1]"),
+    ({"rollout.top_k": -1}, "rollout.top_k=-1 must be at least 0"),
+    ({"rollout.min_p": 1.5}, "rollout.min_p=1.5 must be in [0, 1)"),
+    ({"rollout.pages": -1}, "rollout.pages=-1 must be at least 0"),
+    ({"rollout.stop": ("",)}, "rollout.stop=('',) must hold non-empty strings"),
+    ({"rollout.stop": (5,)}, "rollout.stop=(5,) must hold non-empty strings"),
+    ({"algorithm.advantage": "gae2"}, "algorithm.advantage='gae2' is not one of group_mean, group_mean_std"),
+    ({"algorithm.truncated": "drop"}, "algorithm.truncated='drop'"),
+    ({"algorithm.clip_low": -0.1}, "algorithm.clip_low=-0.1 must be at least 0"),
+    ({"optimizer.schedule": "step"}, "optimizer.schedule='step'"),
+    ({"optimizer.clip_norm": -1.0}, "optimizer.clip_norm=-1.0 must be at least 0"),
+    ({"warm_start.steps": 5, "warm_start.batch": 0}, "warm_start.batch=0 must be at least 1"),
+    ({"train.slot": 100, "rollout.max_new": 160}, "train.slot=100 is shorter than a response, rollout.max_new=160"),
+    ({"train.slot": -1}, "train.slot=-1 must be at least 0"),
+    ({"train.row_slots": -1}, "train.row_slots=-1 must be at least 0"),
+    ({"train.buckets": 9}, "train.buckets=9 halves a slot of 160 tokens to nothing"),
+    ({"train.tokens": 0}, "train.tokens=0 must be at least 1"),
+    ({"train.minibatches": 3}, "train.minibatches=3 does not divide rollout.prompts=64"),
+    ({"train.steps": -1}, "train.steps=-1 must be at least 0"),
+    ({"train.checkpoint_every": 0}, "train.checkpoint_every=0 must be at least 1"),
+    ({"eval.samples": 0}, "eval.samples=0 must be at least 1"),
+    ({"eval.every": 5, "eval.problems": 0}, "eval.every=5 needs eval.problems of at least 1"),
+    ({"eval.every": -1}, "eval.every=-1 must be at least 0"),
+]
+
+
+@pytest.mark.parametrize("changes, message", IMPOSSIBLE, ids=[" ".join(c) for c, _ in IMPOSSIBLE])
+def test_impossible_settings_are_refused(changes, message):
+    settings = recipe().get_config("tiny")
+    for name, value in changes.items():
+        put(settings, name, value)
+    with pytest.raises(ValueError) as caught:
+        config.validate(settings)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_all_of_them_are_named_at_once():
+    settings = recipe().get_config("tiny")
+    settings.rollout.group, settings.model.dtype = 1, "f16"
+    with pytest.raises(ValueError, match=r"model.dtype='f16'.*; .*rollout.group=1"):
+        config.validate(settings)
+
+
+@pytest.mark.parametrize("changes", [{"rollout.group": 1, "algorithm.advantage": "none"}, {"train.slot": 160}, {}])
+def test_possible_settings_pass(changes):
+    settings = recipe().get_config("tiny")
+    for name, value in changes.items():
+        put(settings, name, value)
+    if settings.algorithm.advantage in algorithms.ADVANTAGES:
+        config.validate(settings)
