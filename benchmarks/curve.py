@@ -1,6 +1,6 @@
 """The learning curves of several runs of one recipe as a picture, and their figures as a table.
 
-    python benchmarks/curve.py runs/seed0 runs/seed1 runs/seed2 --out docs/countdown-tiny.png"""
+python benchmarks/curve.py runs/seed0 runs/seed1 runs/seed2 --out docs/countdown-tiny.png"""
 
 import argparse
 import json

@@ -29,11 +29,11 @@ PROMPTS, SAMPLES, NEW = 32, 8, 128
 def workload_config(directory: str) -> Config:
     return Config(
         name="benchmark",
-        model=Model(path=directory, dtype="float32", remat=os.environ.get("REMAT","full"), logit_chunk=1 << 20),
-        rollout=Rollout(prompts=PROMPTS, group=SAMPLES, max_prompt=64, max_new=NEW, slots=256, page=32, chunk=32),
+        model=Model(path=directory, dtype="float32", remat="full", logit_chunk=1 << 20),
+        rollout=Rollout(prompts=PROMPTS, group=SAMPLES, max_prompt=64, max_new=NEW, slots=256, page=16, chunk=32),
         algorithm=grpo(std_eps=1e-4),
         optimizer=Optimizer(lr=1e-5, b1=0.9, b2=0.999),
-        train=Train(tokens=int(os.environ.get("ROWS","2")) * (64 + 8 * NEW), buckets=1, row_slots=8),
+        train=Train(tokens=2 * (64 + 8 * NEW), buckets=1, row_slots=8),
         mesh=Mesh(data=-1, fsdp=1),
     )
 

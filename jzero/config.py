@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
+
 from jzero import algorithms
 
 
@@ -162,6 +163,8 @@ def validate(config: Config) -> None:
     problems = list(impossible(config))
     if problems:
         raise ValueError("; ".join(problems))
+
+
 def impossible(config: Config) -> Iterator[str]:
     model, rollout, algorithm, train = config.model, config.rollout, config.algorithm, config.train
     arch = model.arch

@@ -34,12 +34,15 @@ class Sampler:
         driver = Driver(self.engine, params, lambda ids: tokenizer.decode(self.tokenizer, ids))
         done: dict[tuple[int, int], Rollout] = {}
         seed = make_seed(self.engine, key)
-        for sequence in driver.run(prompts, group, temperature, seed, self.engine.settings.max_new):
-            rollout = to_rollout(problems[sequence.prompt], sequence, version)
-            place = (sequence.prompt, sequence.sample)
-            done[place] = rollout
-            self.pool.submit(place, rollout.problem.task, rollout.text, rollout.problem.gold, self.task)
-            self.on_finish()
+        try:
+            for sequence in driver.run(prompts, group, temperature, seed, self.engine.settings.max_new):
+                rollout = to_rollout(problems[sequence.prompt], sequence, version)
+                place = (sequence.prompt, sequence.sample)
+                done[place] = rollout
+                self.pool.submit(place, rollout.problem.task, rollout.text, rollout.problem.gold, self.task)
+                self.on_finish()
+        finally:
+            driver.cancel()  # an interruption leaves the engine free
         return [done[i, j] for i in range(len(problems)) for j in range(group)], driver.counters
 
     def graded(self, rollouts: list[Rollout], group: int) -> list[Rollout]:

@@ -157,11 +157,9 @@ def build(config: config.Config, pool: Pool) -> Run:
     """Model, tokenizer, meshes and programs of a run; nothing is compiled or loaded yet."""
     model = config.model
     directory = hf.resolve(model.path) if model.path else None
-    hf_config: dict[str, Any] = {}
+    architecture, hf_config = hf.load_config(directory) if directory else (None, {})
     tok = tokenizer.load(model.tokenizer or (str(directory) if directory else ""))
-    if directory:
-        architecture, hf_config = hf.load_config(directory)
-    else:
+    if architecture is None:
         architecture = qwen.QwenConfig(vocab_size=len(tok), **vars(model.arch))
     mesh = sharding.train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     if architecture.num_key_value_heads % mesh.shape["tensor"]:

@@ -45,6 +45,11 @@ def random_params(model: qwen.QwenConfig = MODEL, scale: float = 0.15) -> qwen.P
     return jax.tree.map_with_path(leaf, qwen.abstract(model))
 
 
+def placed(policy, params: qwen.Params) -> qwen.Params:
+    """A copy where the policy wants it: what it is given it may donate."""
+    return jax.tree.map(lambda x, s: jax.device_put(np.asarray(x), s), params, policy.shardings)
+
+
 def random_rollouts(seed: int, prompts: int, group: int, max_prompt: int = 6, max_new: int = 12) -> list[Rollout]:
     """Ragged rollouts. Some responses hold tokens of an environment (sampled=False), some are cut at max_new, the first
     group scores 0.1 throughout, and log-probs are near what a policy might have given."""
@@ -53,7 +58,7 @@ def random_rollouts(seed: int, prompts: int, group: int, max_prompt: int = 6, ma
     for p in range(prompts):
         head = rng.integers(0, VOCAB, rng.integers(1, max_prompt + 1))
         for g in range(group):
-            new = int(rng.integers(1, max_new + 1))
+            new = int(rng.integers(1, (max_new if p < prompts - 1 else max_new // 2) + 1))  # the last group: short
             finish = "length" if new == max_new else "stop"
             sampled = np.arange(len(head) + new) >= len(head)
             if g % 2:  # the environment speaks, never first: that would lengthen the prompt
@@ -152,22 +157,19 @@ def forward(model: qwen.QwenConfig, params, tokens):
     angles = np.arange(T)[:, None] * model.rope_theta ** (-np.arange(half) / half)
     norm = lambda x, scale: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + model.rms_norm_eps) * scale
 
-    def rotate(x):  # [N, T, D]
+    def rotate(x):  # [N, H, T, D]
         a, b = x[..., :half], x[..., half:]
         return jnp.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1)
 
     x = params["embed"][tokens]
     for i in range(model.num_hidden_layers):
         p = {name: leaf[i] for name, leaf in params["layers"].items()}
-        h, attended = norm(x, p["attn_norm"]), 0.0
-        for head in range(model.num_attention_heads):
-            kv = head * model.num_key_value_heads // model.num_attention_heads
-            q = rotate(h @ p["q"][:, head] + p["q_bias"][head])
-            k = rotate(h @ p["k"][:, kv] + p["k_bias"][kv])
-            v = h @ p["v"][:, kv] + p["v_bias"][kv]
-            scores = jnp.where(np.tri(T, dtype=bool), q @ k.swapaxes(1, 2) / math.sqrt(model.head_dim), -jnp.inf)
-            attended += jax.nn.softmax(scores) @ v @ p["o"][head]
-        x = x + attended
+        h = norm(x, p["attn_norm"])
+        heads = lambda name, h=h, p=p: jnp.einsum("nte,ehd->nhtd", h, p[name]) + p[f"{name}_bias"][:, None]
+        spread = lambda x: jnp.repeat(x, model.num_attention_heads // model.num_key_value_heads, axis=1)
+        q, k, v = rotate(heads("q")), spread(rotate(heads("k"))), spread(heads("v"))
+        scores = jnp.where(np.tri(T, dtype=bool), q @ k.swapaxes(2, 3) / math.sqrt(model.head_dim), -jnp.inf)
+        x = x + jnp.einsum("nhtd,hde->nte", jax.nn.softmax(scores) @ v, p["o"])
         h = norm(x, p["mlp_norm"])
         x = x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
     return norm(x, params["norm"]) @ params["embed"].T

@@ -131,6 +131,7 @@ def naive_paged(q, k, v, lengths):
 
 
 LENGTHS = np.array([1, 33, 16, 4, 17, 40])
+ALONE = np.zeros(len(LENGTHS), np.int32)  # blocks of one slot, nothing shared
 
 
 @pytest.mark.parametrize("page", [1, 4, 16])
@@ -140,20 +141,43 @@ def test_paged_equals_softmax(page, storage):
     q = np.random.default_rng(0).standard_normal((len(LENGTHS), H, D)).astype(np.float32)
     if storage == jnp.uint16:
         k, v = (np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in (k, v))
-    got = jax.jit(attention.paged)(q, *pools, table, LENGTHS)
+    got = jax.jit(attention.paged)(q, *pools, table, LENGTHS, ALONE)
     np.testing.assert_allclose(got, naive_paged(q, k, v, LENGTHS), atol=1e-5)
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+def test_paged_reads_the_pages_that_neighbours_share_once(page):
+    """Blocks of 3 and of 2 slots; the first tokens of a block are the same, and only their own table names the pages of
+    all but its first slot past them. An idle slot (length 1) may sit among them."""
+    for shared_tokens in ([16, 16], [16, 0, 0]):
+        k, v, pools, table = random_pool(page, LENGTHS, jnp.float32)
+        lengths, blocks = LENGTHS.copy(), len(shared_tokens)
+        block = len(lengths) // blocks
+        for b, tokens in enumerate(shared_tokens):
+            members = range(b * block, (b + 1) * block)
+            leader = max(members, key=lambda s: lengths[s])
+            for s in members:
+                if lengths[s] >= tokens:
+                    k[s, :tokens], v[s, :tokens] = k[leader, :tokens], v[leader, :tokens]
+                table[s, : tokens // page] = table[leader, : tokens // page]
+        busy = lengths >= np.repeat(shared_tokens, block)
+        q = np.random.default_rng(0).standard_normal((len(lengths), H, D)).astype(np.float32)
+        shared = np.array(shared_tokens, np.int32) // page
+        got = jax.jit(attention.paged)(q, *pools, table, lengths, shared)
+        np.testing.assert_allclose(got[busy], naive_paged(q, k, v, lengths)[busy], atol=1e-5)
+        assert busy.sum() >= 4 and np.isfinite(got).all()
 
 
 def test_what_lies_behind_a_length_changes_nothing():
     _, _, pools, table = random_pool(4, LENGTHS, jnp.float32)
     q = np.random.default_rng(0).standard_normal((len(LENGTHS), H, D)).astype(np.float32)
-    before = jax.jit(attention.paged)(q, *pools, table, LENGTHS)
+    before = jax.jit(attention.paged)(q, *pools, table, LENGTHS, ALONE)
     last = table[np.arange(6), (LENGTHS - 1) // 4]
     for offset in range(1, 4):
         free = (LENGTHS - 1) % 4 + offset < 4
         pools = [pool.at[:, last[free], (LENGTHS[free] - 1) % 4 + offset].set(1e4) for pool in pools]
     pools = [pool.at[:, 0].set(-1e4) for pool in pools]  # scratch
-    np.testing.assert_array_equal(jax.jit(attention.paged)(q, *pools, table, LENGTHS), before)
+    np.testing.assert_array_equal(jax.jit(attention.paged)(q, *pools, table, LENGTHS, ALONE), before)
 
 
 def test_bits_of_bfloat16_round_like_bfloat16():

@@ -50,15 +50,13 @@ def test_warm_start_is_adamw_on_the_mean_nll():
     policy = Policy(MODEL, config, train_mesh(1, 1, 1, jax.devices()[:1]))
     start = slow.random_params(MODEL)
     steps = []
-    put = lambda x, s: jax.device_put(np.asarray(x), s)
-    params = jax.tree.map(put, start, policy.shardings)  # donated
-    got = sft.warm_start(policy, config, TOKENIZER, params, lambda: steps.append(None))
+    got = sft.warm_start(policy, config, TOKENIZER, slow.placed(policy, start), lambda: steps.append(None))
     assert len(steps) == 3
 
     def gradient(params, step):
         pairs = [TASKS["countdown"].warm_start(config.task, 0, step * 5 + i, 1) for i in range(5)]
         items = sft.to_items(pairs, TOKENIZER, 36)
-        slopes = [-item.sampled / sum(i.sampled.sum() for i in items) for item in items]
+        slopes = [-1.0 * item.sampled / sum(i.sampled.sum() for i in items) for item in items]
         return slow.naive_gradient(params, items, slopes, 1.0, MODEL)
 
     schedule = replace(config.optimizer, lr=0.02, warmup_steps=2, schedule="cosine")
@@ -77,7 +75,7 @@ def test_interruption_and_missing_examples(monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sft.warm_start(policy, config, TOKENIZER, policy.init_params(0), stop)
+        sft.warm_start(policy, config, TOKENIZER, slow.placed(policy, slow.random_params(MODEL)), stop)
     monkeypatch.setitem(TASKS, "countdown", TASKS["countdown"]._replace(warm_start=None))
     with pytest.raises(ValueError, match="task.name=countdown has no warm-start examples; set warm_start.steps=0"):
         sft.warm_start(policy, config, TOKENIZER, {}, stop)

@@ -82,7 +82,7 @@ def test_moments_lie_where_their_parameters_do(sizes):
     config = slow.settings()
     config.optimizer = Optimizer(weight_decay=0.1, clip_norm=1.0)
     policy = Policy(slow.MODEL, config, make(sizes))
-    state = policy.start(policy.init_params(0))
+    state = policy.start(slow.placed(policy, slow.random_params()))
     adam = next(x for x in state.opt_state if isinstance(x, optax.ScaleByAdamState))
     for moments in (adam.mu, adam.nu):
         jax.tree.map(lambda m, s: m.sharding == s or pytest.fail(f"{m.sharding}"), moments, policy.shardings)
@@ -93,10 +93,13 @@ def test_moments_lie_where_their_parameters_do(sizes):
         assert (leaf.shape, leaf.dtype, leaf.sharding) == (like.shape, like.dtype, like.sharding)
 
 
+@pytest.mark.slow
 def test_init_does_not_depend_on_the_mesh():
-    first, *rest = (Policy(slow.MODEL, slow.settings(), make(sizes)).init_params(3) for sizes in MESHES[:4])
-    for other in rest:
-        jax.tree.map(np.testing.assert_array_equal, first, other)
+    first, second = (
+        Policy(slow.MODEL, slow.settings(), make(sizes)).init_params(3) for sizes in ((1, 1, 1), (2, 2, 2))
+    )
+    jax.tree.map(np.testing.assert_array_equal, first, second)
+    assert float(np.std(first["layers"]["gate"])) == pytest.approx(0.02, rel=0.1)
 
 
 @every_mesh
@@ -104,7 +107,7 @@ def test_init_does_not_depend_on_the_mesh():
 def test_publish_casts_and_keeps_values(sizes, dtype):
     train = make(sizes)
     decode = decode_mesh(train)
-    params = Policy(slow.MODEL, slow.settings(), train).init_params(0)
+    params = slow.placed(Policy(slow.MODEL, slow.settings(), train), slow.random_params())
     published = publisher(slow.MODEL, train, decode, dtype)(params)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, np.asarray(y).astype(dtype)), published, params)
     jax.tree.map(lambda x, s: x.sharding == s or pytest.fail(), published, param_shardings(slow.MODEL, decode))

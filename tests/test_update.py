@@ -17,6 +17,7 @@ from jzero import train
 from jzero.algorithms import ADVANTAGES
 from jzero.batch import layouts, pack
 from jzero.config import Optimizer
+from jzero.model import qwen
 from jzero.sharding import train_mesh
 from jzero.update import Policy, learning_rate, optimizer, with_logps
 
@@ -29,19 +30,14 @@ FAR = 2.0**40  # a step so long that the parameters it starts from are lost in r
 @cache
 def make(packing: str, sizes: tuple[int, int, int] = (1, 1, 1)) -> Policy:
     """A policy whose optimizer hands the gradient on; its programs stay compiled from test to test."""
-    config = slow.settings(train=PACKINGS[packing] if packing in PACKINGS else {"row_slots": 2, "tokens": 240})
+    config = slow.settings(train=PACKINGS.get(packing, {"row_slots": 2, "tokens": 240}))
     policy = Policy(slow.MODEL, config, train_mesh(*sizes, jax.devices()[: np.prod(sizes)]))
     policy.optimizer = optax.identity()
     return policy
 
 
-def place(policy, params=PARAMS):
-    """A copy: what is given to a policy is donated."""
-    return jax.tree.map(lambda x, s: jax.device_put(np.asarray(x), s), params, policy.shardings)
-
-
 def packed_of(policy, order=None):
-    """Layouts and packed batches of ROLLOUTS, as a step makes them; `order` permutes the groups, and then each of them."""
+    """Layouts and packed batches of ROLLOUTS, as a step makes them; `order` permutes the groups and each of them."""
     config = policy.settings
     scores = np.array([train.score_of(r, config.algorithm) for r in ROLLOUTS], np.float32).reshape(-1, GROUP)
     advantages = ADVANTAGES[config.algorithm.advantage].compute(scores, config.algorithm)
@@ -59,7 +55,7 @@ def gradient_of(policy, order=None, change=lambda batches: batches):
     """(gradient, stats) of one update, through the state it leaves."""
     shapes, packed = packed_of(policy, order)
     batches, counts = policy.put(packed)
-    state, stats = policy.update(policy.start(place(policy)), change(batches), counts, shapes, FAR)
+    state, stats = policy.update(policy.start(slow.placed(policy, PARAMS)), change(batches), counts, shapes, FAR)
     return jax.tree.map(lambda x: -np.asarray(x) / FAR, state.params), jax.device_get(stats)
 
 
@@ -87,8 +83,7 @@ def slow_step(config):
 
 PACKINGS = {
     "own slot": {"row_slots": 1, "tokens": 512},
-    "two slots, two buckets, small microbatches": {"row_slots": 2, "tokens": 30, "buckets": 2},
-    "eight slots": {"row_slots": 8, "tokens": 512},
+    "eight slots, two buckets, small microbatches": {"row_slots": 8, "tokens": 102, "buckets": 2},
     "plain, small microbatches": {"row_slots": 0, "tokens": 36},
 }
 
@@ -106,11 +101,10 @@ def test_gradient_does_not_depend_on_packing(packing):
     assert all(p.count for p in packed)
 
 
-@pytest.mark.parametrize("packing", ["two slots, two buckets, small microbatches"])
-def test_score_is_the_log_prob_of_each_sequence_alone(packing):
-    policy = make(packing)
+def test_score_is_the_log_prob_of_each_sequence_alone():
+    policy = make("eight slots, two buckets, small microbatches")
     shapes, packed = packed_of(policy)
-    got = read_back(packed, policy.score(place(policy), *policy.put(packed), shapes))
+    got = read_back(packed, policy.score(slow.placed(policy, PARAMS), *policy.put(packed), shapes))
     logps, _ = slow.naive(PARAMS, ROLLOUTS, policy.settings.rollout.temperature)
     for mine, theirs in zip(got, logps, strict=True):
         np.testing.assert_allclose(mine, theirs[-len(mine) :], atol=1e-5, rtol=0)
@@ -126,8 +120,10 @@ def test_gradient_and_score_do_not_depend_on_the_mesh(sizes):
     loss, want = slow_step(policy.settings)
     assert slow.difference(gradient, want) < 1e-6
     np.testing.assert_allclose(stats["loss"], loss, atol=1e-7)
+    if sizes != (2, 2, 2):
+        return  # the score of one mesh is enough
     shapes, packed = packed_of(policy)
-    got = read_back(packed, policy.score(place(policy), *policy.put(packed), shapes))
+    got = read_back(packed, policy.score(slow.placed(policy, PARAMS), *policy.put(packed), shapes))
     logps, _ = slow.naive(PARAMS, ROLLOUTS, policy.settings.rollout.temperature)
     for mine, theirs in zip(got, logps, strict=True):
         np.testing.assert_allclose(mine, theirs[-len(mine) :], atol=1e-5, rtol=0)
@@ -136,11 +132,11 @@ def test_gradient_and_score_do_not_depend_on_the_mesh(sizes):
 def test_fsdp_gathers_weights_and_does_not_sum_activations():
     """Inside the layers; left to itself XLA does the opposite."""
     policy = make("two slots", (1, 8, 1))
-    shapes, packed = packed_of(policy)
+    _, packed = packed_of(policy)
     [program] = policy._updates.values()
     batches, counts = policy.put(packed)
     rate = jax.device_put(np.float32(0), NamedSharding(policy.mesh, P()))
-    text = program.lower(policy.start(place(policy)), batches, counts, rate).compile().as_text()
+    text = program.lower(policy.start(slow.placed(policy, PARAMS)), batches, counts, rate).compile().as_text()
     tokens = packed[0].batch.tokens[0].size
     assert len(re.findall(r" all-gather\(", text)) >= 7  # q k v o gate up down
     assert not re.findall(rf"f32\[{tokens},\d+\]\S* all-reduce\(", text)
@@ -198,7 +194,7 @@ def test_stats_are_sums_over_trained_tokens():
 def test_state_is_donated_and_keeps_its_place():
     policy = make("own slot")
     shapes, packed = packed_of(policy)
-    state = policy.start(place(policy))
+    state = policy.start(slow.placed(policy, PARAMS))
     new, _ = policy.update(state, *policy.put(packed), shapes, 1e-3)
     assert all(x.is_deleted() for x in jax.tree.leaves((state.params, state.opt_state, state.step)))
     assert int(new.step) == 1
@@ -219,24 +215,27 @@ def test_minibatches_and_epochs_with_a_reference_policy():
     assert not policy.on_policy
     other = jax.tree.map(lambda x: x + 0.01 * np.sin(np.arange(x.size)).reshape(x.shape).astype(np.float32), PARAMS)
     shapes, _ = packed_of(policy)
-    run = train.Run(config, policy, None, None, shapes, [4], [1], None, {}, place(policy, other))
-    state, values, _ = train.optimize(run, policy.start(place(policy)), ROLLOUTS, step=3)
+    run = train.Run(config, policy, None, None, shapes, [4], [1], None, {}, slow.placed(policy, other))
+    state, values, _ = train.optimize(run, policy.start(slow.placed(policy, PARAMS)), ROLLOUTS, step=3)
 
-    naive = lambda params, rollouts: slow.naive(params, rollouts, config.rollout.temperature)[0]
+    naive = lambda params: slow.naive(params, ROLLOUTS, config.rollout.temperature)[0]
     halves = np.split(np.random.default_rng((7, 3)).permutation(4), 2)
-    mine = [[r for p in half for r in ROLLOUTS[p * GROUP : (p + 1) * GROUP]] for half in halves] * 2
-    fixed = [(naive(PARAMS, rollouts), naive(other, rollouts)) for rollouts in mine]
-    seen = []
+    first, fixed, seen = naive(PARAMS), naive(other), []
 
-    def gradient(params, i):
-        now = naive(params, mine[i])
-        loss, slopes = slow.policy_loss(mine[i], now, *fixed[i], config.algorithm, GROUP, config.rollout.max_new)
-        ratios = [np.exp(a - b) for a, b in zip(now, fixed[i][0], strict=True)]
-        seen.append((loss, [x[r.sampled] for x, r in zip(ratios, mine[i], strict=True)]))
-        return slow.naive_gradient(params, mine[i], slopes, config.rollout.temperature)
+    def gradient(params, half):
+        chosen = [p * GROUP + g for p in half for g in range(GROUP)]
+        of = lambda values: [values[i] for i in chosen]
+        now, rest = naive(params), (config.algorithm, GROUP, config.rollout.max_new)
+        loss, mine = slow.policy_loss(of(ROLLOUTS), of(now), of(first), of(fixed), *rest)
+        slopes = [np.zeros(len(r.tokens)) for r in ROLLOUTS]
+        for i, slope in zip(chosen, mine, strict=True):
+            slopes[i] = slope
+        seen.append((loss, [np.exp(now[i] - first[i])[ROLLOUTS[i].sampled] for i in chosen]))
+        return slow.naive_gradient(params, ROLLOUTS, slopes, config.rollout.temperature)
 
     rate = 0.05 * 3 / 10
-    want = slow.adamw(PARAMS, [partial(gradient, i=i) for i in range(4)], config.optimizer, [rate] * 4)
+    gradients = [partial(gradient, half=half) for half in halves * 2]
+    want = slow.adamw(PARAMS, gradients, config.optimizer, [rate] * 4)
     moved = jax.tree.map(lambda x, start: np.asarray(x) - start, state.params, PARAMS)
     assert slow.difference(moved, jax.tree.map(np.subtract, want, PARAMS)) < 1e-4
     np.testing.assert_allclose(values["optimizer/loss"], np.mean([loss for loss, _ in seen]), rtol=1e-4)
@@ -264,7 +263,7 @@ def test_learning_rate():
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
 def test_only_matrices_decay(model_type):
     model = replace(slow.MODEL, model_type=model_type, tie_word_embeddings=False)
-    params = jax.tree.map(np.ones_like, slow.random_params(model))
+    params = jax.tree.map(lambda _: np.ones((2, 2), np.float32), qwen.abstract(model))  # by name, whatever the shape
     rule = optimizer(Optimizer(weight_decay=0.5))
     step, _ = rule.update(jax.tree.map(np.zeros_like, params), rule.init(params), params)
     decayed = {path[-1].key for path, x in jax.tree.leaves_with_path(step) if np.any(x)}

@@ -98,26 +98,50 @@ def write_pages(pool: jax.Array, x: jax.Array, pages: jax.Array) -> jax.Array:
     return flat.reshape(pool.shape)
 
 
-def paged(q: jax.Array, k_pool: jax.Array, v_pool: jax.Array, table: jax.Array, lengths: jax.Array) -> jax.Array:
+def paged(
+    q: jax.Array, k_pool: jax.Array, v_pool: jax.Array, table: jax.Array, lengths: jax.Array, shared: jax.Array
+) -> jax.Array:
     """One query a slot against its pages: an online softmax over pages, as many as the longest slot has.
 
-    q [S, H, D], pools [K, R, page, D], table i32[S, M] of pool pages, lengths i32[S] >= 1 -> f32[S, H, D]."""
+    q [S, H, D], pools [K, R, page, D], table i32[S, M] of pool pages, lengths i32[S] >= 1 -> f32[S, H, D].
+    shared i32[S / B]: the first so many pages of every B neighbouring slots are full and the same. They are read once
+    for the block, whose queries make one larger product. Kernels may ignore it."""
     S, H, D = q.shape
     K, _, page, _ = k_pool.shape
-    q = (q.astype(jnp.float32) * D**-0.5).reshape(S, K, H // K, D)
+    G, N = H // K, shared.shape[0]
+    B = S // N
 
-    def one(carry):
-        j, best, total, out = carry
-        rows = lax.dynamic_index_in_dim(table, j, axis=1, keepdims=False)
-        keys, values = (decode_kv(pool[:, rows], jnp.float32) for pool in (k_pool, v_pool))  # [K, S, page, D]
-        scores = jnp.einsum("skgd,kspd->skgp", q, keys)
-        visible = (j * page + jnp.arange(page))[None] < lengths[:, None]
+    def read(rows, visible, q, carry):
+        """Fold one page a row into the softmax: q [n, K, m, D], rows i32[n], visible bool[n, page]."""
+        best, total, out = carry
+        keys, values = (decode_kv(pool[:, rows], jnp.float32) for pool in (k_pool, v_pool))  # [K, n, page, D]
+        scores = jnp.einsum("nkmd,knpd->nkmp", q, keys)
         scores = jnp.where(visible[:, None, None], scores, MASKED)
         new = jnp.maximum(best, scores.max(-1))
         probs, keep = jnp.exp(scores - new[..., None]), jnp.exp(best - new)
-        out = out * keep[..., None] + jnp.einsum("skgp,kspd->skgd", probs, values)
-        return j + 1, new, total * keep + probs.sum(-1), out
+        out = out * keep[..., None] + jnp.einsum("nkmp,knpd->nkmd", probs, values)
+        return new, total * keep + probs.sum(-1), out
 
-    init = (0, jnp.full(q.shape[:3], MASKED), jnp.zeros(q.shape[:3]), jnp.zeros(q.shape))
-    _, _, total, out = lax.while_loop(lambda carry: carry[0] * page < lengths.max(), one, init)
+    def block_page(carry):
+        j, *softmax = carry
+        visible = jnp.broadcast_to((j < shared)[:, None], (N, page))
+        return j + 1, *read(lax.dynamic_index_in_dim(table[::B], j, 1, keepdims=False), visible, of_block, softmax)
+
+    def own_page(carry):
+        j, *softmax = carry
+        at = first + j
+        rows = jnp.take_along_axis(table, jnp.minimum(at, table.shape[1] - 1)[:, None], axis=1)[:, 0]
+        visible = at[:, None] * page + jnp.arange(page)[None] < lengths[:, None]
+        return j + 1, *read(rows, visible, of_slot, softmax)
+
+    of_slot = (q.astype(jnp.float32) * D**-0.5).reshape(S, K, G, D)
+    of_block = of_slot.reshape(N, B, K, G, D).swapaxes(1, 2).reshape(N, K, B * G, D)
+    init = (0, jnp.full(of_block.shape[:3], MASKED), jnp.zeros(of_block.shape[:3]), jnp.zeros(of_block.shape))
+    _, *softmax = lax.while_loop(lambda carry: carry[0] < shared.max(), block_page, init)
+    to_slots = lambda x: x.reshape(N, K, B, G, *x.shape[3:]).swapaxes(1, 2).reshape(S, K, G, *x.shape[3:])
+    first = jnp.repeat(shared, B)
+    most = (lengths - first * page).max()
+    _, _, total, out = lax.while_loop(
+        lambda carry: carry[0] * page < most, own_page, (0, *(to_slots(x) for x in softmax))
+    )
     return (out / total[..., None]).reshape(S, H, D)

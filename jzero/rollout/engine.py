@@ -4,6 +4,7 @@ The mesh has axes (slots, tensor). Each slot shard is a decoder of its own, with
 (`shard_map` over slots); weights and KV heads are split over tensor inside it. S slots and R pages a shard, C decode
 steps a call, n prompts and G samples a prefill."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -70,6 +71,7 @@ class Engine:
         self.config, self.settings, self._mesh, self.dtype = config, settings, mesh, jnp.dtype(dtype)
         self.shards = mesh.shape["slots"]
         self.shard_slots = -(-settings.slots // self.shards)
+        self.block = math.gcd(self.shard_slots, settings.group)  # neighbours, where a group's samples tend to sit
         self.max_total = settings.max_prompt + settings.max_new
         self.per_slot = -(-self.max_total // settings.page)
         share = -(-settings.pages // self.shards) if settings.pages else self.shard_slots * self.per_slot
@@ -243,8 +245,19 @@ class Engine:
         keep = np.zeros(self.max_concurrent_decodes, np.bool_)
         keep[list(self.placed)] = True
         program = self._program("generate", self._generate, self._generate_specs(), donate=(1,))
-        state, tokens, logps, counts = program(params, decode_state, seed, *self._put(table, keep))
+        arguments = self._put(table, keep, self._shared(table, keep))
+        state, tokens, logps, counts = program(params, decode_state, seed, *arguments)
         return state, ResultTokens(tokens, logps, counts)
+
+    def _shared(self, table: np.ndarray, placed: np.ndarray) -> np.ndarray:
+        """i32[blocks]: the leading full pages that the placed slots of a block have in common. See attention.paged."""
+        table, placed = (x.reshape(-1, self.block, *x.shape[1:]) for x in (table, placed))
+        same = ((table == table[:, :1]) | ~placed[..., None]).all(axis=1) & placed[:, :1]
+        full = np.full(self.max_concurrent_decodes, self.max_total)
+        for slot, placement in self.placed.items():
+            full[slot] = placement.length
+        full = full.reshape(-1, self.block).min(axis=1) // self.settings.page
+        return np.minimum(np.cumprod(same, axis=1).sum(axis=1), full).astype(np.int32)
 
     def _put(self, *arrays):
         return [jax.device_put(x, NamedSharding(self._mesh, P("slots"))) for x in arrays]
@@ -283,7 +296,7 @@ class Engine:
 
     def _generate_specs(self):
         state, slots = self._manual_state_specs(), P("slots")
-        return (P(), state, P(), slots, slots), (state, slots, slots, slots)
+        return (P(), state, P(), slots, slots, slots), (state, slots, slots, slots)
 
     # -- programs of one slot shard ----------------------------------------------------------------------------
 
@@ -335,7 +348,7 @@ class Engine:
     def _stops(self, tokens):
         return jnp.isin(tokens, jnp.array(self.stop_ids, jnp.int32)) if self.stop_ids else jnp.zeros(tokens.shape, bool)
 
-    def _generate(self, params, state, seed, table, keep):
+    def _generate(self, params, state, seed, table, keep, shared):
         S, C = self.shard_slots, self.settings.chunk
         params = jax.tree.map(lambda x: x.astype(self.dtype), params)
         state = state | {"active": state["active"] & keep}
@@ -344,7 +357,7 @@ class Engine:
         def step(carry):
             c, state, tokens, logps, counts = carry
             active = state["active"]
-            state, token, logp = self._decode(params, state, seed, table)
+            state, token, logp = self._decode(params, state, seed, table, shared)
             tokens = lax.dynamic_update_index_in_dim(tokens, token, c, 1)
             logps = lax.dynamic_update_index_in_dim(logps, logp, c, 1)
             return c + 1, state, tokens, logps, counts + active
@@ -352,7 +365,7 @@ class Engine:
         _, state, *out = lax.while_loop(lambda x: (x[0] < C) & x[1]["active"].any(), step, (0, state, *out))
         return state, *out
 
-    def _decode(self, params, state, seed, table):
+    def _decode(self, params, state, seed, table, shared):
         """One token for every slot of the shard; idle slots write to the scratch page."""
         active, positions, page = state["active"], state["positions"], self.settings.page
         at = jnp.take_along_axis(table, (positions // page)[:, None], axis=1)[:, 0]
@@ -363,7 +376,7 @@ class Engine:
             first = layer * self.shard_pages
             write = lambda pool, x: attention.write_tokens(pool, x[:, 0], first + at, positions % page)
             k_pool, v_pool = write(pools[0], k), write(pools[1], v)
-            out = attention.paged(q[:, 0], k_pool, v_pool, first + table, lengths)
+            out = attention.paged(q[:, 0], k_pool, v_pool, first + table, lengths, shared)
             return out[:, None].astype(q.dtype), (k_pool, v_pool)
 
         hidden, (k, v) = qwen.forward(

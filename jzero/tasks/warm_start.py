@@ -59,7 +59,8 @@ def max_tokens(task: "config.Task") -> int:
     """Upper bound on a response's tokens under the countdown tokenizer: one a character, words and tags one each."""
     steps = task.numbers_max - 1
     most = max(LARGEST, task.value_max)
-    line = steps * len(f"{most}*{most}={most},") + len(f"?{task.target_max}\n")  # a comma less, the verdict's token more
+    # A line's last step has no comma, but a verdict.
+    line = steps * len(f"{most}*{most}={most},") + len(f"?{task.target_max}\n")
     digits = len(str(task.value_max))
     answer = 2 + task.numbers_max * digits + steps + 2 * max(steps - 1, 0)
     return MOST * line + answer + 2  # </think> and its newline
