@@ -2,7 +2,7 @@
 
     python benchmarks/step.py --workload DIR [--steps 6] [--warmup 2]
 
-DIR holds a small Qwen2 in fp32 (config.json, model.safetensors), its tokenizer, and prompts.json {"rows": [{"ids": [...]}]}
+DIR holds a small Qwen2 in fp32 (config.json, model.safetensors), its tokenizer, prompts.json {"rows": [{"ids": [...]}]}
 whose end-of-sequence id no logit can reach. Reward: how many times "7" appears. Rollout, update and step are medians
 over the measured steps, in seconds; the step includes rewards, packing and the decoder's copy of the weights."""
 

@@ -20,7 +20,7 @@ from jax import lax
 from jzero import metrics, types
 
 # What a resumed run may change of its config; anything else is another run.
-MAY_CHANGE = ("train.steps", "train.checkpoint_every", "eval.every", "workdir")
+MAY_CHANGE = ("train.steps", "train.checkpoint_every", "eval.every")
 
 
 class Checkpoints:

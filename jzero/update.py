@@ -105,7 +105,8 @@ class Policy:
         """log-prob of every target, f32[M, B, T] a layout (0 beyond counts)."""
         key = tuple(layouts)
         if key not in self._scores:
-            self._scores[key] = jax.jit(partial(self._score, layouts=key))
+            rows = NamedSharding(self.mesh, sharding.ROWS)  # as `put` places them: else the next call compiles again
+            self._scores[key] = jax.jit(partial(self._score, layouts=key), out_shardings=rows)
         return self._scores[key](params, batches, counts)
 
     def _logps(self, params, batch: Batch, layout: Layout):

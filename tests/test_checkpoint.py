@@ -225,9 +225,7 @@ def test_kill_during_a_save_leaves_the_previous_step(tmp_path):
 
 
 def test_workdir_is_tied_to_its_config(tmp_path):
-    first = json.dumps(
-        {"workdir": "", "train": {"steps": 10, "seed": 0}, "eval": {"every": 0}, "rollout": {"stop": []}}
-    )
+    first = json.dumps({"train": {"steps": 10, "seed": 0}, "eval": {"every": 0}, "rollout": {"stop": []}})
     workdir = tmp_path / "new/run"
     checkpoint.check_workdir(workdir, first)
     path = workdir / "config.json"

@@ -120,13 +120,16 @@ def test_gradient_and_score_do_not_depend_on_the_mesh(sizes):
     loss, want = slow_step(policy.settings)
     assert slow.difference(gradient, want) < 1e-6
     np.testing.assert_allclose(stats["loss"], loss, atol=1e-7)
-    if sizes != (2, 2, 2):
-        return  # the score of one mesh is enough
+    if sizes == (1, 8, 1):
+        return  # the scores of the others are enough
     shapes, packed = packed_of(policy)
-    got = read_back(packed, policy.score(slow.placed(policy, PARAMS), *policy.put(packed), shapes))
+    params, (batches, counts) = slow.placed(policy, PARAMS), policy.put(packed)
+    values = policy.score(params, batches, counts, shapes)
     logps, _ = slow.naive(PARAMS, ROLLOUTS, policy.settings.rollout.temperature)
-    for mine, theirs in zip(got, logps, strict=True):
+    for mine, theirs in zip(read_back(packed, values), logps, strict=True):
         np.testing.assert_allclose(mine, theirs[-len(mine) :], atol=1e-5, rtol=0)
+    policy.score(params, with_logps(batches, "old_logps", values), counts, shapes)
+    assert next(iter(policy._scores.values()))._cache_size() == 1  # log-probs come back where they are wanted
 
 
 def test_fsdp_gathers_weights_and_does_not_sum_activations():
@@ -215,7 +218,7 @@ def test_minibatches_and_epochs_with_a_reference_policy():
     assert not policy.on_policy
     other = jax.tree.map(lambda x: x + 0.01 * np.sin(np.arange(x.size)).reshape(x.shape).astype(np.float32), PARAMS)
     shapes, _ = packed_of(policy)
-    run = train.Run(config, policy, None, None, shapes, [4], [1], None, {}, slow.placed(policy, other))
+    run = train.Run(config, policy, None, None, shapes, [4], [2], None, {}, slow.placed(policy, other))
     state, values, _ = train.optimize(run, policy.start(slow.placed(policy, PARAMS)), ROLLOUTS, step=3)
 
     naive = lambda params: slow.naive(params, ROLLOUTS, config.rollout.temperature)[0]
@@ -240,6 +243,8 @@ def test_minibatches_and_epochs_with_a_reference_policy():
     assert slow.difference(moved, jax.tree.map(np.subtract, want, PARAMS)) < 1e-4
     np.testing.assert_allclose(values["optimizer/loss"], np.mean([loss for loss, _ in seen]), rtol=1e-4)
     assert values["optimizer/lr"] == pytest.approx(rate)
+    programs = [*policy._updates.values(), *policy._scores.values()]
+    assert [program._cache_size() for program in programs] == [1, 1]  # compiled once each
     assert 0 < values["policy/clip_fraction"] < 0.5 and values["policy/kl"] > 0
     assert all(abs(x - 1).max() < 1e-5 for x in seen[0][1])  # the first minibatch is on policy
 
