@@ -51,9 +51,13 @@ class Sampler:
         return [rollout.graded(grades[i // group, i % group]) for i, rollout in enumerate(rollouts)]
 
 
+@jax.jit
+def fold(words: jax.Array) -> jax.Array:
+    return jax.random.fold_in(jax.random.key(words[0]), words[1])
+
+
 def make_seed(engine: Engine, key: tuple[int, int]) -> jax.Array:
-    words = jax.device_put(np.array(key, np.uint32), NamedSharding(engine.mesh, P()))
-    return jax.jit(lambda x: jax.random.fold_in(jax.random.key(x[0]), x[1]))(words)
+    return fold(jax.device_put(np.array(key, np.uint32), NamedSharding(engine.mesh, P())))
 
 
 def to_rollout(problem: Problem, sequence: Sequence, version: int) -> Rollout:

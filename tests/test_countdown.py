@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from jzero import config, tokenizer
 from jzero.tasks import TASKS, countdown, warm_start
 
-DATA = Path("/work/shared/data")
+DATA = Path(__file__).resolve().parents[2] / "shared/data"
 SMALL = config.Task(template="plain", value_max=12, target_max=30)
 NO_FORMAT = config.Task(format_score=0.0)
 

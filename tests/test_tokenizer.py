@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from jzero import config, tokenizer
 from jzero.tasks import countdown, warm_start
 
-QWEN = Path("/work/shared/data/qwen2_tokenizer")
+QWEN = Path(__file__).resolve().parents[2] / "shared/data/qwen2_tokenizer"
 TOKENIZER = tokenizer.countdown()
 
 
