@@ -1,7 +1,7 @@
 """Countdown: reach a target with some numbers and + - * /, by reinforcement learning alone (TinyZero's task).
 
     python -m jzero.main --config configs/countdown.py              # qwen2.5-3b on an accelerator, tiny without one
-    python -m jzero.main --config configs/countdown.py:tiny         # from scratch on a laptop CPU, about 10 minutes
+    python -m jzero.main --config configs/countdown.py:tiny         # from scratch on a laptop CPU, about 11 minutes
     python -m jzero.main --config configs/countdown.py:qwen2.5-3b   # the recipe of record
     python -m jzero.main --config configs/countdown.py:tiny,dr_grpo # any preset with another algorithm
 
@@ -58,12 +58,12 @@ def tiny() -> Config:
     return Config(
         name="countdown-tiny",
         model=Model(arch=Arch(), dtype="float32", remat="full", logit_chunk=65536),
-        task=Task(template="plain", numbers_min=3, numbers_max=3, value_max=13, target_max=40, format_score=0.0),
+        task=Task(template="plain", numbers_min=3, numbers_max=3, value_max=15, target_max=40, format_score=0.0),
         rollout=Rollout(prompts=64, group=8, max_prompt=16, max_new=176, slots=256, page=32, chunk=16),
         algorithm=algorithms.grpo(),
         optimizer=Optimizer(lr=4e-4, b2=0.99),
-        warm_start=WarmStart(steps=1000, batch=64, lr=2e-3, tries=2.0),
-        train=Train(steps=40, tokens=4096, buckets=1, row_slots=1, checkpoint_every=20),
+        warm_start=WarmStart(steps=1200, batch=64, lr=2e-3, tries=1.5),
+        train=Train(steps=50, tokens=4096, buckets=1, row_slots=1, checkpoint_every=20),
         eval=Eval(every=20),
         mesh=Mesh(data=-1, fsdp=1),
     )

@@ -11,9 +11,10 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from huggingface_hub import snapshot_download
 from transformers import AddedToken, PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
+
+from jzero import hub
 
 END, PAD = "<|endoftext|>", "<|pad|>"
 WORDS = ("<answer>", "</answer>", "<think>", "</think>", " yes", " no")
@@ -38,7 +39,7 @@ def load(path: str) -> PreTrainedTokenizerFast:
     if not path:
         return countdown()
     try:
-        directory = path if os.path.isdir(path) else snapshot_download(path, allow_patterns=FILES)
+        directory = path if os.path.isdir(path) else hub.download(path, FILES)
         files = os.listdir(directory)
         if "tokenizer.json" in files:
             return PreTrainedTokenizerFast.from_pretrained(directory)

@@ -146,6 +146,12 @@ def check(config: config.Config, workdir: Path) -> None:
     for name, value, table in (("name", config.task.name, TASKS), ("template", config.task.template, TEMPLATES)):
         if value not in table:
             raise ValueError(f"task.{name}={value!r} is not one of {', '.join(table)}")
+    longest = TASKS[config.task.name].warm_start_tokens(config.task, config.warm_start.tries)
+    if config.warm_start.steps and longest > config.rollout.max_new:
+        raise ValueError(
+            f"a warm-start example may have {longest} tokens, rollout.max_new={config.rollout.max_new}: raise it to "
+            f"{longest}, or set warm_start.steps=0"
+        )
     there = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise ValueError(f"workdir {workdir}: {there} is not a directory that can be written to")

@@ -12,7 +12,7 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 
 # A module imports from lower levels and from its own package.
 LEVELS = [
-    ("types", "algorithms", "metrics"),
+    ("types", "algorithms", "metrics", "hub"),
     ("config",),
     ("attention", "batch", "grade", "tokenizer"),
     ("model", "tasks"),

@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
+from jzero import hub
 from jzero.model.qwen import Params, QwenConfig, abstract
 
 # Ours -> (theirs, how many of our leading axes are the input of a Linear; 0: no Linear, flattened; None: as it is).
@@ -40,7 +41,6 @@ NAMES: dict[str, tuple[str, int | None]] = {
 }
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 DOWNLOADS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
-HUB_SECONDS = 10  # until the hub counts as unreachable
 
 
 class Tensor(NamedTuple):
@@ -89,8 +89,6 @@ def unflatten(leaves: dict[str, Any]) -> Params:
 
 def resolve(path: str | Path) -> Path:
     """A local directory, or the local copy of a hub id ("Qwen/Qwen2.5-0.5B"), downloaded when it is not there yet."""
-    from huggingface_hub import snapshot_download
-
     local = Path(path).expanduser()
     if local.is_dir():
         return local
@@ -99,11 +97,10 @@ def resolve(path: str | Path) -> Path:
     if str(path).count("/") != 1 or str(path)[0] in "./~":
         raise ValueError(f"no such directory: {path} (and it is not a hub id such as Qwen/Qwen2.5-0.5B)")
     try:
-        return Path(snapshot_download(str(path), allow_patterns=DOWNLOADS, etag_timeout=HUB_SECONDS))
-    except Exception as error:  # whatever the network and the hub's client come up with
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        return hub.download(str(path), DOWNLOADS)
+    except OSError as error:
         raise ValueError(
-            f"no such directory, and the hub is unreachable or has no such model: {path} ({reason}). "
+            f"no such directory, and the hub is unreachable or has no such model: {path} ({error}). "
             "Download the model where there is a network and give its directory"
         ) from error
 

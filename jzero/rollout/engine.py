@@ -1,8 +1,8 @@
 """The decoder: JetStream's Engine methods over a paged KV cache.
 
-The mesh has axes (slots, tensor). Each slot shard is a decoder of its own, with its own pages, loop and trip count
-(`shard_map` over slots); weights and KV heads are split over tensor inside it. S slots and R pages a shard, C decode
-steps a call, n prompts and G samples a prefill."""
+The mesh has axes (slots, tensor). Each slot shard is a decoder of its own, with its own pages, loop and (where tensor
+is 1) trip count (`shard_map` over slots); weights and KV heads are split over tensor inside it. S slots and R pages a
+shard, C decode steps a call, n prompts and G samples a prefill."""
 
 import math
 from dataclasses import dataclass
@@ -352,17 +352,25 @@ class Engine:
         S, C = self.shard_slots, self.settings.chunk
         params = jax.tree.map(lambda x: x.astype(self.dtype), params)
         state = state | {"active": state["active"] & keep}
+
+        def going(active):
+            """Whether another step is due: for this shard, or for any where a step has collectives (of tensor)."""
+            if self._mesh.shape["tensor"] == 1:
+                return active.any()
+            return lax.psum(active.any().astype(jnp.int32), "slots") > 0
+
         out = (jnp.zeros((S, C), jnp.int32), jnp.zeros((S, C), jnp.float32), jnp.zeros(S, jnp.int32))
 
         def step(carry):
-            c, state, tokens, logps, counts = carry
+            c, _, state, tokens, logps, counts = carry
             active = state["active"]
             state, token, logp = self._decode(params, state, seed, table, shared)
             tokens = lax.dynamic_update_index_in_dim(tokens, token, c, 1)
             logps = lax.dynamic_update_index_in_dim(logps, logp, c, 1)
-            return c + 1, state, tokens, logps, counts + active
+            return c + 1, going(state["active"]), state, tokens, logps, counts + active
 
-        _, state, *out = lax.while_loop(lambda x: (x[0] < C) & x[1]["active"].any(), step, (0, state, *out))
+        start = (0, going(state["active"]), state, *out)
+        _, _, state, *out = lax.while_loop(lambda carry: (carry[0] < C) & carry[1], step, start)
         return state, *out
 
     def _decode(self, params, state, seed, table, shared):

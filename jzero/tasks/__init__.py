@@ -14,8 +14,11 @@ class Task(NamedTuple):
     eval_problems: Callable[[Any, int], list[Problem]]  # (task, count): held out, the same in every run
     grade: Callable[[str, Any, Any], Grade]  # (response, problem.gold, task)
     warm_start: Callable[[Any, int, int, float], tuple[str, str]] | None  # (task, seed, index, tries): prompt, response
+    warm_start_tokens: Callable[[Any, float], int] = lambda task, tries: 0  # upper bound on such a response
 
 
 TASKS = {
-    "countdown": Task(countdown.train_problems, countdown.eval_problems, countdown.grade, warm_start.example),
+    "countdown": Task(
+        countdown.train_problems, countdown.eval_problems, countdown.grade, warm_start.example, warm_start.max_tokens
+    ),
 }

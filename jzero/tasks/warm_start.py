@@ -55,7 +55,7 @@ def another(numbers, rng: random.Random, earlier: list[countdown.Attempt]) -> co
     return new
 
 
-def max_tokens(task: "config.Task") -> int:
+def max_tokens(task: "config.Task", tries: float) -> int:
     """Upper bound on a response's tokens under the countdown tokenizer: one a character, words and tags one each."""
     steps = task.numbers_max - 1
     most = max(LARGEST, task.value_max)
@@ -63,4 +63,4 @@ def max_tokens(task: "config.Task") -> int:
     line = steps * len(f"{most}*{most}={most},") + len(f"?{task.target_max}\n")
     digits = len(str(task.value_max))
     answer = 2 + task.numbers_max * digits + steps + 2 * max(steps - 1, 0)
-    return MOST * line + answer + 2  # </think> and its newline
+    return (MOST if tries > 1 else 1) * line + answer + 3  # </think>, its newline and the end of the sequence
