@@ -16,7 +16,7 @@ import time
 import jax
 import numpy as np
 
-from jzero import evaluate, main, metrics, train
+from jzero import evaluate, learn, main, metrics, train
 from jzero.algorithms import grpo
 from jzero.config import Config, Mesh, Model, Optimizer, Rollout, Train
 from jzero.grade.pool import Pool
@@ -62,7 +62,7 @@ def step(run: train.Run, state, number: int, prompts: list[np.ndarray]):
     ]
     assert all(len(s.tokens) == NEW for s in sequences) and len(rollouts) == config.rollout.prompts * SAMPLES
     graded = time.perf_counter()
-    state, _, _ = train.optimize(run, state, rollouts, number)
+    state, _, _ = learn.optimize(run.trainer, state, rollouts, number)
     jax.block_until_ready(state.params)
     end = time.perf_counter()
     return state, rolled - begin, end - graded, end - begin
@@ -76,7 +76,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     times, cpu = [], []
     with Pool(0) as pool:
         run = train.build(workload_config(arguments.workload), pool)
-        state = run.policy.start(train.initial_params(run))
+        state = run.trainer.policy.start(train.initial_params(run))
         tokens = 0
         for number in range(1, arguments.warmup + arguments.steps + 1):
             chosen = [rows[((number - 1) * PROMPTS + i) % len(rows)]["ids"] for i in range(PROMPTS)]

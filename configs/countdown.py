@@ -12,7 +12,7 @@ saw."""
 import jax
 
 from jzero import algorithms
-from jzero.config import Arch, Config, Eval, Mesh, Model, Optimizer, Rollout, Task, Train, WarmStart
+from jzero.config import Arch, Config, Critic, Eval, Mesh, Model, Optimizer, Rollout, Task, Train, WarmStart
 
 HUB = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
@@ -62,6 +62,7 @@ def tiny() -> Config:
         rollout=Rollout(prompts=64, group=8, max_prompt=16, max_new=176, slots=256, page=32, chunk=16),
         algorithm=algorithms.grpo(),
         optimizer=Optimizer(lr=4e-4, b2=0.99),
+        critic=Critic(optimizer=Optimizer(lr=1e-3, b2=0.99)),
         warm_start=WarmStart(steps=1200, batch=64, lr=2e-3, tries=1.5),
         train=Train(steps=50, tokens=4096, buckets=1, row_slots=1, checkpoint_every=20),
         eval=Eval(every=20),

@@ -1,130 +1,451 @@
-"""Algorithms are values: one loss, and named presets that pick an advantage, a weight, a surrogate and a ratio.
+"""Algorithms are values: one loss, and presets that name an advantage, a weight, a ratio, a surrogate and a correction.
 
-    loss = sum_t w_t * [ surrogate(rho_t, A_t) + kl_coef * k3_t ],   rho_t = exp(logp_t - old_logp_t)
+    loss = sum_t w_t [ c_t surrogate(rho_t, A_t) - entropy_coef H_t ] + v_t kl_coef KL_t
+    rho_t = pi(a_t) / pi_old(a_t)    c_t = f(pi_old(a_t) / pi_sampler(a_t)), a constant
 
-Advantages and weights are made on the host (NumPy) over the whole optimizer step, so that packing, microbatches and
-sharding cannot change them. Dimensions: P prompts, G group, N = P*G rollouts."""
+The sum goes over the tokens of one optimizer step. Advantages A and weights w, v are made on the host (NumPy, float64)
+over whole optimizer steps, so that packing, microbatches and sharding cannot change them; tokens of the environment are
+not among them. N rollouts, T sampled tokens of the longest; in jit, packed rows [B, T].
+
+    preset         advantage                     weight of a token   ratio     surrogate     else
+    grpo           (r - mean) / std, in group    1 / (N |o|)         token     clip
+    dr_grpo        r - mean                      1 / (N L_max)       token     clip
+    grpo_no_std    r - mean                      1 / (N |o|)         token     clip          one of Dr. GRPO's two fixes
+    grpo_no_length (r - mean) / std              1 / (N L_max)       token     clip          the other one
+    dapo           (r - mean) / std              1 / sum |o|         token     clip-higher   overlong, dynamic sampling
+    rloo           r - mean of the others        1 / N               -         reinforce     k1 in the reward
+    reinforce_pp   return-to-go, whitened        1 / sum |o|         token     clip          k1 in the reward
+    reinforce_pp_baseline  r - mean, whitened    1 / sum |o|         token     clip          k2 in the loss
+    gspo           (r - mean) / std              1 / (N |o|)         sequence  clip
+    cispo          (r - mean) / std              1 / sum |o|         token     cispo
+    ppo            GAE of a critic, whitened     1 / sum |o|         token     clip
+    decoupled_ppo  return-to-go, whitened        1 / sum |o|         token     clip          token correction
+
+and, to reproduce published runs: deepseek_grpo drgrpo_paper oat_head oat_v006 trl_018 trl_head."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+LOG_RATIO = 20.0  # log-ratios are clamped to this, so that exp stays finite
+
 
 @dataclass
 class Algorithm:
+    """Numbers that are 0 and names that are "" are off."""
+
     name: str = "grpo"
+    # score: what a rollout that was cut at max_new gets
+    truncated: str = "grade"  # its grade | fixed: truncated_score | mask: its grade, but it is not trained
+    truncated_score: float = 0.0
+    truncated_penalty: float = 0.0  # subtracted from its score
+    overlong: float = 0.0  # share of max_new, at its end, over which the score falls by up to 1 (DAPO eq. 13)
+    dynamic_rounds: int = 0  # times that groups without any difference in score are replaced by new problems
+    kl_reward: float = 0.0  # k1 to the reference policy, subtracted from the reward of every token
+    # advantage
     advantage: str = "group_mean_std"  # key of ADVANTAGES
+    std_eps: float = 1e-6  # added to the standard deviation
+    gamma: float = 1.0  # discount of a token's reward, for return_to_go and gae
+    lam: float = 1.0  # of gae
+    whiten: bool = False  # then to mean 0 and variance 1 over all tokens of the rollouts
+    # weight
     weight: str = "sequence_mean"  # key of WEIGHTS
-    surrogate: str = "clip"  # key of SURROGATES
+    length_norm: int = 0  # L_max of the constant weight; 0 = rollout.max_new
+    # ratio, surrogate, correction
+    old: str = "trainer"  # pi_old: trainer (recomputed before the first optimizer step) | sampler (as it was sampled)
     ratio: str = "token"  # key of RATIOS
-    clip_low: float = 0.2  # ratio is clipped to [1 - clip_low, 1 + clip_high]
+    surrogate: str = "clip"  # key of SURROGATES
+    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2
-    std_eps: float = 1e-6  # added to the group's standard deviation
-    kl_coef: float = 0.0  # k3 to the reference policy, in the loss; 0 = no reference policy is kept
-    truncated: str = "grade"  # rollouts cut at max_new: grade (as they are) | zero (score 0) | mask (count, not train)
+    dual_clip: float = 0.0  # bound of the ratio where the advantage is negative
+    correction: str = ""  # key of CORRECTIONS
+    correction_low: float = 0.0
+    correction_high: float = 2.0
+    # regularisation
+    kl_coef: float = 0.0  # KL to the reference policy, in the loss
+    kl: str = "k3"  # key of KLS
+    kl_max: float = 0.0  # bound of a token's KL
+    kl_weight: str = ""  # key of WEIGHTS; "" = weight
+    reference_every: int = 0  # RL steps after which the policy becomes the reference; 0 = it stays the first
+    entropy_coef: float = 0.0
+    # critic, of an advantage that needs one
+    value_clip: float = 0.2
+    value_coef: float = 1.0
 
 
-# -- advantages: scores f32[P, G] -> f32[P, G] ------------------------------------------------------------------
+# -- scores -> advantages, on the host ------------------------------------------------------------------------------
 
 
-def group_mean(scores: np.ndarray, algorithm: Algorithm) -> np.ndarray:
-    """A = r - mean(r) (Dr. GRPO, arXiv:2503.20783 eq. 3). A group of equal scores gives exactly 0."""
-    centred = scores - scores.mean(axis=1, keepdims=True, dtype=np.float64)
-    return np.where(uniform(scores), 0.0, centred).astype(np.float32)
+class Episodes(NamedTuple):
+    """Rewards of rollouts, left-aligned over their sampled tokens alone."""
+
+    rewards: np.ndarray  # f64[N, T]
+    values: np.ndarray  # f64[N, T] the critic's, of the state before each token; 0 without one
+    mask: np.ndarray  # bool[N, T]
+    group: np.ndarray  # i[N] rollouts of one prompt share a number from 0 on
+
+    @property
+    def returns(self) -> np.ndarray:  # f64[N]
+        return self.rewards.sum(axis=1)
 
 
-def group_mean_std(scores: np.ndarray, algorithm: Algorithm) -> np.ndarray:
-    """A = (r - mean(r)) / (std(r) + eps), std with G - 1 (GRPO, arXiv:2402.03300 §4.1.2)."""
-    deviation = scores.std(axis=1, keepdims=True, ddof=1, dtype=np.float64)
-    return (group_mean(scores, algorithm) / (deviation + algorithm.std_eps)).astype(np.float32)
+def shaped(score: float, length: int, cut: bool, algorithm: Algorithm, max_new: int) -> float:
+    """The score of a rollout of `length` response tokens, `cut` at max_new or not."""
+    if cut and algorithm.truncated == "fixed":
+        score = algorithm.truncated_score
+    score -= algorithm.truncated_penalty * cut
+    if algorithm.overlong:
+        last = algorithm.overlong * max_new
+        score -= min(1.0, max(0.0, (length - max_new + last) / last))
+    return score
 
 
-def uniform(scores: np.ndarray) -> np.ndarray:
-    """bool[P, 1]: groups without any difference in score; by max == min, not by an epsilon."""
-    return scores.max(axis=1, keepdims=True) == scores.min(axis=1, keepdims=True)
+def group_means(x: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """f64[N]: the mean over its group, for every rollout."""
+    return (np.bincount(group, x) / np.bincount(group))[group]
+
+
+def group_sizes(group: np.ndarray) -> np.ndarray:
+    return np.bincount(group)[group]
+
+
+def uniform(scores: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """bool[N]: in a group without any difference in score; by max == min, not by an epsilon."""
+    high, low = np.full(group.max() + 1, -np.inf), np.full(group.max() + 1, np.inf)
+    np.maximum.at(high, group, scores)
+    np.minimum.at(low, group, scores)
+    return (high == low)[group]
+
+
+def group_mean(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
+    """A = R - mean(R) (Dr. GRPO, arXiv:2503.20783 eq. 3). A group of equal returns gives exactly 0."""
+    R, group = episodes.returns, episodes.group
+    return np.where(uniform(R, group), 0.0, R - group_means(R, group))[:, None]
+
+
+def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
+    """A = (R - mean(R)) / (std(R) + eps), std with G - 1 (GRPO, arXiv:2402.03300 §4.1.2)."""
+    centred, group = group_mean(episodes, algorithm), episodes.group
+    sizes = group_sizes(group)
+    std = np.sqrt(group_means(centred[:, 0] ** 2, group) * sizes / np.maximum(sizes - 1, 1))
+    return centred / (std + algorithm.std_eps)[:, None]
+
+
+def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
+    """A = (R - mean of the group) / (std of the batch + eps) (arXiv:2508.08221; TRL's scale_rewards="batch")."""
+    return group_mean(episodes, algorithm) / (episodes.returns.std(ddof=1) + algorithm.std_eps)
+
+
+def leave_one_out(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
+    """A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8)."""
+    sizes = group_sizes(episodes.group)
+    return group_mean(episodes, algorithm) * (sizes / np.maximum(sizes - 1, 1))[:, None]
+
+
+def return_to_go(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
+    """A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262; normalised by `whiten`)."""
+    return gae(episodes._replace(values=np.zeros_like(episodes.values)), replace(algorithm, lam=1.0))
+
+
+def gae(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
+    """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; 0 after the end (arXiv:1506.02438)."""
+    rewards, values = episodes.rewards, episodes.values * episodes.mask
+    out = np.zeros_like(rewards)
+    after_value = after = np.zeros(len(rewards))
+    for t in reversed(range(rewards.shape[1])):
+        delta = rewards[:, t] + algorithm.gamma * after_value - values[:, t]
+        after = np.where(episodes.mask[:, t], delta + algorithm.gamma * algorithm.lam * after, 0.0)
+        out[:, t], after_value = after, values[:, t]
+    return out
 
 
 class Advantage(NamedTuple):
-    compute: Callable[[np.ndarray, Algorithm], np.ndarray]
+    compute: Callable[[Episodes, Algorithm], np.ndarray]  # f64[N, T], or [N, 1]: the same for every token
     group_min: int  # smallest group it is defined for
+    critic: bool = False
 
 
-ADVANTAGES = {"group_mean": Advantage(group_mean, 2), "group_mean_std": Advantage(group_mean_std, 2)}
+ADVANTAGES = {
+    "group_mean": Advantage(group_mean, 2),
+    "group_mean_std": Advantage(group_mean_std, 2),
+    "group_mean_batch_std": Advantage(group_mean_batch_std, 2),
+    "leave_one_out": Advantage(leave_one_out, 2),
+    "return_to_go": Advantage(return_to_go, 1),
+    "gae": Advantage(gae, 1, critic=True),
+}
 
 
-# -- weights: trained tokens of each rollout f64[N], max_new -> weight of each of its tokens f64[N] ----------------
-# A masked rollout has 0 trained tokens and still counts among the N.
+def advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
+    """-> advantages f64[N, T], and what the critic should have said, A + V before whitening."""
+    A = ADVANTAGES[algorithm.advantage].compute(episodes, algorithm) * episodes.mask
+    targets = (A + episodes.values) * episodes.mask
+    if algorithm.whiten:
+        every = A[episodes.mask]
+        variance = every.var(ddof=1) if len(every) > 1 else 0.0
+        A = (A - every.mean()) / np.sqrt(variance + 1e-8) * episodes.mask
+    return A, targets
 
 
-def sequence_mean(counts: np.ndarray, max_new: int) -> np.ndarray:
-    """1 / (N |o_i|): the mean over rollouts of their token means (GRPO eq. 3)."""
+# -- weights, on the host -------------------------------------------------------------------------------------------
+# (tokens of each rollout of this optimizer step f64[n], of all rollouts f64[N], L_max) -> of each of its tokens f64[n].
+# A rollout that is not trained has 0 tokens and still counts among the n.
+
+
+def sequence_mean(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
+    """1 / (n |o|): the mean over rollouts of their token means (GRPO eq. 3)."""
     return 1.0 / (len(counts) * np.maximum(counts, 1.0))
 
 
-def token_mean(counts: np.ndarray, max_new: int) -> np.ndarray:
-    """1 / sum_i |o_i|: the mean over all tokens of the optimizer step (DAPO, arXiv:2503.14476 eq. 8)."""
+def sequence_sum(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
+    """1 / n: the mean over rollouts of their token sums (REINFORCE; oat in March 2025)."""
+    return np.full(len(counts), 1.0 / len(counts))
+
+
+def token_mean(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
+    """1 / sum |o|: the mean over all tokens of the optimizer step (DAPO, arXiv:2503.14476 eq. 8)."""
     return np.full(len(counts), 1.0 / max(counts.sum(), 1.0))
 
 
-def constant(counts: np.ndarray, max_new: int) -> np.ndarray:
-    """1 / (N L_max), L_max the configured response length (Dr. GRPO, appendix A)."""
-    return np.full(len(counts), 1.0 / (len(counts) * max_new))
+def batch_token_mean(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
+    """1 / sum |o| over the rollouts of all optimizer steps of the RL step (TRL's dapo)."""
+    return np.full(len(counts), 1.0 / max(every.sum(), 1.0))
 
 
-WEIGHTS = {"sequence_mean": sequence_mean, "token_mean": token_mean, "constant": constant}
+def constant(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
+    """1 / (n L_max), L_max the configured response length (Dr. GRPO, appendix A)."""
+    return np.full(len(counts), 1.0 / (len(counts) * longest))
 
 
-# -- inside jit: every argument [B, T] ---------------------------------------------------------------------------
+WEIGHTS = {f.__name__: f for f in (sequence_mean, sequence_sum, token_mean, batch_token_mean, constant)}
 
 
-def token_ratio(logps: jax.Array, old_logps: jax.Array) -> jax.Array:
-    return jnp.exp(logps - old_logps)
+# -- inside jit: arguments [B, T] -----------------------------------------------------------------------------------
+
+Total = Callable[[jax.Array], jax.Array]  # the sum over the trained tokens of each token's own sequence
 
 
-RATIOS = {"token": token_ratio}
+def token_ratio(log_ratio: jax.Array, total: Total) -> jax.Array:
+    return jnp.exp(jnp.clip(log_ratio, -LOG_RATIO, LOG_RATIO))
 
 
-def clip(ratio: jax.Array, advantages: jax.Array, algorithm: Algorithm) -> tuple[jax.Array, jax.Array]:
-    """PPO's -min(rho A, clip(rho) A) (arXiv:1707.06347 eq. 7) and where the clip cuts the gradient."""
+def sequence_ratio(log_ratio: jax.Array, total: Total) -> jax.Array:
+    """The geometric mean of a sequence's token ratios, for each of its tokens (GSPO, arXiv:2507.18071 eq. 7)."""
+    return token_ratio(total(log_ratio) / jnp.maximum(total(jnp.ones_like(log_ratio)), 1.0), total)
+
+
+RATIOS = {"token": token_ratio, "sequence": sequence_ratio}
+
+
+def clip(logps: jax.Array, ratio: jax.Array, A: jax.Array, algorithm: Algorithm) -> tuple[jax.Array, jax.Array]:
+    """PPO's -min(rho A, clip(rho) A) (arXiv:1707.06347 eq. 7), with dual clip -max(., c A) where A < 0
+    (arXiv:1912.09729 eq. 5); and where the gradient is cut."""
     clipped = jnp.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
-    return -jnp.minimum(ratio * advantages, clipped * advantages), clipped * advantages < ratio * advantages
+    gain, cut = jnp.minimum(ratio * A, clipped * A), clipped * A < ratio * A
+    if algorithm.dual_clip:
+        bound = jnp.where(A < 0, algorithm.dual_clip * A, -jnp.inf)
+        gain, cut = jnp.maximum(gain, bound), cut | (gain < bound)
+    return -gain, cut
 
 
-SURROGATES = {"clip": clip}
+def reinforce(logps: jax.Array, ratio: jax.Array, A: jax.Array, algorithm: Algorithm) -> tuple[jax.Array, jax.Array]:
+    """-A log pi, no ratio (Williams 1992)."""
+    return -A * logps, jnp.zeros(ratio.shape, bool)
+
+
+def cispo(logps: jax.Array, ratio: jax.Array, A: jax.Array, algorithm: Algorithm) -> tuple[jax.Array, jax.Array]:
+    """-stop_gradient(clip(rho)) A log pi (MiniMax-M1, arXiv:2506.13585 eq. 4): no token loses its gradient."""
+    clipped = jnp.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
+    return -jax.lax.stop_gradient(clipped) * A * logps, clipped != ratio
+
+
+SURROGATES = {"clip": clip, "reinforce": reinforce, "cispo": cispo}
+
+
+# Corrections for sampler and trainer disagreeing: d = log pi_old - log pi_sampler -> c. Low and high bound the ratio.
+# 0 drops a token; the weights' denominators stay as they are.
+
+
+def bounded(ratio: jax.Array, algorithm: Algorithm) -> jax.Array:
+    return (ratio >= algorithm.correction_low) & (ratio <= algorithm.correction_high)
+
+
+def token_truncate(d: jax.Array, total: Total, algorithm: Algorithm) -> jax.Array:
+    """min(exp(d), high): truncated importance sampling (TIS, Yao et al. 2025)."""
+    return jnp.minimum(token_ratio(d, total), algorithm.correction_high)
+
+
+def token_mask(d: jax.Array, total: Total, algorithm: Algorithm) -> jax.Array:
+    """exp(d) within [low, high], else 0 (masked importance sampling; AReaL, arXiv:2505.24298)."""
+    ratio = token_ratio(d, total)
+    return jnp.where(bounded(ratio, algorithm), ratio, 0.0)
+
+
+def sequence_truncate(d: jax.Array, total: Total, algorithm: Algorithm) -> jax.Array:
+    """min(prod exp(d), high) of the sequence, for each of its tokens."""
+    return token_truncate(total(d), total, algorithm)
+
+
+def sequence_mask(d: jax.Array, total: Total, algorithm: Algorithm) -> jax.Array:
+    """prod exp(d) of the sequence within [low, high], else 0 (TRL's default)."""
+    return token_mask(total(d), total, algorithm)
+
+
+def geometric(d: jax.Array, total: Total, algorithm: Algorithm) -> jax.Array:
+    """1 for sequences whose geometric mean of exp(d) is within [low, high], else 0."""
+    return bounded(sequence_ratio(d, total), algorithm).astype(jnp.float32)
+
+
+CORRECTIONS = {f.__name__: f for f in (token_truncate, token_mask, sequence_truncate, sequence_mask, geometric)}
+
+
+def k2(logps: jax.Array, ref_logps: jax.Array) -> jax.Array:
+    """(log pi - log ref)^2 / 2: its gradient is that of the KL (Schulman 2020)."""
+    return 0.5 * (logps - ref_logps) ** 2
 
 
 def k3(logps: jax.Array, ref_logps: jax.Array) -> jax.Array:
-    """exp(d) - d - 1 with d = ref - logp (Schulman 2020, used by GRPO eq. 4); d is clamped so that exp stays finite."""
+    """exp(d) - d - 1 with d = log ref - log pi (Schulman 2020; GRPO eq. 4); d is clamped so that exp stays finite."""
     d = jnp.clip(ref_logps - logps, -40.0, 40.0)
     return jnp.expm1(d) - d
 
 
-def loss_terms(logps, old_logps, ref_logps, advantages, algorithm: Algorithm):
-    """Per-token loss (to be multiplied by its weight and summed) and diagnostics, each [B, T]."""
-    ratio = RATIOS[algorithm.ratio](logps, old_logps)
-    loss, clipped = SURROGATES[algorithm.surrogate](ratio, advantages, algorithm)
-    stats = {"clip_fraction": clipped.astype(jnp.float32)}
+KLS = {"k2": k2, "k3": k3}
+
+
+def policy_loss(logps, entropy, batch: Any, total: Total, algorithm: Algorithm) -> tuple[jax.Array, dict[str, Any]]:
+    """Every token's term of the loss, weighted, and diagnostics of every token. batch: types.Batch [B, T] with weights,
+    advantages, sampler_logps, old_logps and, where a KL is on, ref_logps."""
+    ratio = RATIOS[algorithm.ratio](logps - batch.old_logps, total)
+    term, clipped = SURROGATES[algorithm.surrogate](logps, ratio, batch.advantages, algorithm)
+    stats = {"clip_fraction": clipped.astype(jnp.float32), "ratio_shift": jnp.abs(ratio - 1)}
+    if algorithm.correction:
+        d = jax.lax.stop_gradient(batch.old_logps - batch.sampler_logps)
+        stats["correction"] = CORRECTIONS[algorithm.correction](d, total, algorithm)
+        term = stats["correction"] * term
+    if algorithm.entropy_coef:
+        term = term - algorithm.entropy_coef * entropy
+    loss = batch.weights * term
     if algorithm.kl_coef:
-        stats["kl"] = k3(logps, ref_logps)
-        loss = loss + algorithm.kl_coef * stats["kl"]
+        kl = KLS[algorithm.kl](logps, batch.ref_logps)
+        kl = jnp.minimum(kl, algorithm.kl_max) if algorithm.kl_max else kl
+        weights = batch.weights if batch.kl_weights is None else batch.kl_weights
+        loss, stats["kl"] = loss + algorithm.kl_coef * weights * kl, kl
     return loss, stats
 
 
-# -- presets -------------------------------------------------------------------------------------------------------
+def value_loss(values, batch: Any, algorithm: Algorithm) -> tuple[jax.Array, dict[str, Any]]:
+    """1/2 max((V - R)^2, (clip(V, V_old +- value_clip) - R)^2) (PPO's reference code; R is the target)."""
+    moved = jnp.clip(values - batch.old_values, -algorithm.value_clip, algorithm.value_clip)
+    clipped = batch.old_values + moved if algorithm.value_clip else values
+    free, bound = (values - batch.returns) ** 2, (clipped - batch.returns) ** 2
+    loss = 0.5 * algorithm.value_coef * batch.weights * jnp.maximum(free, bound)
+    return loss, {"value_loss": 0.5 * free, "value_clip_fraction": (bound > free).astype(jnp.float32)}
 
 
-def grpo(**changes) -> Algorithm:
-    """DeepSeekMath's GRPO (arXiv:2402.03300), without its KL term, which reasoning runs leave off."""
-    return replace(Algorithm(), **changes)
+CHOICES = {  # field of Algorithm -> what it may be
+    "truncated": ("grade", "fixed", "mask"),
+    "advantage": tuple(ADVANTAGES),
+    "weight": tuple(WEIGHTS),
+    "old": ("trainer", "sampler"),
+    "ratio": tuple(RATIOS),
+    "surrogate": tuple(SURROGATES),
+    "correction": ("", *CORRECTIONS),
+    "kl": tuple(KLS),
+    "kl_weight": ("", *WEIGHTS),
+}
 
 
-def dr_grpo(**changes) -> Algorithm:
-    """Dr. GRPO (arXiv:2503.20783): no division by the standard deviation nor by the response's length."""
-    return replace(Algorithm(name="dr_grpo", advantage="group_mean", weight="constant"), **changes)
+def needs_reference(algorithm: Algorithm) -> bool:
+    return bool(algorithm.kl_coef or algorithm.kl_reward)
 
 
-PRESETS = {"grpo": grpo, "dr_grpo": dr_grpo}
+def needs_critic(algorithm: Algorithm) -> bool:
+    return ADVANTAGES[algorithm.advantage].critic
+
+
+# -- presets --------------------------------------------------------------------------------------------------------
+# The KL to a reference policy is off, as reasoning runs leave it, but for runs that are reproduced. Learning rates,
+# minibatches and lengths are not an algorithm's: they are in the recipes.
+
+
+def preset(name: str, source: str, **values: Any) -> Callable[..., Algorithm]:
+    make = lambda **changes: replace(Algorithm(name=name, **values), **changes)
+    make.__doc__ = source
+    return make
+
+
+PRESETS = {
+    make().name: make
+    for make in (
+        preset("grpo", "DeepSeekMath's GRPO, arXiv:2402.03300 eq. 3"),
+        preset("dr_grpo", "Dr. GRPO, arXiv:2503.20783", advantage="group_mean", weight="constant"),
+        preset("grpo_no_std", "Dr. GRPO's first fix alone", advantage="group_mean"),
+        preset("grpo_no_length", "Dr. GRPO's second fix alone", weight="constant"),
+        preset(
+            "dapo",
+            "DAPO, arXiv:2503.14476: clip-higher, token mean, soft overlong punishment, dynamic sampling",
+            **{"weight": "token_mean", "clip_high": 0.28, "overlong": 0.2, "dynamic_rounds": 3},
+        ),
+        preset(
+            "rloo",
+            "REINFORCE leave-one-out, arXiv:2402.14740",
+            **{"advantage": "leave_one_out", "weight": "sequence_sum", "surrogate": "reinforce"},
+        ),
+        preset(
+            "reinforce_pp",
+            "REINFORCE++, arXiv:2501.03262",
+            **{"advantage": "return_to_go", "whiten": True, "weight": "token_mean"},
+        ),
+        preset(
+            "reinforce_pp_baseline",
+            "REINFORCE++ with the group's mean as baseline, arXiv:2501.03262 §3",
+            **{"advantage": "group_mean", "whiten": True, "weight": "token_mean", "kl": "k2"},
+        ),
+        preset("gspo", "GSPO, arXiv:2507.18071", ratio="sequence", clip_low=3e-4, clip_high=4e-4),
+        preset(
+            "cispo",
+            "CISPO, MiniMax-M1, arXiv:2506.13585: no lower bound (the ratio is positive), an upper one of 5",
+            **{"weight": "token_mean", "surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0},
+        ),
+        preset(
+            "ppo",
+            "PPO, arXiv:1707.06347, with the settings of reasoning runs: gamma = lam = 1, whitened advantages",
+            **{"advantage": "gae", "whiten": True, "weight": "token_mean"},
+        ),
+        preset(
+            "decoupled_ppo",
+            "AReaL, arXiv:2505.24298 eq. 5: the ratio is to the policy before the update, the rest is a correction",
+            **{"advantage": "return_to_go", "whiten": True, "weight": "token_mean"},
+            **{"correction": "token_mask", "correction_high": 5.0},
+        ),
+        # Runs as they were published; see docs/algorithms.md for what their configs add.
+        preset("deepseek_grpo", "DeepSeekMath 7B RL, arXiv:2402.03300 §4.2: with k3 to the reference", kl_coef=0.04),
+        preset(
+            "drgrpo_paper",
+            "Oat-Zero (March 2025): L_max 3000, a cut response scores 0",
+            **{"advantage": "group_mean", "weight": "constant", "length_norm": 3000, "truncated": "fixed"},
+        ),
+        preset(
+            "oat_head",
+            "oat 0.2.3's default: Dr. GRPO with truncated importance sampling at 2",
+            **{"advantage": "group_mean", "weight": "constant", "truncated": "fixed", "correction": "token_truncate"},
+        ),
+        preset(
+            "oat_v006",
+            "oat 0.0.6, its Countdown curve: ratio to the sampler, whitened, KL summed over tokens",
+            **{"std_eps": 1e-4, "whiten": True, "old": "sampler"},
+            **{"kl_coef": 1e-3, "kl_max": 10.0, "kl_weight": "sequence_sum"},
+        ),
+        preset("trl_018", "TRL 0.18's default (bnpo)", std_eps=1e-4, weight="token_mean", kl_coef=0.04),
+        preset(
+            "trl_head",
+            "TRL 1.10's default (dapo) with its correction for vLLM",
+            **{"std_eps": 1e-4, "weight": "batch_token_mean", "correction": "sequence_mask", "correction_high": 3.0},
+        ),
+    )
+}
+grpo, dr_grpo = PRESETS["grpo"], PRESETS["dr_grpo"]

@@ -6,30 +6,23 @@ With prefix 0 a sequence carries its own prompt and any sequence may join any sl
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from jzero.types import Batch, Layout, Rollout
+from jzero.types import Batch, Layout
 
 INTEGERS = ("tokens", "targets", "segments", "positions")
 
 
 @dataclass(frozen=True)
 class Item:
-    """A rollout with its place in the loss."""
+    """A sequence to train on."""
 
     tokens: np.ndarray  # i32[T]
-    sampled: np.ndarray  # bool[T] trained where True
     prompt: int  # length of the prompt
-    logps: np.ndarray  # f32[T]
-    advantages: np.ndarray  # f32[T]
-    weight: float  # of each trained token
-
-    @classmethod
-    def of(cls, rollout: Rollout, advantage: float, weight: float) -> "Item":
-        advantages = np.full(len(rollout.tokens), advantage, np.float32)
-        return cls(rollout.tokens, rollout.sampled, rollout.prompt_length, rollout.logps, advantages, weight)
+    weights: np.ndarray  # f32[T] in the loss; 0 = not trained
+    logps: np.ndarray  # f32[T] under the sampler
 
 
 @dataclass(frozen=True)
@@ -40,7 +33,20 @@ class Packed:
     batch: Batch
     count: int
     real: int  # input tokens that are not padding
-    where: list[tuple[int, int, int, int]]  # item -> (item index, row, first column, inputs) for reading back
+    where: list[tuple[int, int, int, int]]  # (item, row, first column, inputs): the inputs before its last tokens
+
+    def fill(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """One f32[T] an item, over its tokens -> f32[M, B, T] at the inputs that predict them."""
+        flat = np.zeros((self.batch.tokens.shape[0] * self.batch.tokens.shape[1], self.layout.tokens), np.float32)
+        for item, row, column, inputs in self.where:
+            flat[row, column : column + inputs] = arrays[item][-inputs:]
+        return flat.reshape(self.batch.tokens.shape)
+
+    def read(self, values: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
+        """The other way: values [M, B, T] -> into the items' arrays."""
+        flat = np.asarray(values).reshape(-1, self.layout.tokens)
+        for item, row, column, inputs in self.where:
+            arrays[item][-inputs:] = flat[row, column : column + inputs]
 
 
 def layouts(max_prompt: int, slot: int, buckets: int, row_slots: int) -> list[Layout]:
@@ -102,7 +108,8 @@ def pack(
     for layout, B, M, planned in zip(layouts, rows, microbatches, plan(groups, layouts), strict=True):
         count = -(-len(planned) // B)
         shape = (max(count, M, 1) * B, layout.tokens)
-        flat = {f.name: np.zeros(shape, np.int32 if f.name in INTEGERS else np.float32) for f in fields(Batch)}
+        flat = {name: np.zeros(shape, np.int32) for name in INTEGERS}
+        flat |= {name: np.zeros(shape, np.float32) for name in ("weights", "sampler_logps")}
         where, real = [], 0
         order = {}
         for g, group in enumerate(groups):
@@ -141,7 +148,6 @@ def write(flat: dict[str, np.ndarray], row: int, column: int, segment: int, item
     flat["targets"][at] = item.tokens[target]
     flat["segments"][at] = segment
     flat["positions"][at] = np.arange(first, first + inputs)
-    flat["weights"][at] = item.sampled[target] * item.weight
-    flat["advantages"][at] = item.advantages[target]
+    flat["weights"][at] = item.weights[target]
     flat["sampler_logps"][at] = item.logps[target]
     return inputs

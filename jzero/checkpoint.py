@@ -2,7 +2,7 @@
 
 `<workdir>/checkpoints/<step>/` is an Orbax checkpoint of three items, so that a reader takes only what it needs:
   params     the parameter tree
-  optimizer  {"opt_state": ..., "step": i32[]}
+  optimizer  {"opt_state": ..., "step": i32[]} and, where there is one, {"critic": {"params", "opt_state", "step"}}
   host       JSON: {"host": the caller's dict, "leaves": {leaf: [shape, dtype, sum of its bits]}}
 A step directory appears under its name only when it is complete; a kill leaves `*.orbax-checkpoint-tmp*`."""
 
@@ -38,6 +38,10 @@ class Checkpoints:
         """The newest complete checkpoint."""
         return self._manager.latest_step()
 
+    def oldest(self) -> int:
+        """The oldest one that is kept; 0 without any."""
+        return min(self._manager.all_steps(), default=0)
+
     def save(self, step: int, state: types.State, host: dict[str, Any], *, wait: bool = False) -> None:
         """Starts writing; the state may be donated once this returns. `host` is plain JSON values."""
         if step not in self._manager.all_steps():  # the same step is the same state
@@ -72,7 +76,9 @@ class Checkpoints:
         read = _leaves(items["params"], items["optimizer"], sums=True)
         if wrong := [name for name in written if read[name] != written[name]]:
             raise ValueError(self._damaged(step, f"{wrong[0]} is not what was saved"))
-        return types.State(items["params"], items["optimizer"]["opt_state"], items["optimizer"]["step"]), host["host"]
+        optimizer = items["optimizer"]
+        critic = types.State(**optimizer["critic"]) if "critic" in optimizer else None
+        return types.State(items["params"], optimizer["opt_state"], optimizer["step"], critic), host["host"]
 
     def close(self) -> None:
         """Waits for the save in progress."""
@@ -86,7 +92,11 @@ class Checkpoints:
 
 
 def _items(state: types.State) -> tuple[Any, Any]:
-    return state.params, {"opt_state": state.opt_state, "step": state.step}
+    optimizer = {"opt_state": state.opt_state, "step": state.step}
+    if state.critic is not None:
+        critic = state.critic
+        optimizer["critic"] = {"params": critic.params, "opt_state": critic.opt_state, "step": critic.step}
+    return state.params, optimizer
 
 
 def _struct(leaf: Any) -> jax.ShapeDtypeStruct:

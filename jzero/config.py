@@ -74,14 +74,26 @@ class Rollout:
 @dataclass
 class Optimizer:
     lr: float = 1e-6
-    schedule: str = "constant"  # constant | linear | cosine (to min_lr_ratio * lr over the run)
-    warmup_steps: int = 0
+    schedule: str = "constant"  # constant | linear | polynomial | cosine (to min_lr_ratio * lr over the run)
+    warmup_steps: int = 0  # optimizer steps
+    warmup_ratio: float = 0.0  # or a share of the run's
     min_lr_ratio: float = 0.1
+    power: float = 2.0  # of the polynomial
     b1: float = 0.9
     b2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.0  # matrices only
     clip_norm: float = 1.0  # global gradient norm; 0 = off
+    skip_norm: float = 0.0  # a step whose gradient norm is larger changes nothing; 0 = off
+
+
+@dataclass
+class Critic:
+    """Of an algorithm whose advantage needs one (ppo): the policy's backbone with a scalar head."""
+
+    path: str = ""  # directory or hub id to start from; "" = the policy's first weights
+    warmup: int = 0  # RL steps that train the critic alone
+    optimizer: Optimizer = field(default_factory=lambda: Optimizer(lr=1e-5))
 
 
 @dataclass
@@ -135,6 +147,7 @@ class Config:
     rollout: Rollout = field(default_factory=Rollout)
     algorithm: algorithms.Algorithm = field(default_factory=algorithms.grpo)
     optimizer: Optimizer = field(default_factory=Optimizer)
+    critic: Critic = field(default_factory=Critic)
     warm_start: WarmStart = field(default_factory=WarmStart)
     train: Train = field(default_factory=Train)
     eval: Eval = field(default_factory=Eval)
@@ -151,11 +164,18 @@ LEAST = {  # smallest value
     "warm_start.batch warm_start.tries eval.samples model.logit_chunk model.arch.hidden_size "
     "model.arch.intermediate_size model.arch.num_hidden_layers model.arch.num_attention_heads "
     "model.arch.num_key_value_heads model.arch.head_dim",
-    0: "rollout.top_k rollout.pages algorithm.clip_low algorithm.clip_high algorithm.std_eps algorithm.kl_coef "
-    "optimizer.lr optimizer.warmup_steps optimizer.weight_decay optimizer.clip_norm warm_start.steps "
-    "warm_start.warmup_steps train.steps train.slot train.row_slots train.seed train.keep_checkpoints train.samples "
-    "eval.problems eval.every",
+    0: "rollout.top_k rollout.pages algorithm.clip_low algorithm.clip_high algorithm.dual_clip algorithm.std_eps "
+    "algorithm.kl_coef algorithm.kl_reward algorithm.kl_max algorithm.overlong algorithm.dynamic_rounds "
+    "algorithm.gamma algorithm.lam algorithm.length_norm algorithm.correction_low algorithm.correction_high "
+    "algorithm.reference_every algorithm.value_clip algorithm.value_coef optimizer.lr optimizer.warmup_steps "
+    "optimizer.warmup_ratio optimizer.weight_decay optimizer.clip_norm optimizer.skip_norm critic.warmup "
+    "critic.optimizer.lr critic.optimizer.warmup_steps critic.optimizer.warmup_ratio critic.optimizer.weight_decay "
+    "critic.optimizer.clip_norm critic.optimizer.skip_norm warm_start.steps warm_start.warmup_steps train.steps "
+    "train.slot train.row_slots train.seed train.keep_checkpoints train.samples eval.problems eval.every",
 }
+
+
+SCHEDULES = ("constant", "linear", "polynomial", "cosine")
 
 
 def validate(config: Config) -> None:
@@ -173,13 +193,9 @@ def impossible(config: Config) -> Iterator[str]:
         "model.dtype": (model.dtype, ("bfloat16", "float32")),
         "model.remat": (model.remat, ("none", "dots", "full")),
         "rollout.kv_dtype": (rollout.kv_dtype, ("bfloat16", "float32")),
-        "optimizer.schedule": (config.optimizer.schedule, ("constant", "linear", "cosine")),
-        "algorithm.advantage": (algorithm.advantage, tuple(algorithms.ADVANTAGES)),
-        "algorithm.weight": (algorithm.weight, tuple(algorithms.WEIGHTS)),
-        "algorithm.surrogate": (algorithm.surrogate, tuple(algorithms.SURROGATES)),
-        "algorithm.ratio": (algorithm.ratio, tuple(algorithms.RATIOS)),
-        "algorithm.truncated": (algorithm.truncated, ("grade", "zero", "mask")),
-    }
+        "optimizer.schedule": (config.optimizer.schedule, SCHEDULES),
+        "critic.optimizer.schedule": (config.critic.optimizer.schedule, SCHEDULES),
+    } | {f"algorithm.{name}": (getattr(algorithm, name), choices) for name, choices in algorithms.CHOICES.items()}
     for name, (value, allowed) in choices.items():
         if value not in allowed:
             yield f"{name}={value!r} is not one of {', '.join(allowed)}"
@@ -203,10 +219,7 @@ def impossible(config: Config) -> Iterator[str]:
         yield f"rollout.top_p={rollout.top_p} must be in (0, 1]"
     if not 0 <= rollout.min_p < 1:
         yield f"rollout.min_p={rollout.min_p} must be in [0, 1)"
-    if algorithm.advantage in algorithms.ADVANTAGES:
-        least = algorithms.ADVANTAGES[algorithm.advantage].group_min
-        if rollout.group < least:
-            yield f"rollout.group={rollout.group}: the {algorithm.advantage} baseline needs a group of at least {least}"
+    yield from impossible_algorithm(config)
     if 0 < train.slot < rollout.max_new:
         longest = f"a response, rollout.max_new={rollout.max_new}"
         yield f"train.slot={train.slot} is shorter than {longest}: set it to {rollout.max_new} or 0"
@@ -219,3 +232,26 @@ def impossible(config: Config) -> Iterator[str]:
         yield f"rollout.stop={rollout.stop!r} must hold non-empty strings"
     if config.eval.every and config.eval.problems < 1:
         yield f"eval.every={config.eval.every} needs eval.problems of at least 1"
+
+
+def impossible_algorithm(config: Config) -> Iterator[str]:
+    rollout, algorithm = config.rollout, config.algorithm
+    if algorithm.advantage in algorithms.ADVANTAGES:
+        least = algorithms.ADVANTAGES[algorithm.advantage].group_min
+        if rollout.group < least:
+            yield f"rollout.group={rollout.group}: the {algorithm.advantage} baseline needs a group of at least {least}"
+    filtered = rollout.top_k or rollout.top_p < 1 or rollout.min_p
+    behaviour = "algorithm.correction" if algorithm.correction else "algorithm.old=sampler"
+    if filtered and (algorithm.correction or algorithm.old == "sampler"):
+        yield (
+            f"{behaviour} divides by the sampler's probabilities, which are over the full vocabulary: set "
+            "rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
+        )
+    if algorithm.correction and algorithm.old == "sampler":
+        yield f"algorithm.correction={algorithm.correction} is always 1 with algorithm.old=sampler: turn one off"
+    if algorithm.correction_low > algorithm.correction_high:
+        yield f"algorithm.correction_low={algorithm.correction_low} is above {algorithm.correction_high=}"
+    if 0 < algorithm.dual_clip <= 1 + algorithm.clip_high:
+        yield f"algorithm.dual_clip={algorithm.dual_clip} must be above 1 + clip_high={1 + algorithm.clip_high}, or 0"
+    if algorithm.overlong > 1:
+        yield f"algorithm.overlong={algorithm.overlong} is a share of rollout.max_new: at most 1"

@@ -64,14 +64,14 @@ def fail(message: str) -> NoReturn:
     sys.exit(2)
 
 
-def fields(section: Any = config.Config, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+def fields(section: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """(dotted name, default, comment in the source) of every field of the config."""
-    comments = dict(re.findall(r"^    (\w+):[^#\n]*# (.*)$", inspect.getsource(section), re.MULTILINE))
-    defaults = section()
+    section = config.Config() if section is None else section
+    comments = dict(re.findall(r"^    (\w+):[^#\n]*# (.*)$", inspect.getsource(type(section)), re.MULTILINE))
     for field in dataclasses.fields(section):
-        value = getattr(defaults, field.name)
+        value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
-            yield from fields(type(value), f"{prefix}{field.name}.")
+            yield from fields(value, f"{prefix}{field.name}.")
         else:
             yield prefix + field.name, value, comments.get(field.name, "")
 

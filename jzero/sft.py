@@ -8,17 +8,17 @@ from dataclasses import replace
 import numpy as np
 from tqdm import tqdm
 
-from jzero import config, tokenizer
+from jzero import config, tokenizer, update
 from jzero.algorithms import grpo
 from jzero.batch import Item, pack
 from jzero.model import qwen
 from jzero.tasks import TASKS
 from jzero.types import Layout
-from jzero.update import Policy, learning_rate
+from jzero.update import learning_rate
 
 
 def warm_start(
-    policy: Policy,
+    policy: update.Learner,
     settings: config.Config,
     tok: tokenizer.PreTrainedTokenizerFast,
     params: qwen.Params,
@@ -37,7 +37,7 @@ def warm_start(
         rollout=replace(rollout, temperature=1.0),
         train=replace(settings.train, minibatches=1, epochs=1),
     )
-    learner = Policy(policy.model, objective, policy.mesh)
+    learner = update.policy(policy.model, objective, policy.mesh)
     layout = Layout(0, 1, rollout.max_prompt + rollout.max_new)
     shards = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
     rows = max(1, settings.train.tokens // (layout.tokens * shards)) * shards
@@ -49,7 +49,10 @@ def warm_start(
         items = to_items(pairs, tok, layout.tokens)
         packed = pack([items], [layout], [rows], [0])
         lr = learning_rate(optimizer, step, warm.steps)
-        state, stats = learner.update(state, *learner.put(packed), [layout], lr)
+        batches, counts = learner.put(packed)
+        ones = learner.put_rows([np.ones(p.batch.tokens.shape, np.float32) for p in packed])
+        batches = tuple(replace(batch, advantages=x) for batch, x in zip(batches, ones, strict=True))
+        state, stats = learner.update(state, batches, counts, [layout], lr)
         if step % 20 == 0:
             progress.set_postfix(nll=f"{float(stats['nll']) / float(stats['tokens']):.3f}", refresh=False)
     return state.params
@@ -64,15 +67,13 @@ def to_items(pairs: list[tuple[str, str]], tok: tokenizer.PreTrainedTokenizerFas
     too_long = max(len(tokens) for _, tokens in encoded)
     if too_long > longest:
         raise ValueError(f"a warm-start example has {too_long} tokens, rollout.max_prompt + max_new is {longest}")
-    weight = 1.0 / sum(len(tokens) - prompt for prompt, tokens in encoded)
+    weight = np.float32(1.0 / sum(len(tokens) - prompt for prompt, tokens in encoded))
     return [
         Item(
             tokens=np.array(tokens, np.int32),
-            sampled=np.arange(len(tokens)) >= prompt,
             prompt=prompt,
+            weights=np.where(np.arange(len(tokens)) >= prompt, weight, np.float32(0)),
             logps=np.zeros(len(tokens), np.float32),
-            advantages=np.ones(len(tokens), np.float32),
-            weight=weight,
         )
         for prompt, tokens in encoded
     ]

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,19 @@ import numpy as np
 from tqdm import tqdm
 
 from jzero import algorithms, checkpoint, config, evaluate, metrics, sharding, tokenizer
-from jzero.batch import Item, layouts, pack
 from jzero.config import to_json, validate
 from jzero.evaluate import Sampler, grade_of
 from jzero.grade.pool import Pool
+from jzero.learn import Trainer, make_trainer, optimize
 from jzero.model import hf, qwen
 from jzero.rollout.engine import Engine
+from jzero.rollout.sample import Counters
 from jzero.sft import warm_start
 from jzero.tasks import TASKS
 from jzero.tasks.countdown import TEMPLATES
-from jzero.types import Layout, Rollout, State
-from jzero.update import Policy, learning_rate, with_logps
+from jzero.types import Rollout, State
+
+ROUNDS = 10**6  # steps apart in the stream of problems: where dynamic sampling takes new ones
 
 
 class Interrupted(Exception):
@@ -43,16 +45,13 @@ class Run:
     """What a step uses and does not change."""
 
     config: config.Config
-    policy: Policy
+    trainer: Trainer
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]
-    layouts: list[Layout]
-    rows: list[int]  # of a microbatch, by layout
-    microbatches: list[int]  # of a step at most, by layout
     directory: Path | None  # of the model to load; None: random init
+    critic_directory: Path | None
     hf_config: dict[str, Any]  # its config.json
-    reference: qwen.Params | None = None
-    clock: metrics.Clock = field(default_factory=metrics.Clock)
+    clock: metrics.Clock
 
 
 def train(config: config.Config, workdir: Path) -> dict[str, Any]:
@@ -101,16 +100,16 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 assess("before", params)
                 if config.warm_start.steps:
                     with run.clock("warm_start"):
-                        params = warm_start(run.policy, config, run.sampler.tokenizer, params, interrupted)
+                        params = warm_start(run.trainer.policy, config, run.sampler.tokenizer, params, interrupted)
                     assess("after_warm_start", params)
-                state = run.policy.start(params)
+                state = initial_state(run, params)
                 save(state, wait=True)
                 del params
             else:
-                state, host = saved.restore(latest, run.policy.abstract_state())
+                state, host = saved.restore(latest, abstract_state(run))
                 tqdm.write(f"resumed {workdir} at step {latest}")
-            if config.algorithm.kl_coef:
-                run.reference = reference(run, workdir, state.params, fresh=host["step"] == 0)
+            if algorithms.needs_reference(config.algorithm):
+                run.trainer.reference = reference(run, workdir, host["step"], state.params, saved.oldest())
             first, steps = host["step"] + 1, config.train.steps
             for step in tqdm(range(first, steps + 1), initial=first - 1, total=steps, desc="RL", mininterval=1):
                 run.clock.pop()
@@ -124,6 +123,8 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 writer.write(step, values)
                 writer.samples(step, [sample_row(rollout) for rollout in rollouts[: config.train.samples]])
                 tqdm.write(metrics.line(step, steps, values))
+                if run.trainer.reference is not None and refreshed(config.algorithm, step) == step:
+                    run.trainer.reference = reference(run, workdir, step, state.params, saved.oldest())
                 if step == steps or step % config.train.checkpoint_every == 0:
                     save(state, wait=False)
                 interrupted()
@@ -167,141 +168,128 @@ def build(config: config.Config, pool: Pool) -> Run:
     tok = tokenizer.load(model.tokenizer or (str(directory) if directory else ""))
     if architecture is None:
         architecture = qwen.QwenConfig(vocab_size=len(tok), **vars(model.arch))
+    critic_directory, critic = None, None
+    if algorithms.needs_critic(config.algorithm):
+        critic_directory = hf.resolve(config.critic.path) if config.critic.path else directory
+        critic = hf.load_config(critic_directory)[0] if critic_directory else architecture
+        if critic.vocab_size != architecture.vocab_size:
+            raise ValueError(
+                f"critic.path={config.critic.path} has a vocabulary of {critic.vocab_size}, the policy one of "
+                f"{architecture.vocab_size}: give a model with the policy's tokenizer"
+            )
     mesh = sharding.train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
-    if architecture.num_key_value_heads % mesh.shape["tensor"]:
-        heads = f"the model's {architecture.num_key_value_heads} key-value heads"
-        raise ValueError(f"mesh.tensor={mesh.shape['tensor']} does not divide {heads}; set it to one of their divisors")
+    for heads in {each.num_key_value_heads for each in (architecture, critic) if each}:
+        if heads % mesh.shape["tensor"]:
+            raise ValueError(
+                f"mesh.tensor={mesh.shape['tensor']} does not divide the model's {heads} key-value heads; "
+                "set it to one of their divisors"
+            )
     decode_mesh = sharding.decode_mesh(mesh)
-    policy = Policy(architecture, config, mesh)
     stops = tokenizer.eos_ids(tok, str(directory) if directory else "")
     engine = Engine(architecture, config.rollout, decode_mesh, stops, model.dtype)
-    train = config.train
-    shapes = layouts(config.rollout.max_prompt, train.slot or config.rollout.max_new, train.buckets, train.row_slots)
-    rows = [microbatch_rows(config, mesh, layout) for layout in shapes]
-    groups = config.rollout.prompts // train.minibatches
-    most = [groups * -(-config.rollout.group // layout.slots) for layout in shapes]  # rows: a slot for every rollout
+    trainer = make_trainer(config, architecture, critic, mesh)
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     devices = f"{mesh.devices.size} {mesh.devices.flat[0].device_kind} devices ({axes})"
     tqdm.write(f"{architecture.model_type} of {qwen.num_params(architecture) / 1e6:.1f}M parameters on {devices}")
     return Run(
         config=config,
-        policy=policy,
+        trainer=trainer,
         sampler=Sampler(engine, tok, pool, config.task),
         publish=sharding.publisher(architecture, mesh, decode_mesh, model.dtype),
-        layouts=shapes,
-        rows=rows,
-        microbatches=[-(-m // r) for m, r in zip(most, rows, strict=True)],
         directory=directory,
+        critic_directory=critic_directory,
         hf_config=hf_config,
+        clock=trainer.clock,
     )
 
 
 def initial_params(run: Run) -> qwen.Params:
-    policy = run.policy
+    policy = run.trainer.policy
     if run.directory is None:
         return policy.init_params(run.config.train.seed)
     return hf.load(run.directory, policy.model, policy.shardings)
 
 
-def microbatch_rows(config: config.Config, mesh, layout) -> int:
-    """Rows of a microbatch: as many as train.tokens hold, a multiple of the devices that split rows."""
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    rows = config.train.tokens // (layout.tokens * shards) * shards
-    if rows == 0:
-        raise ValueError(
-            f"train.tokens={config.train.tokens} holds less than one row of {layout.tokens} tokens on each of {shards} "
-            f"devices; set it to at least {layout.tokens * shards}, or lower train.row_slots"
-        )
-    return rows
+def initial_state(run: Run, params: qwen.Params) -> State:
+    """Fresh optimizers around the policy's params and, where there is one, the critic's: those of critic.path, or the
+    policy's, with a new head."""
+    policy, critic = run.trainer.policy, run.trainer.critic
+    state = policy.start(params)
+    if critic is None:
+        return state
+    backbone = params
+    if run.config.critic.path:
+        assert run.critic_directory is not None
+        model = replace(critic.model, value_head=False)
+        backbone = hf.load(run.critic_directory, model, sharding.param_shardings(model, critic.mesh))
+    copy = lambda x, place: jax.device_put(x, place, may_alias=False)  # both states are donated
+    names = ("embed", "layers", "norm")
+    values = {name: jax.tree.map(copy, backbone[name], critic.shardings[name]) for name in names}
+    head = lambda: qwen.init(critic.model, jax.random.key(run.config.train.seed))["value"]
+    values["value"] = jax.jit(head, out_shardings=critic.shardings["value"])()
+    return replace(state, critic=critic.start(values))
+
+
+def abstract_state(run: Run) -> State:
+    """Shapes and shardings, for restoring a checkpoint into."""
+    critic = run.trainer.critic
+    return replace(run.trainer.policy.abstract_state(), critic=critic.abstract_state() if critic else None)
 
 
 def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, dict[str, float], list[Rollout]]:
     """One batch of rollouts and the optimizer steps on it."""
-    config, clock, sampler = run.config, run.clock, run.sampler
-    group = config.rollout.group
-    problems = TASKS[config.task.name].train_problems(config.task, config.train.seed, step, config.rollout.prompts)
-    kept = evaluate.fitting(problems, sampler.tokenizer, config.rollout.max_prompt)
-    if not kept:
-        raise ValueError(f"step {step}: every prompt is longer than rollout.max_prompt={config.rollout.max_prompt}")
-    with clock("publish"):
+    with run.clock("publish"):
         weights = run.publish(state.params)
-    grading = dict(sampler.pool.counters)
-    with clock("sample"):
-        rollouts, counters = sampler.rollouts(
-            weights, kept, group, config.rollout.temperature, key=(config.train.seed, step), version=step - 1
-        )
+    rollouts, values = collect(run, weights, step)
     del weights
-    with clock("grade"):  # what did not overlap with decoding
-        rollouts = sampler.graded(rollouts, group)
-    values = rollout_metrics(rollouts, group)
-    values["rollout/dropped_prompts"] = len(problems) - len(kept)
-    values["rollout/preempted"] = counters.preempted
-    values["rollout/slot_use"] = counters.tokens / max(counters.slot_steps, 1)
-    counts = {f"grade/{name}": count - grading[name] for name, count in sampler.pool.counters.items()}
-    values |= {name: count for name, count in counts.items() if name != "grade/graded"}
-    state, update_values, batches = optimize(run, state, rollouts, step)
+    state, update_values, batches = optimize(run.trainer, state, rollouts, step)
     values |= update_values
     bad = [name for name, value in values.items() if not np.isfinite(value)]
     if bad:
         path = workdir / f"nonfinite_step_{step}.npz"
-        np.savez(path, **{f"{name}_{i}": x for i, batch in enumerate(batches) for name, x in vars(batch).items()})
+        arrays = [(i, name, x) for i, batch in enumerate(batches) for name, x in vars(batch).items() if x is not None]
+        np.savez(path, **{f"{name}_{i}": x for i, name, x in jax.device_get(arrays)})
         raise FloatingPointError(f"step {step}: {', '.join(bad)} not finite; its batch is in {path}")
     return state, values, rollouts
 
 
-def optimize(run: Run, state: State, rollouts: list[Rollout], step: int):
-    """`epochs` passes over the rollouts, in `minibatches` optimizer steps each -> state, metrics, host batches."""
-    config, clock, policy = run.config, run.clock, run.policy
-    train, algorithm, group = config.train, config.algorithm, config.rollout.group
-    scores = np.array([score_of(rollout, algorithm) for rollout in rollouts], np.float32).reshape(-1, group)
-    advantages = algorithms.ADVANTAGES[algorithm.advantage].compute(scores, algorithm)
-    with clock("pack"):
-        parts, real, paid = [], 0, 0
-        order = np.arange(len(scores))
-        if train.minibatches > 1:
-            order = np.random.default_rng((train.seed, step)).permutation(order)
-        for chosen in np.array_split(order, train.minibatches):
-            groups = [rollouts[p * group : (p + 1) * group] for p in chosen]
-            packed = pack(items(groups, advantages[chosen], config), run.layouts, run.rows, run.microbatches)
-            parts.append((packed, *policy.put(packed)))
-            real += sum(p.real for p in packed)
-            paid += sum(p.count * rows * p.layout.tokens for p, rows in zip(packed, run.rows, strict=True))
-    with clock("score"):
-        for i, (packed, batches, counts) in enumerate(parts):
-            if not policy.on_policy:
-                batches = with_logps(batches, "old_logps", policy.score(state.params, batches, counts, run.layouts))
-            if run.reference is not None:
-                batches = with_logps(batches, "ref_logps", policy.score(run.reference, batches, counts, run.layouts))
-            parts[i] = packed, batches, counts
-        jax.block_until_ready([batches for _, batches, _ in parts])
-    with clock("update"):
-        lr = learning_rate(config.optimizer, step - 1, train.steps)
-        stats = []
-        for _ in range(train.epochs):
-            for _, batches, counts in parts:
-                state, sums = policy.update(state, batches, counts, run.layouts, lr)
-                stats.append(sums)
-        stats = [{name: float(x) for name, x in sums.items()} for sums in jax.device_get(stats)]
-    values = update_metrics(stats) | {"optimizer/lr": lr, "update/tokens": real, "update/padding": 1 - real / paid}
-    return state, values, [p.batch for packed, _, _ in parts for p in packed]
-
-
-def items(groups: list[list[Rollout]], advantages: np.ndarray, config: config.Config) -> list[list[Item]]:
-    """Rollouts of one optimizer step with their advantages and their tokens' weights."""
-    masked = config.algorithm.truncated == "mask"
-    count = lambda rollout: 0 if masked and rollout.finish == "length" else int(rollout.sampled.sum())
-    counts = np.array([count(rollout) for group in groups for rollout in group], np.float64)
-    weights = algorithms.WEIGHTS[config.algorithm.weight](counts, config.rollout.max_new) * (counts > 0)
-    weights = weights.reshape(advantages.shape)
-    return [
-        [Item.of(rollout, advantages[p, g], weights[p, g]) for g, rollout in enumerate(group)]
-        for p, group in enumerate(groups)
-    ]
-
-
-def score_of(rollout: Rollout, algorithm: algorithms.Algorithm) -> float:
-    cut = algorithm.truncated == "zero" and rollout.finish == "length"
-    return 0.0 if cut else grade_of(rollout).score
+def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], dict[str, float]]:
+    """Graded rollouts of the step's problems, and metrics of all that were sampled. Up to algorithm.dynamic_rounds
+    times, groups without any difference in score make way for those of new problems (DAPO's dynamic sampling); what is
+    missing after that stays uniform, so that the batch keeps its shape."""
+    config, sampler = run.config, run.sampler
+    group, prompts = config.rollout.group, config.rollout.prompts
+    before = dict(sampler.pool.counters)
+    uniform = lambda rollouts: len({grade_of(rollout).score for rollout in rollouts}) == 1
+    groups: list[list[Rollout]] = []
+    totals = Counters()
+    for round in range(config.algorithm.dynamic_rounds + 1):
+        at = step + round * ROUNDS
+        problems = TASKS[config.task.name].train_problems(config.task, config.train.seed, at, prompts)
+        fitting = evaluate.fitting(problems, sampler.tokenizer, config.rollout.max_prompt)
+        if not fitting:
+            raise ValueError(f"step {step}: every prompt is longer than rollout.max_prompt={config.rollout.max_prompt}")
+        with run.clock("sample"):
+            rollouts, counters = sampler.rollouts(
+                weights, fitting, group, config.rollout.temperature, key=(config.train.seed, at), version=step - 1
+            )
+        totals.add(counters)
+        with run.clock("grade"):  # what did not overlap with decoding
+            rollouts = sampler.graded(rollouts, group)
+        groups += [rollouts[i : i + group] for i in range(0, len(rollouts), group)]
+        if sum(not uniform(each) for each in groups) >= prompts:
+            break
+    every = [rollout for each in groups for rollout in each]
+    values = rollout_metrics(every, group)
+    values["rollout/dropped_prompts"] = (round + 1) * prompts - len(groups)
+    values["rollout/preempted"] = totals.preempted
+    values["rollout/slot_use"] = totals.tokens / max(totals.slot_steps, 1)
+    counts = {f"grade/{name}": count - before[name] for name, count in sampler.pool.counters.items()}
+    values |= {name: count for name, count in counts.items() if name != "grade/graded"}
+    if config.algorithm.dynamic_rounds:
+        values["rollout/rounds"] = round + 1
+        groups = sorted(groups, key=uniform)[:prompts]  # stable: those that differ first
+    return [rollout for each in groups for rollout in each], values
 
 
 # -- metrics ---------------------------------------------------------------------------------------------------
@@ -314,26 +302,12 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
     return {
         "reward/mean": float(scores.mean()),
         "reward/accuracy": float(np.mean([grade.correct for grade in grades])),
-        "reward/zero_variance_groups": float(algorithms.uniform(scores).mean()),
+        "reward/zero_variance_groups": float((scores.max(axis=1) == scores.min(axis=1)).mean()),
         "rollout/length": float(lengths.mean()),
         "rollout/length_max": float(lengths.max()),
         "rollout/truncated": float(np.mean([rollout.finish == "length" for rollout in rollouts])),
         "rollout/tokens": float(lengths.sum()),
     }
-
-
-def update_metrics(stats: list[dict[str, float]]) -> dict[str, float]:
-    """Means over trained tokens of all optimizer steps of the step; the mismatch is the first's, before any update."""
-    tokens = max(sum(s["tokens"] for s in stats), 1.0)
-    mean = lambda name: sum(s[name] for s in stats) / tokens
-    values = {
-        "policy/entropy": mean("entropy"),
-        "policy/clip_fraction": mean("clip_fraction"),
-        "policy/mismatch": stats[0]["mismatch"] / max(stats[0]["tokens"], 1.0),
-        "optimizer/loss": float(np.mean([s["loss"] for s in stats])),
-        "optimizer/grad_norm": float(np.mean([s["grad_norm"] for s in stats])),
-    }
-    return values | ({"policy/kl": mean("kl")} if "kl" in stats[0] else {})
 
 
 def rates(values: dict[str, float]) -> dict[str, float]:
@@ -386,12 +360,22 @@ def interruptible() -> Iterator[Callable[[], None]]:
             signal.signal(number, handler)
 
 
-def reference(run: Run, workdir: Path, params: qwen.Params, fresh: bool) -> qwen.Params:
-    """The policy RL started from, kept sharded beside it; on disk for resuming."""
-    directory = workdir / "reference"
-    if fresh and not directory.exists():  # a kill may have come between checkpoint 0 and this
-        hf.save(directory, run.policy.model, params, dtype="float32", hf_config_extra={})
-    return hf.load(directory, run.policy.model, run.policy.shardings)
+def refreshed(algorithm: algorithms.Algorithm, step: int) -> int:
+    """The RL step after which the policy became the reference that holds after `step`."""
+    return step - step % algorithm.reference_every if algorithm.reference_every else 0
+
+
+def reference(run: Run, workdir: Path, step: int, params: qwen.Params, oldest: int) -> qwen.Params:
+    """The reference policy after `step`, sharded as the policy; on disk for resuming from checkpoint `oldest` on."""
+    policy, algorithm = run.trainer.policy, run.config.algorithm
+    made = refreshed(algorithm, step)
+    directory = workdir / "reference" / str(made)
+    if made == step and not directory.exists():  # it does where a kill came before the checkpoint
+        hf.save(directory, policy.model, params, dtype="float32", hf_config_extra={})
+    for other in directory.parent.iterdir():
+        if other.name.isdigit() and int(other.name) < refreshed(algorithm, oldest):
+            shutil.rmtree(other)
+    return hf.load(directory, policy.model, policy.shardings)
 
 
 def export_policy(run: Run, params: qwen.Params, directory: Path) -> str:
@@ -401,7 +385,7 @@ def export_policy(run: Run, params: qwen.Params, directory: Path) -> str:
         tok = run.sampler.tokenizer
         stops = list(run.sampler.engine.stop_ids)
         extra = {"max_position_embeddings": run.sampler.engine.max_total} | run.hf_config | {"eos_token_id": stops[0]}
-        hf.save(directory, run.policy.model, params, dtype=run.config.model.dtype, hf_config_extra=extra)
+        hf.save(directory, run.trainer.policy.model, params, dtype=run.config.model.dtype, hf_config_extra=extra)
         tok.save_pretrained(str(directory))
         generation = {"eos_token_id": stops, "temperature": run.config.rollout.temperature, "do_sample": True}
         metrics.write_atomic(directory / "generation_config.json", json.dumps(generation, indent=1))

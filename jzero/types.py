@@ -1,6 +1,6 @@
 """The values that flow through a step. Dimensions: P prompts, G group, N = P*G, B rows, T tokens, M microbatches."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,17 +69,21 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed rows of one layout; every field [M, B, T] (or [B, T] inside the scan). Inputs predict `targets`."""
+    """Packed rows of one layout; every field [M, B, T] (or [B, T] inside the loop). Inputs predict `targets`.
+    What a step does not use is None."""
 
     tokens: Any  # i32 input ids
     targets: Any  # i32 id that follows the input in its own sequence
     segments: Any  # i32 0 = padding; tokens attend within their segment (prefix: visible to the whole row)
     positions: Any  # i32 position in the sequence (RoPE)
     weights: Any  # f32 weight of the target's loss term, normalised over the whole optimizer step; 0 = not trained
-    advantages: Any  # f32
     sampler_logps: Any  # f32 log-prob of the target under the sampler
-    old_logps: Any  # f32 under the policy at the start of the step (proximal)
-    ref_logps: Any  # f32 under the reference policy
+    advantages: Any = None  # f32
+    old_logps: Any = None  # f32 of the ratio; None: of the policy as it is
+    ref_logps: Any = None  # f32 under the reference policy
+    kl_weights: Any = None  # f32 as weights, of the KL
+    old_values: Any = None  # f32 the critic's, before the step
+    returns: Any = None  # f32 what it should have said
 
 
 @dataclass(frozen=True)
@@ -89,10 +93,4 @@ class State:
     params: Any  # fp32 master weights
     opt_state: Any
     step: Any  # i32[] optimizer steps done
-
-
-@dataclass
-class StepStats:
-    """Host metrics of one step, flat names -> floats."""
-
-    values: dict[str, float] = field(default_factory=dict)
+    critic: "State | None" = None

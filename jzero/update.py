@@ -1,13 +1,13 @@
-"""Score and update: the only places that differentiate, or run the policy over packed rows. Everything is [M, B, T].
+"""Score and update: the only places that differentiate, or run a model over packed rows. Everything is [M, B, T].
 
 The gradient of the whole optimizer step is summed over microbatches inside one program. On a mesh of the data axis
 alone that sum is local (shard_map) and crosses devices once, at the end; on any other, rows are split over data and
 fsdp, and the rest follows the parameters' shardings."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,21 +37,71 @@ def optimizer(settings: config.Optimizer) -> optax.GradientTransformation:
 
 
 def learning_rate(settings: config.Optimizer, step: int, steps: int) -> float:
-    """Linear warm-up, then constant, or linear or cosine decay that reaches min_lr_ratio one past the last step."""
-    warm = min(1.0, (step + 1) / settings.warmup_steps) if settings.warmup_steps else 1.0
-    done = min(1.0, max(0, step - settings.warmup_steps) / max(1, steps - settings.warmup_steps))
-    decay = {"constant": 1.0, "linear": 1 - done, "cosine": (1 + np.cos(np.pi * done)) / 2}[settings.schedule]
-    return float(settings.lr * warm * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * decay))
+    """Of optimizer step 0 <= step < steps: linear warm-up, then constant, or a decay that reaches min_lr_ratio one past
+    the last step: 1 - done, (1 - done)^power, or half a cosine."""
+    warmup = settings.warmup_steps or int(np.ceil(settings.warmup_ratio * steps))
+    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    done = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
+    left = {
+        "constant": 1.0,
+        "linear": 1 - done,
+        "polynomial": (1 - done) ** settings.power,
+        "cosine": (1 + np.cos(np.pi * done)) / 2,
+    }[settings.schedule]
+    return float(settings.lr * warm * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left))
 
 
-class Policy:
+class Head(NamedTuple):
+    """What a model's hidden states become, and the loss of that."""
+
+    outputs: Callable[..., tuple[jax.Array, ...]]  # (params, hidden [B, T, E], targets [B, T]) -> [B, T] each
+    loss: Callable[..., tuple[jax.Array, dict]]  # (outputs, Batch [B, T], total, fresh) -> weighted terms, stats [B, T]
+
+
+def policy_head(model: qwen.QwenConfig, settings: config.Config) -> Head:
+    """Log-probs of the targets (and entropies), and the policy loss."""
+
+    def outputs(params, hidden, targets):
+        temperature, chunk = settings.rollout.temperature, settings.model.logit_chunk
+        options = {"temperature": temperature, "chunk": chunk, "dtype": jnp.dtype(settings.model.dtype)}
+        return qwen.token_logps(model, params, hidden, targets, **options)
+
+    def loss(outputs, batch: Batch, total, fresh):
+        logps, entropy = outputs
+        old = now = lax.stop_gradient(logps)
+        if batch.old_logps is not None:
+            old = jnp.where(fresh, now, batch.old_logps)
+        terms, stats = algorithms.policy_loss(logps, entropy, replace(batch, old_logps=old), total, settings.algorithm)
+        return terms, stats | {"entropy": entropy, "mismatch": jnp.abs(batch.sampler_logps - logps), "nll": -logps}
+
+    return Head(outputs, loss)
+
+
+def critic_head(settings: config.Config) -> Head:
+    """Values of the states before the targets, and the value loss."""
+    outputs = lambda params, hidden, targets: (jnp.einsum("bte,e->bt", hidden.astype(jnp.float32), params["value"]),)
+    loss = lambda outputs, batch, total, fresh: algorithms.value_loss(outputs[0], batch, settings.algorithm)
+    return Head(outputs, loss)
+
+
+def policy(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":
+    return Learner(model, settings.model, settings.optimizer, policy_head(model, settings), mesh)
+
+
+def critic(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":
+    model = replace(model, value_head=True)
+    return Learner(model, settings.model, settings.critic.optimizer, critic_head(settings), mesh)
+
+
+class Learner:
     """The jitted programs of one model on one mesh; they share its static settings."""
 
-    def __init__(self, model: qwen.QwenConfig, settings: config.Config, mesh: Mesh):
-        self.model, self.settings, self.mesh = model, settings, mesh
-        self.optimizer = optimizer(settings.optimizer)
+    def __init__(
+        self, model: qwen.QwenConfig, compute: config.Model, settings: config.Optimizer, head: Head, mesh: Mesh
+    ):
+        self.model, self.compute, self.settings, self.head, self.mesh = model, compute, settings, head, mesh
+        self.optimizer = optimizer(settings)
         self.shardings = sharding.param_shardings(model, mesh)
-        self.on_policy = settings.train.minibatches * settings.train.epochs == 1
         # Only then by shard_map: XLA aborts on a gather where it is over data alone and fsdp or tensor are automatic.
         self.data_parallel = mesh.shape["data"] == mesh.size
         self._updates: dict = {}
@@ -87,48 +137,47 @@ class Policy:
     def put(self, packed: Sequence[Packed]) -> tuple[tuple[Batch, ...], jax.Array]:
         """Batches on the mesh, and how many microbatches of each hold something, i32[layouts]."""
         place = lambda x, spec: jax.device_put(x, NamedSharding(self.mesh, spec))
-        batches = tuple(jax.tree.map(lambda x: place(x, sharding.ROWS), p.batch) for p in packed)
+        batches = tuple(jax.tree.map(lambda x: place(x, sharding.ROWS), p.batch) for p in packed)  # None stays None
         return batches, place(np.array([p.count for p in packed], np.int32), P())
 
-    def update(self, state: State, batches, counts, layouts: Sequence[Layout], lr: float) -> tuple[State, dict]:
-        """One optimizer step over all microbatches of all layouts. State is donated. Stats are fp32 scalars: sums over
-        trained tokens, `tokens` of them."""
+    def put_rows(self, arrays: Sequence[np.ndarray]) -> list[jax.Array]:
+        """Arrays [M, B, T], placed as the batches are."""
+        return [jax.device_put(x, NamedSharding(self.mesh, sharding.ROWS)) for x in arrays]
+
+    def update(
+        self, state: State, batches, counts, layouts: Sequence[Layout], lr: float, fresh: bool = True
+    ) -> tuple[State, dict]:
+        """One optimizer step over all microbatches of all layouts. State is donated. fresh: no step was made since the
+        scores were, so the old log-probs are the policy's own, and the ratio is exactly 1. Stats are fp32 scalars: sums
+        over trained tokens, `tokens` of them; `grad_norm`; `skipped`, 1 where the gradient was too large."""
         key = tuple(layouts)
         if key not in self._updates:
             place, scalar = self.state_shardings(), NamedSharding(self.mesh, P())
             run = partial(self._update, layouts=key)
             self._updates[key] = jax.jit(run, donate_argnums=0, out_shardings=(place, scalar))
-        rate = jax.device_put(np.float32(lr), NamedSharding(self.mesh, P()))
-        return self._updates[key](state, batches, counts, rate)
+        numbers = [jax.device_put(x, NamedSharding(self.mesh, P())) for x in (np.float32(lr), np.bool_(fresh))]
+        return self._updates[key](state, batches, counts, *numbers)
 
     def score(self, params, batches, counts, layouts: Sequence[Layout]) -> list[jax.Array]:
-        """log-prob of every target, f32[M, B, T] a layout (0 beyond counts)."""
+        """The head's first output (log-prob of every target, or value), f32[M, B, T] a layout (0 beyond counts)."""
         key = tuple(layouts)
         if key not in self._scores:
             rows = NamedSharding(self.mesh, sharding.ROWS)  # as `put` places them: else the next call compiles again
             self._scores[key] = jax.jit(partial(self._score, layouts=key), out_shardings=rows)
-        return self._scores[key](params, batches, counts)
+        inputs = tuple(Batch(b.tokens, b.targets, b.segments, b.positions, None, None) for b in batches)
+        return self._scores[key](params, inputs, counts)
 
-    def _logps(self, params, batch: Batch, layout: Layout):
-        """Log-probs and entropy of the body's targets, f32[B, T - prefix]; the prefix predicts nothing."""
-        model, train = self.settings.model, self.settings
+    def _outputs(self, params, batch: Batch, layout: Layout) -> tuple[jax.Array, ...]:
+        """The head's outputs at the body's inputs, f32[B, T - prefix]; the prefix predicts nothing."""
 
         def attend(q, k, v, _, carry):
             q, k, v = (self._by_rows(x, "tensor") for x in (q, k, v))
             return self._by_rows(attention.packed(q, k, v, batch.segments, layout), "tensor"), carry
 
-        hidden, _ = qwen.forward(
-            self.model, params, batch.tokens, batch.positions, attend, dtype=jnp.dtype(model.dtype), remat=model.remat
-        )
-        return qwen.token_logps(
-            self.model,
-            params,
-            self._by_rows(hidden)[:, layout.prefix :],
-            batch.targets[:, layout.prefix :],
-            temperature=train.rollout.temperature,
-            chunk=model.logit_chunk,
-            dtype=jnp.dtype(model.dtype),
-        )
+        dtype, remat = jnp.dtype(self.compute.dtype), self.compute.remat
+        hidden, _ = qwen.forward(self.model, params, batch.tokens, batch.positions, attend, dtype=dtype, remat=remat)
+        body = slice(layout.prefix, None)
+        return self.head.outputs(params, self._by_rows(hidden)[:, body], batch.targets[:, body])
 
     def _by_rows(self, x, *rest):
         """x [B, T, ...] split over rows, where XLA has the choice. Left alone it splits activations as fsdp splits the
@@ -137,55 +186,63 @@ class Policy:
             return x
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, P(("data", "fsdp"), None, *rest)))
 
-    def _loss(self, params, batch: Batch, layout: Layout):
-        logps, entropy = self._logps(params, batch, layout)
+    def _loss(self, params, batch: Batch, layout: Layout, fresh):
+        outputs = self._outputs(params, batch, layout)
         batch = jax.tree.map(lambda x: x[:, layout.prefix :], batch)
-        old = lax.stop_gradient(logps) if self.on_policy else batch.old_logps
-        algorithm = self.settings.algorithm
-        terms, stats = algorithms.loss_terms(logps, old, batch.ref_logps, batch.advantages, algorithm)
         trained = batch.weights > 0
-        gap = jnp.abs(batch.sampler_logps - logps)
-        stats = stats | {"tokens": jnp.ones_like(logps), "entropy": entropy, "mismatch": gap, "nll": -logps}
+        terms, stats = self.head.loss(outputs, batch, sequence_total(batch.segments, trained, layout), fresh)
+        stats |= {"tokens": jnp.ones_like(terms), "loss": terms}
         sums = {name: jnp.where(trained, lax.stop_gradient(x), 0).sum() for name, x in stats.items()}
-        loss = jnp.where(trained, batch.weights * terms, 0).sum()
-        return loss, sums | {"loss": lax.stop_gradient(loss)}
+        return jnp.where(trained, terms, 0).sum(), sums
 
-    def _gradient(self, params, batches, counts, layouts):
+    def _gradient(self, params, batches, counts, fresh, layouts):
         """(gradient, stats), summed over every microbatch."""
         zero = lambda x: jnp.zeros(x.shape, jnp.float32)
         total: Any = None
         for i, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
             one = lambda m, batch=batch, layout=layout: jax.grad(self._loss, has_aux=True)(
-                params, jax.tree.map(lambda x: x[m], batch), layout
+                params, jax.tree.map(lambda x: x[m], batch), layout, fresh
             )
             if total is None:
                 total = jax.tree.map(zero, jax.eval_shape(one, 0))
             total = lax.fori_loop(0, counts[i], lambda m, t, one=one: jax.tree.map(jnp.add, t, one(m)), total)
         return total
 
-    def _update(self, state: State, batches, counts, lr, *, layouts):
+    def _update(self, state: State, batches, counts, lr, fresh, *, layouts):
         total = partial(self._gradient, layouts=layouts)
         if self.data_parallel:
-            local, specs = total, (P(), P(None, "data"), P())
+            local, specs = total, (P(), P(None, "data"), P(), P())
             summed = lambda *inputs: lax.psum(local(*inputs), "data")
             total = jax.shard_map(summed, mesh=self.mesh, in_specs=specs, out_specs=P(), check_vma=False)
-        gradient, stats = total(state.params, batches, counts)
+        gradient, stats = total(state.params, batches, counts, fresh)
         step, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(lambda p, u: p - lr * u, state.params, step)
-        stats |= {"grad_norm": optax.tree.norm(gradient)}
-        return State(params, opt_state, state.step + 1), stats
+        new = State(params, opt_state, state.step + 1)
+        stats |= {"grad_norm": optax.tree.norm(gradient), "skipped": jnp.float32(0)}
+        if self.settings.skip_norm:
+            keep = stats["grad_norm"] <= self.settings.skip_norm
+            new = jax.tree.map(lambda new, old: jnp.where(keep, new, old), new, state)
+            stats["skipped"] = 1 - keep.astype(jnp.float32)
+        return new, stats
 
     def _score(self, params, batches, counts, *, layouts):
         def one(batch, layout, count):
             def body(m, out):
-                logps, _ = self._logps(params, jax.tree.map(lambda x: x[m], batch), layout)
-                return out.at[m, :, layout.prefix :].set(logps)
+                values, *_ = self._outputs(params, jax.tree.map(lambda x: x[m], batch), layout)
+                return out.at[m, :, layout.prefix :].set(values)
 
             return lax.fori_loop(0, count, body, jnp.zeros(batch.tokens.shape, jnp.float32))
 
         return [one(*x) for x in zip(batches, layouts, counts, strict=True)]
 
 
-def with_logps(batches: Sequence[Batch], name: str, logps: Sequence[jax.Array]) -> tuple[Batch, ...]:
-    """The batches with `old_logps` or `ref_logps` set."""
-    return tuple(replace(batch, **{name: x}) for batch, x in zip(batches, logps, strict=True))
+def sequence_total(segments: jax.Array, trained: jax.Array, layout: Layout) -> algorithms.Total:
+    """A function from x [B, slots * slot] to its sum over the trained tokens of each token's own sequence."""
+    slot = jnp.arange(layout.slots * layout.slot) // layout.slot
+    sequence = slot * (layout.slot + 1) + segments  # a segment's number is at most the slot's length
+
+    def total(x):
+        one = lambda x, at: jax.ops.segment_sum(x, at, layout.slots * (layout.slot + 1))[at]
+        return jax.vmap(one)(jnp.where(trained, x, 0), sequence)
+
+    return total

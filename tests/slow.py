@@ -81,78 +81,201 @@ def random_rollouts(seed: int, prompts: int, group: int, max_prompt: int = 6, ma
 
 
 # -- algorithms ----------------------------------------------------------------------------------------------------
+# One token at a time, from the papers' formulas; of jzero.algorithms it reads nothing but an Algorithm's fields.
 
 
-def advantages(scores: list[float], kind: str, eps: float) -> list[float]:
-    """Of one group."""
-    if len(set(scores)) == 1:
-        return [0.0] * len(scores)
-    mean = statistics.fmean(scores)
-    scale = {"group_mean": 1.0, "group_mean_std": statistics.stdev(scores) + eps}[kind]
-    return [(score - mean) / scale for score in scores]
+def score(rollout: Rollout, algorithm, max_new: int) -> float:
+    cut = rollout.finish == "length"
+    value = algorithm.truncated_score if cut and algorithm.truncated == "fixed" else rollout.grade.score
+    if cut:
+        value -= algorithm.truncated_penalty
+    buffer = algorithm.overlong * max_new  # DAPO eq. 13: L_cache
+    length = len(rollout.tokens) - rollout.sampled.tolist().index(True)
+    if buffer and length > max_new:
+        value -= 1.0
+    elif buffer and length > max_new - buffer:
+        value += ((max_new - buffer) - length) / buffer
+    return value
 
 
-def token_weights(rollouts: list[Rollout], algorithm, max_new: int) -> list[list[float]]:
-    """Of every token of every rollout, 0 where it is not trained."""
+def gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
+    """A_t = sum_l (gamma lam)^l (r_{t+l} + gamma V_{t+l+1} - V_{t+l}), V = 0 after the last token."""
+    out = []
+    for t in range(len(rewards)):
+        total = 0.0
+        for s in range(t, len(rewards)):
+            after = values[s + 1] if s + 1 < len(rewards) else 0.0
+            total += (gamma * lam) ** (s - t) * (rewards[s] + gamma * after - values[s])
+        out.append(total)
+    return out
+
+
+def group_advantage(returns: list[float], i: int, group: list[int], algorithm) -> float:
+    """Of rollout i."""
+    peers = [returns[j] for j in range(len(returns)) if group[j] == group[i]]
+    if len(set(peers)) == 1:
+        return 0.0
+    centred = returns[i] - statistics.fmean(peers)
+    if algorithm.advantage == "leave_one_out":
+        others = [returns[j] for j in range(len(returns)) if group[j] == group[i] and j != i]
+        return returns[i] - statistics.fmean(others)
+    return {
+        "group_mean": lambda: centred,
+        "group_mean_std": lambda: centred / (statistics.stdev(peers) + algorithm.std_eps),
+        "group_mean_batch_std": lambda: centred / (statistics.stdev(returns) + algorithm.std_eps),
+    }[algorithm.advantage]()
+
+
+def advantages(rewards, values, group: list[int], algorithm) -> tuple[list[list[float]], list[list[float]]]:
+    """Advantages and the critic's targets of every sampled token of every rollout; rewards and values are of those,
+    group holds a number a rollout."""
+    out = []
+    for i, mine in enumerate(rewards):
+        if algorithm.advantage == "return_to_go":
+            n = len(mine)
+            out.append([math.fsum(algorithm.gamma ** (s - t) * mine[s] for s in range(t, n)) for t in range(n)])
+        elif algorithm.advantage == "gae":
+            out.append(gae(mine, values[i], algorithm.gamma, algorithm.lam))
+        else:
+            returns = [math.fsum(each) for each in rewards]
+            out.append([group_advantage(returns, i, group, algorithm)] * len(mine))
+    targets = [[a + v for a, v in zip(*pair, strict=True)] for pair in zip(out, values, strict=True)]
+    if algorithm.whiten:
+        every = [a for mine in out for a in mine]
+        mean, scale = statistics.fmean(every), math.sqrt(statistics.variance(every) + 1e-8)
+        out = [[(a - mean) / scale for a in mine] for mine in out]
+    return out, targets
+
+
+def advantages_of(rollouts, old, ref, algorithm, group: int, max_new: int, values=None):
+    """`advantages` of rollouts, over all their tokens: 0 where not sampled. The k1 of every token is taken from its
+    reward, the score comes with the last."""
+    values = values or [np.zeros(len(r.tokens)) for r in rollouts]
+    rewards, kept = [], []
+    for i, rollout in enumerate(rollouts):
+        places = [t for t in range(len(rollout.tokens)) if rollout.sampled[t]]
+        rewards.append([-algorithm.kl_reward * (float(old[i][t]) - float(ref[i][t])) for t in places])
+        rewards[i][-1] += score(rollout, algorithm, max_new)
+        kept.append([float(values[i][t]) for t in places])
+    result = []
+    for each in advantages(rewards, kept, [i // group for i in range(len(rollouts))], algorithm):
+        spread = [np.zeros(len(r.tokens)) for r in rollouts]
+        for mine, row, rollout in zip(spread, each, rollouts, strict=True):
+            mine[rollout.sampled] = row
+        result.append(spread)
+    return result
+
+
+def token_weights(rollouts, algorithm, max_new: int, chosen=None, name: str = "") -> list[list[float]]:
+    """Of every token of every rollout in the optimizer step of the chosen ones: 0 where it is not trained."""
+    chosen = range(len(rollouts)) if chosen is None else chosen
     trained = [
         [s and not (algorithm.truncated == "mask" and rollout.finish == "length") for s in rollout.sampled.tolist()]
         for rollout in rollouts
     ]
+    counts = [sum(mine) for mine in trained]
+    share = {
+        "sequence_mean": lambda i: 1 / len(chosen) / counts[i],
+        "sequence_sum": lambda i: 1 / len(chosen),
+        "token_mean": lambda i: 1 / sum(counts[j] for j in chosen),
+        "batch_token_mean": lambda i: 1 / sum(counts),
+        "constant": lambda i: 1 / len(chosen) / (algorithm.length_norm or max_new),
+    }[name or algorithm.weight]
     out = []
-    for mine in trained:
-        share = {
-            "sequence_mean": lambda mine: 1 / len(rollouts) / sum(mine),
-            "token_mean": lambda _: 1 / sum(map(sum, trained)),
-            "constant": lambda _: 1 / len(rollouts) / max_new,
-        }[algorithm.weight]
-        out.append([share(mine) if token else 0.0 for token in mine])
+    for i, mine in enumerate(trained):
+        weight = share(i) if counts[i] and i in chosen else 0.0
+        out.append([weight if token else 0.0 for token in mine])
     return out
 
 
-def token_loss(logp: float, old: float, ref: float, advantage: float, algorithm) -> tuple[float, float]:
-    """Clipped surrogate and KL of one token, and its derivative by logp."""
-    ratio = math.exp(logp - old)
-    low, high = 1 - algorithm.clip_low, 1 + algorithm.clip_high
-    clipped = min(max(ratio, low), high)
-    cut = clipped * advantage < ratio * advantage
-    loss = -(clipped if cut else ratio) * advantage
-    slope = 0.0 if cut else -ratio * advantage
+def surrogate(ratio: float, logp: float, A: float, algorithm) -> tuple[float, float, float]:
+    """A token's loss, its derivative by the ratio, and the one by logp that does not go through the ratio."""
+    clipped = min(max(ratio, 1 - algorithm.clip_low), 1 + algorithm.clip_high)
+    if algorithm.surrogate == "reinforce":
+        return -A * logp, 0.0, -A
+    if algorithm.surrogate == "cispo":
+        return -clipped * A * logp, 0.0, -clipped * A
+    if algorithm.dual_clip and A < 0 and ratio > algorithm.dual_clip:
+        return -algorithm.dual_clip * A, 0.0, 0.0
+    if clipped * A < ratio * A:
+        return -clipped * A, 0.0, 0.0
+    return -ratio * A, -A, 0.0
+
+
+def correction(gaps: list[float], t: int, algorithm) -> float:
+    """Of the t-th trained token of a sequence; gaps are their log pi_old - log pi_sampler."""
+    low, high, name = algorithm.correction_low, algorithm.correction_high, algorithm.correction
+    if name == "":
+        return 1.0
+    if name == "geometric":
+        return float(low <= math.exp(statistics.fmean(gaps)) <= high)
+    ratio = math.prod(math.exp(gap) for gap in gaps) if name.startswith("sequence") else math.exp(gaps[t])
+    if name.endswith("truncate"):
+        return min(ratio, high)
+    return ratio if low <= ratio <= high else 0.0
+
+
+def kl(logp: float, ref: float, algorithm) -> tuple[float, float]:
+    """A token's KL to the reference policy, and its derivative by logp."""
     d = ref - logp
-    return (
-        loss + algorithm.kl_coef * (math.exp(d) - d - 1),
-        slope + algorithm.kl_coef * (1 - math.exp(d)),
-    )
+    value, slope = {"k2": (d * d / 2, -d), "k3": (math.exp(d) - d - 1, 1 - math.exp(d))}[algorithm.kl]
+    return (algorithm.kl_max, 0.0) if algorithm.kl_max and value > algorithm.kl_max else (value, slope)
 
 
-def policy_loss(rollouts, logps, old, ref, algorithm, group: int, max_new: int) -> tuple[float, list[np.ndarray]]:
-    """The loss of one optimizer step and its derivative by the log-prob of every token of every rollout; logps, old
-    and ref hold one array a rollout, as long as its tokens."""
-    zero = algorithm.truncated == "zero"
-    scores = [0.0 if zero and r.finish == "length" else float(np.float32(r.grade.score)) for r in rollouts]
-    share = [
-        advantage
-        for at in range(0, len(rollouts), group)
-        for advantage in advantages(scores[at : at + group], algorithm.advantage, algorithm.std_eps)
-    ]
-    weights = token_weights(rollouts, algorithm, max_new)
-    total, slopes = 0.0, []
-    for i, rollout in enumerate(rollouts):
-        slope = np.zeros(len(rollout.tokens))
-        for t in range(len(rollout.tokens)):
-            if weights[i][t]:
-                at = float(logps[i][t]), float(old[i][t]), float(ref[i][t])
-                loss, derivative = token_loss(*at, share[i], algorithm)
-                total += weights[i][t] * loss
-                slope[t] = weights[i][t] * derivative
-        slopes.append(slope)
+def sequence_loss(w, v, logps, old, ref, sampler, entropy, A, algorithm) -> tuple[float, list[float]]:
+    """Loss of one sequence's trained tokens, and its derivative by their log-probs, each a list over them."""
+    n = len(w)
+    shifts = [logps[t] - old[t] for t in range(n)]
+    gaps = [old[t] - sampler[t] for t in range(n)]
+    total, slopes = 0.0, [0.0] * n
+    for t in range(n):
+        together = algorithm.ratio == "sequence"
+        ratio = math.exp(sum(shifts) / n if together else shifts[t])
+        term, by_ratio, direct = surrogate(ratio, logps[t], A[t], algorithm)
+        c, (divergence, by_logp) = correction(gaps, t, algorithm), kl(logps[t], ref[t], algorithm)
+        total += w[t] * (c * term - algorithm.entropy_coef * entropy[t]) + v[t] * algorithm.kl_coef * divergence
+        slopes[t] += w[t] * c * direct + v[t] * algorithm.kl_coef * by_logp
+        for s in range(n) if together else [t]:
+            slopes[s] += w[t] * c * by_ratio * ratio / (n if together else 1)
     return total, slopes
+
+
+def policy_loss(
+    rollouts, logps, old, ref, algorithm, group: int, max_new: int, chosen=None, sampler=None, entropy=None, values=None
+) -> tuple[float, list[np.ndarray]]:
+    """The loss of the optimizer step of the chosen rollouts (all), among those of an RL step, and its derivative by the
+    log-prob of every token; logps, old, ref and so on hold one array a rollout, as long as its tokens."""
+    zeros = [np.zeros(len(r.tokens)) for r in rollouts]
+    sampler, entropy = sampler or [r.logps for r in rollouts], entropy or zeros
+    old = sampler if algorithm.old == "sampler" else old
+    A, _ = advantages_of(rollouts, old, ref, algorithm, group, max_new, values)
+    weights = token_weights(rollouts, algorithm, max_new, chosen)
+    kl_weights = token_weights(rollouts, algorithm, max_new, chosen, algorithm.kl_weight)
+    total, slopes = 0.0, zeros
+    for i, rollout in enumerate(rollouts):
+        places = [t for t in range(len(rollout.tokens)) if weights[i][t]]
+        arrays = (x[i] for x in (weights, kl_weights, logps, old, ref, sampler, entropy, A))
+        loss, mine = sequence_loss(*([float(x[t]) for t in places] for x in arrays), algorithm)
+        total += loss
+        slopes[i] = np.zeros(len(rollout.tokens))
+        slopes[i][places] = mine
+    return total, slopes
+
+
+def value_loss(value: float, old: float, target: float, algorithm) -> tuple[float, float]:
+    """Of one token, and its derivative by the value."""
+    bound = min(max(value, old - algorithm.value_clip), old + algorithm.value_clip) if algorithm.value_clip else value
+    half = 0.5 * algorithm.value_coef
+    if (bound - target) ** 2 > (value - target) ** 2:
+        return half * (bound - target) ** 2, 0.0
+    return half * (value - target) ** 2, 2 * half * (value - target)
 
 
 # -- the model -----------------------------------------------------------------------------------------------------
 
 
-def forward(model: qwen.QwenConfig, params, tokens):
-    """Qwen2 again, one sequence a row: tokens i32[N, T] -> logits [N, T, V], in the params' own precision."""
+def hidden(model: qwen.QwenConfig, params, tokens):
+    """Qwen2 again, one sequence a row: tokens i32[N, T] -> [N, T, E] after the final norm, in the params' precision."""
     T, half = tokens.shape[1], model.head_dim // 2
     angles = np.arange(T)[:, None] * model.rope_theta ** (-np.arange(half) / half)
     norm = lambda x, scale: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + model.rms_norm_eps) * scale
@@ -172,7 +295,12 @@ def forward(model: qwen.QwenConfig, params, tokens):
         x = x + jnp.einsum("nhtd,hde->nte", jax.nn.softmax(scores) @ v, p["o"])
         h = norm(x, p["mlp_norm"])
         x = x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
-    return norm(x, params["norm"]) @ params["embed"].T
+    return norm(x, params["norm"])
+
+
+def forward(model: qwen.QwenConfig, params, tokens):
+    """-> logits [N, T, V]"""
+    return hidden(model, params, tokens) @ params["embed"].T
 
 
 @partial(jax.jit, static_argnums=0)

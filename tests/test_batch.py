@@ -27,11 +27,9 @@ def items(rng: np.random.Generator, group_sizes: list[int]) -> list[list[Item]]:
             group.append(
                 Item(
                     tokens=np.concatenate([head, rng.integers(1, 1000, new)]).astype(np.int32),
-                    sampled=sampled,
                     prompt=len(head),
+                    weights=(sampled * rng.random() * rng.integers(0, 2)).astype(np.float32),
                     logps=rng.normal(size=length).astype(np.float32),
-                    advantages=rng.normal(size=length).astype(np.float32),
-                    weight=float(np.float32(rng.random() * rng.integers(0, 2))),
                 )
             )
         groups.append(group)
@@ -42,7 +40,7 @@ class Cells:
     """A packed batch as rows; `take` returns a region and marks it, so that nothing is taken twice."""
 
     def __init__(self, packed):
-        self.fields = {name: x.reshape(-1, x.shape[-1]) for name, x in vars(packed.batch).items()}
+        self.fields = {name: x.reshape(-1, x.shape[-1]) for name, x in vars(packed.batch).items() if x is not None}
         self.taken = np.zeros(self.fields["tokens"].shape, bool)
 
     def take(self, row, start, stop):
@@ -73,10 +71,8 @@ def check(groups, packed_list, rows):
             assert (got["tokens"] == item.tokens[first:-1]).all()
             assert (got["targets"] == item.tokens[first + 1 :]).all()
             assert (got["positions"] == np.arange(first, first + inputs)).all()
-            assert (got["weights"] == (item.sampled * np.float32(item.weight))[first + 1 :]).all()
-            assert (got["advantages"] == item.advantages[first + 1 :]).all()
+            assert (got["weights"] == item.weights[first + 1 :]).all()
             assert (got["sampler_logps"] == item.logps[first + 1 :]).all()
-            assert not got["old_logps"].any() and not got["ref_logps"].any()
             [segment] = set(got["segments"].tolist())
             assert segment > 0
             members.setdefault((row, slot), []).append(segment)
@@ -96,6 +92,12 @@ def check(groups, packed_list, rows):
             assert not x[~cells.taken].any()
         used = sorted({row for _, row, _, _ in packed.where})
         assert used == list(range(len(used))) and packed.count == -(-len(used) // row_count)
+        assert np.array_equal(packed.fill([item.weights for item in flat]), packed.batch.weights)
+        back = [np.full(len(item.tokens), np.nan, np.float32) for item in flat]
+        packed.read(packed.batch.sampler_logps, back)
+        for index, _, _, inputs in packed.where:
+            assert np.array_equal(back[index][-inputs:], flat[index].logps[-inputs:])
+            assert np.isnan(back[index][:-inputs]).all()
     assert seen == Counter(range(len(flat)))
 
 
@@ -140,7 +142,7 @@ def test_best_fit_takes_the_fullest_bin_that_fits():
 
 @pytest.mark.parametrize("row_slots", [0, 2])
 def test_a_response_longer_than_the_slot_is_refused(row_slots):
-    item = Item(*(np.zeros(3 + 20, kind) for kind in (np.int32, bool)), 3, *[np.zeros(23, np.float32)] * 2, 1.0)
+    item = Item(np.zeros(3 + 20, np.int32), 3, *[np.zeros(23, np.float32)] * 2)
     shapes = layouts(PROMPT, NEW, 2, row_slots)
     with pytest.raises(
         ValueError, match=r"a sequence of 2[02] tokens does not fit a slot of (16|21); raise train.slot"
@@ -150,7 +152,7 @@ def test_a_response_longer_than_the_slot_is_refused(row_slots):
 
 def test_groups_go_where_they_pad_least():
     floats = np.zeros(3 + NEW, np.float32)
-    item = lambda n: Item(np.ones(n, np.int32), np.arange(n) >= 3, 3, floats[:n], floats[:n], 1.0)
+    item = lambda n: Item(np.ones(n, np.int32), 3, floats[:n], floats[:n])
     short, long = [item(3 + 2)] * 8, [item(3 + NEW)] * 8
     packed = pack([short, long], layouts(PROMPT, NEW, 2, 8), [1, 1], [1, 1])
     assert [sorted({index // 8 for index, *_ in p.where}) for p in packed] == [[1], [0]]
@@ -162,4 +164,4 @@ def test_the_same_items_pack_the_same_way():
     )
     for a, b in zip(first, second, strict=True):
         assert a.where == b.where
-        assert all((x == getattr(b.batch, name)).all() for name, x in vars(a.batch).items())
+        assert all((x == getattr(b.batch, name)).all() for name, x in vars(a.batch).items() if x is not None)

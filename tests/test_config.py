@@ -148,6 +148,18 @@ IMPOSSIBLE = [
     ({"algorithm.advantage": "gae2"}, "algorithm.advantage='gae2' is not one of group_mean, group_mean_std"),
     ({"algorithm.truncated": "drop"}, "algorithm.truncated='drop'"),
     ({"algorithm.clip_low": -0.1}, "algorithm.clip_low=-0.1 must be at least 0"),
+    ({"algorithm.correction": "tis"}, "algorithm.correction='tis' is not one of , token_truncate, token_mask"),
+    (
+        {"algorithm.correction": "token_mask", "rollout.top_p": 0.9},
+        "algorithm.correction divides by the sampler's prob",
+    ),
+    ({"algorithm.old": "sampler", "rollout.top_k": 20}, "algorithm.old=sampler divides by the sampler's probabilities"),
+    ({"algorithm.old": "sampler", "algorithm.correction": "token_mask"}, "correction=token_mask is always 1 with"),
+    ({"algorithm.correction_low": 3.0}, "algorithm.correction_low=3.0 is above algorithm.correction_high=2.0"),
+    ({"algorithm.dual_clip": 1.1}, "algorithm.dual_clip=1.1 must be above 1 + clip_high=1.2, or 0"),
+    ({"algorithm.overlong": 1.5}, "algorithm.overlong=1.5 is a share of rollout.max_new: at most 1"),
+    ({"algorithm.advantage": "leave_one_out", "rollout.group": 1}, "the leave_one_out baseline needs a group of at"),
+    ({"critic.optimizer.schedule": "step"}, "critic.optimizer.schedule='step'"),
     ({"optimizer.schedule": "step"}, "optimizer.schedule='step'"),
     ({"optimizer.clip_norm": -1.0}, "optimizer.clip_norm=-1.0 must be at least 0"),
     ({"warm_start.steps": 5, "warm_start.batch": 0}, "warm_start.batch=0 must be at least 1"),
@@ -175,6 +187,9 @@ def test_impossible_settings_are_refused(changes, message):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+GROUP_OF_ONE = {"rollout.group": 1, "algorithm.advantage": "gae"}
+
+
 def test_all_of_them_are_named_at_once():
     settings = config.Config()
     settings.rollout.group, settings.model.dtype = 1, "f16"
@@ -182,7 +197,9 @@ def test_all_of_them_are_named_at_once():
         config.validate(settings)
 
 
-@pytest.mark.parametrize("changes", [{}, {"train.slot": 1024}, {"train.buckets": 11}, {"eval.problems": 0}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"train.slot": 1024}, {"train.buckets": 11}, {"eval.problems": 0}, GROUP_OF_ONE]
+)
 def test_possible_settings_pass(changes):
     settings = config.Config()
     for name, value in changes.items():

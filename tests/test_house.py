@@ -19,6 +19,7 @@ LEVELS = [
     ("sharding",),
     ("rollout", "update", "checkpoint"),
     ("evaluate", "sft"),
+    ("learn",),
     ("train",),
     ("main", "generate", "export", "plan", "report", "serve"),
 ]

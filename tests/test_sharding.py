@@ -9,11 +9,10 @@ import pytest
 import slow
 from jax.sharding import PartitionSpec as P
 
-from jzero import sharding
+from jzero import sharding, update
 from jzero.config import Optimizer
 from jzero.model import qwen
 from jzero.sharding import decode_mesh, param_shardings, publisher, train_mesh
-from jzero.update import Policy
 
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 2)]
 every_mesh = pytest.mark.parametrize("sizes", MESHES, ids=str)
@@ -81,7 +80,7 @@ def test_param_shardings():
 def test_moments_lie_where_their_parameters_do(sizes):
     config = slow.settings()
     config.optimizer = Optimizer(weight_decay=0.1, clip_norm=1.0)
-    policy = Policy(slow.MODEL, config, make(sizes))
+    policy = update.policy(slow.MODEL, config, make(sizes))
     state = policy.start(slow.placed(policy, slow.random_params()))
     adam = next(x for x in state.opt_state if isinstance(x, optax.ScaleByAdamState))
     for moments in (adam.mu, adam.nu):
@@ -96,7 +95,7 @@ def test_moments_lie_where_their_parameters_do(sizes):
 @pytest.mark.slow
 def test_init_does_not_depend_on_the_mesh():
     first, second = (
-        Policy(slow.MODEL, slow.settings(), make(sizes)).init_params(3) for sizes in ((1, 1, 1), (2, 2, 2))
+        update.policy(slow.MODEL, slow.settings(), make(sizes)).init_params(3) for sizes in ((1, 1, 1), (2, 2, 2))
     )
     jax.tree.map(np.testing.assert_array_equal, first, second)
     assert float(np.std(first["layers"]["gate"])) == pytest.approx(0.02, rel=0.1)
@@ -107,7 +106,7 @@ def test_init_does_not_depend_on_the_mesh():
 def test_publish_casts_and_keeps_values(sizes, dtype):
     train = make(sizes)
     decode = decode_mesh(train)
-    params = slow.placed(Policy(slow.MODEL, slow.settings(), train), slow.random_params())
+    params = slow.placed(update.policy(slow.MODEL, slow.settings(), train), slow.random_params())
     published = publisher(slow.MODEL, train, decode, dtype)(params)
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, np.asarray(y).astype(dtype)), published, params)
     jax.tree.map(lambda x, s: x.sharding == s or pytest.fail(), published, param_shardings(slow.MODEL, decode))

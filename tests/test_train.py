@@ -12,8 +12,9 @@ import slow
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from jax.experimental.compilation_cache import compilation_cache
 
-from jzero import train
+from jzero import algorithms, config, learn, train
 from jzero.batch import Item, pack
 from jzero.model import hf
 from jzero.sharding import train_mesh
@@ -23,27 +24,27 @@ ROLLOUTS = slow.random_rollouts(1, 4, 4)
 GROUPS = [ROLLOUTS[i : i + 4] for i in range(0, 16, 4)]
 
 
-@pytest.mark.parametrize("truncated", ["grade", "zero", "mask"])
+@pytest.mark.parametrize("truncated", ["grade", "fixed", "mask"])
 @pytest.mark.parametrize("weight", ["sequence_mean", "token_mean", "constant"])
-def test_items(weight, truncated):
+def test_token_weights(weight, truncated):
     config = slow.settings(algorithm={"weight": weight, "truncated": truncated})
-    advantages = np.arange(16, dtype=np.float32).reshape(4, 4)
-    items = [item for group in train.items(GROUPS, advantages, config) for item in group]
+    chosen = list(range(16))
+    weights = learn.token_weights(ROLLOUTS, chosen, weight, config)
     want = slow.token_weights(ROLLOUTS, config.algorithm, config.rollout.max_new)
-    for i, (item, rollout) in enumerate(zip(items, ROLLOUTS, strict=True)):
-        assert item.tokens is rollout.tokens and item.prompt == rollout.prompt_length
-        assert (item.advantages == i).all()
-        np.testing.assert_allclose(item.sampled * item.weight, want[i], rtol=1e-12)
+    for i in chosen:
+        np.testing.assert_allclose(weights[i], want[i], rtol=1e-6)
 
 
 def test_score_of_truncated_rollouts():
     cut = replace(ROLLOUTS[0], finish="length", grade=Grade(0.7, False, ""))
     whole = replace(cut, finish="stop")
-    for truncated, score in (("grade", 0.7), ("mask", 0.7), ("zero", 0.0)):
-        algorithm = slow.settings(algorithm={"truncated": truncated}).algorithm
-        assert train.score_of(cut, algorithm) == score and train.score_of(whole, algorithm) == 0.7
+    for truncated, score in (("grade", 0.7), ("mask", 0.7), ("fixed", -0.5)):
+        config = slow.settings(algorithm={"truncated": truncated, "truncated_score": -0.5})
+        assert learn.score_of(cut, config) == score and learn.score_of(whole, config) == 0.7
+    config = slow.settings(algorithm={"truncated_penalty": 0.5})
+    assert learn.score_of(cut, config) == pytest.approx(0.2) and learn.score_of(whole, config) == 0.7
     with pytest.raises(AssertionError, match="was not graded"):
-        train.score_of(replace(whole, grade=None), algorithm)
+        learn.score_of(replace(whole, grade=None), config)
 
 
 def test_rollout_metrics():
@@ -59,16 +60,32 @@ def test_rollout_metrics():
 
 
 def test_update_metrics_are_means_over_tokens_of_all_optimizer_steps():
-    one = {"tokens": 10.0, "entropy": 20.0, "clip_fraction": 1.0, "mismatch": 0.5, "loss": 0.3, "grad_norm": 2.0}
-    two = {"tokens": 30.0, "entropy": 30.0, "clip_fraction": 5.0, "mismatch": 9.0, "loss": 0.1, "grad_norm": 4.0}
-    values = train.update_metrics([one, two])
+    one = {
+        "tokens": 10.0,
+        "entropy": 20.0,
+        "clip_fraction": 1.0,
+        "mismatch": 0.5,
+        "loss": 0.3,
+        "grad_norm": 2.0,
+        "skipped": 0.0,
+    }
+    two = {
+        "tokens": 30.0,
+        "entropy": 30.0,
+        "clip_fraction": 5.0,
+        "mismatch": 9.0,
+        "loss": 0.1,
+        "grad_norm": 4.0,
+        "skipped": 1.0,
+    }
+    values = learn.update_metrics([one, two], [])
     assert values["policy/entropy"] == 50 / 40 and values["policy/clip_fraction"] == 6 / 40
     assert values["policy/mismatch"] == 0.05  # before any update
     assert values["optimizer/loss"] == pytest.approx(0.2) and values["optimizer/grad_norm"] == 3.0
-    assert "policy/kl" not in values
-    assert train.update_metrics([one | {"kl": 4.0}])["policy/kl"] == 0.4
+    assert values["optimizer/skipped"] == 0.5 and "policy/kl" not in values
+    assert learn.update_metrics([one | {"kl": 4.0}], [])["policy/kl"] == 0.4
     nothing = dict.fromkeys(one, 0.0)
-    assert all(np.isfinite(x) for x in train.update_metrics([nothing]).values())
+    assert all(np.isfinite(x) for x in learn.update_metrics([nothing], []).values())
 
 
 # -- shapes of a run ---------------------------------------------------------------------------------------------------
@@ -76,7 +93,7 @@ def test_update_metrics_are_means_over_tokens_of_all_optimizer_steps():
 
 def test_microbatch_rows():
     layout, mesh = Layout(6, 2, 12), train_mesh(2, 2, 2)
-    rows = lambda tokens: train.microbatch_rows(slow.settings(train={"tokens": tokens}), mesh, layout)
+    rows = lambda tokens: learn.microbatch_rows(slow.settings(train={"tokens": tokens}), mesh, layout)
     assert [rows(120), rows(239), rows(240), rows(1000)] == [4, 4, 8, 32]
     with pytest.raises(ValueError, match=r"train.tokens=119 .* set it to at least 120, or lower train.row_slots"):
         rows(119)
@@ -97,16 +114,18 @@ def test_a_run_never_needs_more_microbatches_than_it_compiled(group, row_slots, 
         rollout={"group": group},
         train={"row_slots": row_slots, "buckets": buckets, "minibatches": minibatches, "tokens": tokens},
     )
-    run = train.build(config, None)
+    trainer = train.build(config, None).trainer
     rng = np.random.default_rng(seed)
     floats = np.zeros(18, np.float32)
 
     def item():
         length = 6 + int(rng.choice([12, rng.integers(1, 13)]))
-        return Item(np.ones(length, np.int32), np.arange(length) >= 6, 6, floats[:length], floats[:length], 1.0)
+        return Item(np.ones(length, np.int32), 6, floats[:length], floats[:length])
 
     groups = [[item() for _ in range(group)] for _ in range(4 // minibatches)]
-    for packed, most in zip(pack(groups, run.layouts, run.rows, run.microbatches), run.microbatches, strict=True):
+    for packed, most in zip(
+        pack(groups, trainer.layouts, trainer.rows, trainer.microbatches), trainer.microbatches, strict=True
+    ):
         assert packed.batch.tokens.shape[0] == max(1, most)
 
 
@@ -145,6 +164,100 @@ def test_check_refuses_and_writes_nothing(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "sealed"]
 
 
+@pytest.fixture
+def quick_runs(tmp_path):
+    """Programs compile once, and quickly."""
+    options = {
+        "jax_disable_most_optimizations": (True, False),
+        "jax_compilation_cache_dir": (str(tmp_path / "programs"), None),
+        "jax_persistent_cache_min_compile_time_secs": (0.0, 1.0),
+        "jax_persistent_cache_min_entry_size_bytes": (-1, 0),
+    }
+    for name, (during, _) in options.items():
+        jax.config.update(name, during)
+    compilation_cache.reset_cache()
+    yield
+    for name, (_, after) in options.items():
+        jax.config.update(name, after)
+    compilation_cache.reset_cache()
+
+
+def run_config(steps: int, **algorithm) -> config.Config:
+    """Seconds to compile, milliseconds to run."""
+    return slow.settings(
+        model={"arch": config.Arch(hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)},
+        task={"template": "plain", "numbers_min": 2, "numbers_max": 2, "value_max": 9, "format_score": 0.3},
+        rollout={"max_prompt": 16, "max_new": 24, "slots": 16, "page": 8, "chunk": 8, "temperature": 1.0},
+        algorithm=vars(algorithms.PRESETS[algorithm.pop("name")](**algorithm)),
+        warm_start={"steps": 30, "batch": 8, "lr": 2e-2, "tries": 1},
+        optimizer={"lr": 1e-3, "schedule": "constant"},
+        critic={"warmup": 1},
+        train={"steps": steps, "tokens": 320, "row_slots": 1, "minibatches": 2, "checkpoint_every": 2},
+        eval={"problems": 8, "samples": 1, "greedy": False},
+    )
+
+
+def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path, quick_runs):
+    """The critic, both optimizers and the reference are as they were."""
+    settings = lambda steps: run_config(steps, name="ppo", kl_reward=0.05, kl_coef=0.01, reference_every=1)
+    train.train(settings(4), tmp_path / "whole")
+    for steps in (2, 4):
+        train.train(settings(steps), tmp_path / "resumed")
+
+    def numbers(workdir):
+        rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+        timed = lambda name: name.startswith(("time/", "eval")) or name.endswith("per_second")
+        return [{name: value for name, value in row.items() if not timed(name)} for row in rows]
+
+    whole, resumed = numbers(tmp_path / "whole"), numbers(tmp_path / "resumed")
+    assert len(whole) == 4 and whole == resumed
+    assert all(row["critic/loss"] > 0 for row in whole)
+    assert "optimizer/grad_norm" not in whole[0] and whole[1]["optimizer/grad_norm"] > 0  # the critic's warm-up
+    weights = [(tmp_path / name / "export-4/model.safetensors").read_bytes() for name in ("whole", "resumed")]
+    assert weights[0] == weights[1]
+    summary = json.loads((tmp_path / "whole/summary.json").read_text())
+    assert summary["steps"] == 4 and summary["export"]
+
+
+def test_a_critic_starts_from_the_policy_or_from_another_model(tmp_path):
+    settings = slow.settings(algorithm=vars(algorithms.PRESETS["ppo"]()), train={"tokens": 240})
+    run = train.build(settings, None)
+    policy = run.trainer.policy
+    params = slow.placed(policy, slow.random_params(policy.model))
+    state = train.initial_state(run, params)
+    for name in ("embed", "layers", "norm"):
+        jax.tree.map(np.testing.assert_array_equal, state.critic.params[name], params[name])
+    head = np.asarray(state.critic.params["value"])
+    assert "lm_head" not in state.critic.params and 0.5 < head.std() * (len(head) + 1) < 2
+    jax.tree.map(lambda x: x.delete(), state.params)  # as donation does
+    assert np.isfinite(np.asarray(state.critic.params["embed"])).all()
+
+    other = replace(policy.model, hidden_size=48, tie_word_embeddings=False)
+    weights = slow.random_params(other)
+    hf.save(tmp_path / "critic", other, weights, dtype="float32", hf_config_extra={})
+    settings.critic.path = str(tmp_path / "critic")
+    run = train.build(settings, None)
+    state = train.initial_state(run, slow.placed(run.trainer.policy, slow.random_params(policy.model)))
+    jax.tree.map(np.testing.assert_array_equal, state.critic.params["layers"], weights["layers"])
+    assert jax.tree.map(np.shape, state.critic.params) == jax.tree.map(
+        np.shape, train.abstract_state(run).critic.params
+    )
+    hf.save(tmp_path / "small", slow.MODEL, slow.random_params(), dtype="float32", hf_config_extra={})
+    settings.critic.path = str(tmp_path / "small")
+    with pytest.raises(ValueError, match="small has a vocabulary of 61, the policy one of 112: give a model with"):
+        train.build(settings, None)
+
+
+def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path, quick_runs):
+    train.train(run_config(1, name="dapo", dynamic_rounds=6), tmp_path / "run")
+    [row] = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    rounds = row["rollout/rounds"]
+    assert 1 < rounds <= 7 and row["rollout/tokens"] > 0
+    samples = [json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
+    later = [sample for sample in samples if int(sample["id"].split("/")[-1]) >= 4 * train.ROUNDS]
+    assert later and len({sample["score"] for sample in samples[:4]}) > 1  # mixed groups come first
+
+
 # -- surroundings ------------------------------------------------------------------------------------------------------
 
 
@@ -164,20 +277,33 @@ def test_a_signal_stops_at_the_next_check_and_a_second_one_at_once(number, capsy
 
 
 def test_reference_is_the_first_policy_whenever_it_was_killed(tmp_path):
-    run = train.build(slow.settings(mesh={"data": 2, "fsdp": 2, "tensor": 2}), None)
-    params = slow.placed(run.policy, slow.random_params(run.policy.model))
-    first = train.reference(run, tmp_path, params, fresh=True)
+    run = train.build(slow.settings(mesh={"data": 2, "fsdp": 2, "tensor": 2}, algorithm={"kl_coef": 0.1}), None)
+    policy = run.trainer.policy
+    params = slow.placed(policy, slow.random_params(policy.model))
+    first = train.reference(run, tmp_path, 0, params, oldest=0)
     jax.tree.map(np.testing.assert_array_equal, first, params)
     later = jax.tree.map(lambda x: x + 1, params)
-    for fresh in (False, True):  # resumed later, and resumed at step 0 once more
-        jax.tree.map(np.testing.assert_array_equal, train.reference(run, tmp_path, later, fresh), params)
-    jax.tree.map(lambda x, s: x.sharding == s or pytest.fail(), first, run.policy.shardings)
+    for step in (3, 0):  # resumed later, and resumed at step 0 once more
+        jax.tree.map(np.testing.assert_array_equal, train.reference(run, tmp_path, step, later, oldest=0), params)
+    jax.tree.map(lambda x, s: x.sharding == s or pytest.fail(), first, policy.shardings)
+
+
+def test_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it(tmp_path):
+    run = train.build(slow.settings(algorithm={"kl_coef": 0.1, "reference_every": 2}, train={"tokens": 240}), None)
+    policy = run.trainer.policy
+    at = [slow.placed(policy, jax.tree.map(lambda x, n=n: x + n, slow.random_params(policy.model))) for n in range(6)]
+    held = lambda step, now, oldest: round(
+        float(train.reference(run, tmp_path, step, at[now], oldest)["norm"][0]) - float(at[0]["norm"][0])
+    )
+    made = lambda: sorted(int(path.name) for path in (tmp_path / "reference").iterdir())
+    assert [held(step, step, 0) for step in (0, 2, 4)] == [0, 2, 4] and made() == [0, 2, 4]
+    assert held(3, 3, 0) == 2 and held(5, 5, 3) == 4 and made() == [2, 4]
 
 
 def test_export_is_whole_or_made_again(tmp_path):
     run = train.build(slow.settings(train={"tokens": 240}), None)
     run.hf_config = {"max_position_embeddings": 32768, "bos_token_id": 3, "eos_token_id": 99}
-    params = slow.random_params(run.policy.model)
+    params = slow.random_params(run.trainer.policy.model)
     target = tmp_path / "export-3"
     assert train.export_policy(run, params, target) == str(target)
     files = {path.name: path.read_bytes() for path in target.iterdir()}
@@ -192,4 +318,4 @@ def test_export_is_whole_or_made_again(tmp_path):
     train.export_policy(run, again, target)  # whole: stays
     assert {path.name: path.read_bytes() for path in target.iterdir()} == files
     config, _ = hf.load_config(target)
-    assert config == run.policy.model
+    assert config == run.trainer.policy.model

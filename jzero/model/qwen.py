@@ -35,6 +35,7 @@ class QwenConfig:
     tie_word_embeddings: bool
     rope_theta: float
     rms_norm_eps: float
+    value_head: bool = False  # a scalar of every hidden state (critic) instead of logits; not of Hugging Face
 
     @classmethod
     def from_hf(cls, hf: dict[str, Any]) -> "QwenConfig":
@@ -60,10 +61,11 @@ class QwenConfig:
             "tie_word_embeddings": hf.get("tie_word_embeddings", False),
         }
         values = hf | derived
-        missing = [name for name in cls.__dataclass_fields__ if name not in values]
+        names = [name for name in cls.__dataclass_fields__ if name != "value_head"]
+        missing = [name for name in names if name not in values]
         if missing:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
-        return cls(**{name: values[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: values[name] for name in names})
 
     def to_hf(self, dtype: str, **extra: Any) -> dict[str, Any]:
         """A config.json for `transformers`; `extra` are entries beside ours: eos_token_id, ..."""
@@ -75,6 +77,7 @@ class QwenConfig:
             "dtype": dtype,  # transformers 5; torch_dtype and rope_theta are what 4 reads
             "torch_dtype": dtype,
         }
+        del ours["value_head"]
         return extra | ours
 
 
@@ -137,7 +140,9 @@ class Qwen(nnx.Module):
         self.embed = param(rngs, normal, (V, E), ("vocab", "embed"))
         self.layers = stack(config, rngs.split(config.num_hidden_layers))
         self.norm = param(rngs, ones, (E,), ("norm",))
-        if not config.tie_word_embeddings:
+        if config.value_head:
+            self.value = param(rngs, jax.nn.initializers.normal(1 / (E + 1)), (E,), ("embed",))
+        elif not config.tie_word_embeddings:
             self.lm_head = param(rngs, normal, (E, V), ("embed", "vocab"))
 
 

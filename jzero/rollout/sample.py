@@ -44,6 +44,12 @@ class Counters:
     preempted: int = 0
     peak_pages: int = 0
 
+    def add(self, other: "Counters") -> None:
+        for name, count in vars(other).items():
+            if name != "peak_pages":
+                setattr(self, name, getattr(self, name) + count)
+        self.peak_pages = max(self.peak_pages, other.peak_pages)
+
 
 @dataclass
 class Call:

@@ -1,0 +1,224 @@
+"""From graded rollouts to the next state: rewards, advantages, packed batches, scores, optimizer steps."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jzero import algorithms, config, metrics, update
+from jzero.algorithms import Episodes
+from jzero.batch import Item, Packed, layouts, pack
+from jzero.evaluate import grade_of
+from jzero.model import qwen
+from jzero.types import Batch, Layout, Rollout, State
+
+
+@dataclass
+class Trainer:
+    """What an update uses and does not change."""
+
+    config: config.Config
+    policy: update.Learner
+    critic: update.Learner | None
+    layouts: list[Layout]
+    rows: list[int]  # of a microbatch, by layout
+    microbatches: list[int]  # of an optimizer step at most, by layout
+    reference: qwen.Params | None = None
+    clock: metrics.Clock = field(default_factory=metrics.Clock)
+
+
+@dataclass
+class Part:
+    """One optimizer step's share of the rollouts."""
+
+    chosen: list[int]  # indices of its rollouts
+    packed: list[Packed]
+    batches: tuple[Batch, ...]  # of `packed`, on the mesh
+    counts: jax.Array
+
+    def fill(self, learner: update.Learner, name: str, arrays: list[np.ndarray]) -> None:
+        """Set a field of the batches from one f32[T] a rollout, of all rollouts."""
+        values = learner.put_rows([p.fill([arrays[i] for i in self.chosen]) for p in self.packed])
+        self.set(name, values)
+
+    def set(self, name: str, values) -> None:
+        self.batches = tuple(replace(b, **{name: x}) for b, x in zip(self.batches, values, strict=True))
+
+
+def make_trainer(config: config.Config, model: qwen.QwenConfig, critic: qwen.QwenConfig | None, mesh: Mesh) -> Trainer:
+    train = config.train
+    shapes = layouts(config.rollout.max_prompt, train.slot or config.rollout.max_new, train.buckets, train.row_slots)
+    groups = config.rollout.prompts // train.minibatches
+    most = [groups * -(-config.rollout.group // layout.slots) for layout in shapes]  # rows: a slot for every rollout
+    rows = [microbatch_rows(config, mesh, layout) for layout in shapes]
+    return Trainer(
+        config=config,
+        policy=update.policy(model, config, mesh),
+        critic=update.critic(critic, config, mesh) if critic else None,
+        layouts=shapes,
+        rows=rows,
+        microbatches=[-(-m // r) for m, r in zip(most, rows, strict=True)],
+    )
+
+
+def microbatch_rows(config: config.Config, mesh: Mesh, layout: Layout) -> int:
+    """Rows of a microbatch: as many as train.tokens hold, a multiple of the devices that split rows."""
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = config.train.tokens // (layout.tokens * shards) * shards
+    if rows == 0:
+        raise ValueError(
+            f"train.tokens={config.train.tokens} holds less than one row of {layout.tokens} tokens on each of {shards} "
+            f"devices; set it to at least {layout.tokens * shards}, or lower train.row_slots"
+        )
+    return rows
+
+
+def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int):
+    """`epochs` passes over the rollouts, in `minibatches` optimizer steps each -> state, metrics, host batches."""
+    train, clock = trainer.config.train, trainer.clock
+    with clock("pack"):
+        parts = make_parts(trainer, rollouts, step)
+    with clock("score"):
+        score(trainer, state, parts, rollouts)
+    with clock("update"):
+        critic_only = trainer.critic is not None and step <= trainer.config.critic.warmup
+        policy_state, critic_state = replace(state, critic=None), state.critic
+        stats, critic_stats, lr = [], [], 0.0
+        for epoch in range(train.epochs):
+            for n, part in enumerate(parts):
+                index = ((step - 1) * train.epochs + epoch) * train.minibatches + n
+                horizon = train.steps * train.epochs * train.minibatches
+                rate = lambda settings: update.learning_rate(settings, index, horizon)  # noqa: B023
+                arguments = part.batches, part.counts, trainer.layouts
+                if not critic_only:
+                    lr = rate(trainer.config.optimizer)
+                    fresh = index == (step - 1) * train.epochs * train.minibatches
+                    fresh = fresh and trainer.config.algorithm.old == "trainer"
+                    policy_state, sums = trainer.policy.update(policy_state, *arguments, lr, fresh)
+                    stats.append(sums)
+                if trainer.critic is not None and critic_state is not None:
+                    settings = trainer.config.critic.optimizer
+                    critic_state, sums = trainer.critic.update(critic_state, *arguments, rate(settings))
+                    critic_stats.append(sums)
+        values = update_metrics(*jax.device_get((stats, critic_stats)))
+    real = sum(p.real for part in parts for p in part.packed)
+    rows = zip((p for part in parts for p in part.packed), trainer.rows * len(parts), strict=True)
+    paid = sum(p.count * r * p.layout.tokens for p, r in rows)
+    values |= {"optimizer/lr": lr, "update/tokens": real, "update/padding": 1 - real / paid}
+    return replace(policy_state, critic=critic_state), values, [b for part in parts for b in part.batches]
+
+
+def make_parts(trainer: Trainer, rollouts: list[Rollout], step: int) -> list[Part]:
+    """Whole groups in random order, packed, on the mesh."""
+    train, group = trainer.config.train, trainer.config.rollout.group
+    order = np.arange(len(rollouts) // group)
+    if train.minibatches > 1:
+        order = np.random.default_rng((train.seed, step)).permutation(order)
+    parts = []
+    weight = trainer.config.algorithm.weight
+    for prompts in np.array_split(order, train.minibatches):
+        chosen = [int(p) * group + g for p in prompts for g in range(group)]
+        weights = token_weights(rollouts, chosen, weight, trainer.config)
+        items = [Item(r.tokens, r.prompt_length, weights[i], r.logps) for i, r in ((i, rollouts[i]) for i in chosen)]
+        groups = [items[i : i + group] for i in range(0, len(items), group)]
+        packed = pack(groups, trainer.layouts, trainer.rows, trainer.microbatches)
+        parts.append(Part(chosen, packed, *trainer.policy.put(packed)))
+    return parts
+
+
+def token_weights(
+    rollouts: list[Rollout], chosen: list[int], weight: str, config: config.Config
+) -> dict[int, np.ndarray]:
+    """For each chosen rollout (of one optimizer step), f32[T]: the weight of its trained tokens, 0 elsewhere."""
+    algorithm = config.algorithm
+    masked = lambda rollout: algorithm.truncated == "mask" and rollout.finish == "length"
+    every = np.array([0 if masked(rollout) else rollout.sampled.sum() for rollout in rollouts], np.float64)
+    longest = algorithm.length_norm or config.rollout.max_new
+    weights = algorithms.WEIGHTS[weight](every[chosen], every, longest) * (every[chosen] > 0)
+    return {i: (rollouts[i].sampled * w).astype(np.float32) for i, w in zip(chosen, weights, strict=True)}
+
+
+def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Rollout]) -> None:
+    """Set what the loss needs to know before the first optimizer step: log-probs, values, advantages."""
+    algorithm, train, policy = trainer.config.algorithm, trainer.config.train, trainer.policy
+    blank = lambda: [np.zeros(len(rollout.tokens), np.float32) for rollout in rollouts]
+    old, ref, values = blank(), blank(), blank()
+    late = train.minibatches * train.epochs > 1
+    for part in parts:
+        run = lambda learner, params: learner.score(params, part.batches, part.counts, trainer.layouts)  # noqa: B023
+        if algorithm.old == "sampler":
+            part.set("old_logps", [batch.sampler_logps for batch in part.batches])
+        elif late or algorithm.kl_reward:
+            part.set("old_logps", run(policy, state.params))
+        if trainer.reference is not None:
+            part.set("ref_logps", run(policy, trainer.reference))
+        if trainer.critic is not None and state.critic is not None:
+            part.set("old_values", run(trainer.critic, state.critic.params))
+        wanted = {"old_logps": old, "ref_logps": ref} if algorithm.kl_reward else {}
+        wanted |= {"old_values": values} if trainer.critic is not None else {}
+        for name, arrays in wanted.items():
+            mine = [arrays[i] for i in part.chosen]
+            for p, batch in zip(part.packed, jax.device_get([getattr(b, name) for b in part.batches]), strict=True):
+                p.read(batch, mine)
+    penalties = [algorithm.kl_reward * (o - r) for o, r in zip(old, ref, strict=True)]
+    A, returns = algorithms.advantages(episodes(rollouts, trainer.config, penalties, values), algorithm)
+    for part in parts:
+        part.fill(policy, "advantages", spread(A, rollouts))
+        if trainer.critic is not None:
+            part.fill(policy, "returns", spread(returns, rollouts))
+        if algorithm.kl_coef and algorithm.kl_weight:
+            weights = token_weights(rollouts, part.chosen, algorithm.kl_weight, trainer.config)
+            part.fill(policy, "kl_weights", [weights.get(i, np.zeros(0)) for i in range(len(rollouts))])
+    jax.block_until_ready([part.batches for part in parts])
+
+
+def episodes(rollouts: list[Rollout], config: config.Config, penalties, values) -> Episodes:
+    """Rewards over sampled tokens: minus the penalty of each, and the rollout's score at the last. penalties and values
+    are f32[T] a rollout."""
+    counts = np.array([rollout.sampled.sum() for rollout in rollouts])
+    mask = np.arange(counts.max()) < counts[:, None]
+    group = np.arange(len(rollouts)) // config.rollout.group
+    out = Episodes(np.zeros(mask.shape), np.zeros(mask.shape), mask, group)
+    for i, rollout in enumerate(rollouts):
+        out.rewards[i, : counts[i]] = -penalties[i][rollout.sampled]
+        out.rewards[i, counts[i] - 1] += score_of(rollout, config)
+        out.values[i, : counts[i]] = values[i][rollout.sampled]
+    return out
+
+
+def spread(x: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
+    """x [N, T] over sampled tokens -> f32 over all tokens of each rollout, 0 where not sampled."""
+    out = [np.zeros(len(rollout.tokens), np.float32) for rollout in rollouts]
+    for row, mine, rollout in zip(x, out, rollouts, strict=True):
+        mine[rollout.sampled] = row[: rollout.sampled.sum()]
+    return out
+
+
+def score_of(rollout: Rollout, config: config.Config) -> float:
+    """The grade's score, as the algorithm shapes it."""
+    score, cut = grade_of(rollout).score, rollout.finish == "length"
+    return algorithms.shaped(score, rollout.response_length, cut, config.algorithm, config.rollout.max_new)
+
+
+def update_metrics(stats: list[dict[str, Any]], critic_stats: list[dict[str, Any]]) -> dict[str, float]:
+    """Means over trained tokens of all optimizer steps of the RL step; the mismatch is the first's, before any."""
+
+    def means(stats: list[dict[str, Any]], names: dict[str, str]) -> dict[str, float]:
+        tokens = max(sum(s["tokens"] for s in stats), 1.0)
+        return {name: float(sum(s[key] for s in stats) / tokens) for name, key in names.items() if key in stats[0]}
+
+    values: dict[str, float] = {}
+    if stats:
+        names = ("entropy", "clip_fraction", "ratio_shift", "correction", "kl")
+        values |= means(stats, {f"policy/{name}": name for name in names})
+        values |= means(stats[:1], {"policy/mismatch": "mismatch"})
+    if critic_stats:
+        values |= means(critic_stats, {"critic/loss": "value_loss", "critic/clip_fraction": "value_clip_fraction"})
+    for prefix, each in (("optimizer", stats), ("critic", critic_stats)):
+        for name, key in (("grad_norm", "grad_norm"), ("skipped", "skipped")) if each else ():
+            values[f"{prefix}/{name}"] = float(np.mean([s[key] for s in each]))
+    if stats:
+        values["optimizer/loss"] = float(np.mean([s["loss"] for s in stats]))
+    return values
