@@ -94,7 +94,7 @@ class Episodes(NamedTuple):
 
 
 def shaped(score: float, length: int, cut: bool, algorithm: Algorithm, max_new: int) -> float:
-    """The score of a rollout of `length` response tokens, `cut` at max_new or not."""
+    """The score of a rollout of `length` sampled tokens, `cut` at max_new or not."""
     if cut and algorithm.truncated == "fixed":
         score = algorithm.truncated_score
     score -= algorithm.truncated_penalty * cut
@@ -211,7 +211,7 @@ def token_mean(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarra
 
 
 def batch_token_mean(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
-    """1 / sum |o| over the rollouts of all optimizer steps of the RL step (TRL's dapo)."""
+    """1 / sum |o| over the rollouts of all optimizer steps of the RL step (dapo in TRL 1.10)."""
     return np.full(len(counts), 1.0 / max(every.sum(), 1.0))
 
 

@@ -198,8 +198,8 @@ def spread(x: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
 
 def score_of(rollout: Rollout, config: config.Config) -> float:
     """The grade's score, as the algorithm shapes it."""
-    score, cut = grade_of(rollout).score, rollout.finish == "length"
-    return algorithms.shaped(score, rollout.response_length, cut, config.algorithm, config.rollout.max_new)
+    score, cut, length = grade_of(rollout).score, rollout.finish == "length", int(rollout.sampled.sum())
+    return algorithms.shaped(score, length, cut, config.algorithm, config.rollout.max_new)
 
 
 def update_metrics(stats: list[dict[str, Any]], critic_stats: list[dict[str, Any]]) -> dict[str, float]:

@@ -90,7 +90,7 @@ def score(rollout: Rollout, algorithm, max_new: int) -> float:
     if cut:
         value -= algorithm.truncated_penalty
     buffer = algorithm.overlong * max_new  # DAPO eq. 13: L_cache
-    length = len(rollout.tokens) - rollout.sampled.tolist().index(True)
+    length = sum(rollout.sampled.tolist())
     if buffer and length > max_new:
         value -= 1.0
     elif buffer and length > max_new - buffer:

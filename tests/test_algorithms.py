@@ -325,9 +325,9 @@ def with_environment(rollout: Rollout, rng) -> tuple[Rollout, np.ndarray]:
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_tokens_of_the_environment_leave_advantages_unchanged(preset):
-    """To the bit. Overlong is off: DAPO's punishment is of the response's length, which they add to."""
+    """To the bit."""
     rng = np.random.default_rng(5)
-    trainer = make_trainer(PRESETS[preset](kl_reward=0.1, overlong=0.0, gamma=0.9, lam=0.8))
+    trainer = make_trainer(PRESETS[preset](kl_reward=0.1, gamma=0.9, lam=0.8))
     data = given_of(slow.random_rollouts(5, PROMPTS, GROUP), 5)
     penalties = [0.1 * (old - ref) for old, ref in zip(data.old, data.ref, strict=True)]
     longer, own = zip(*(with_environment(r, rng) for r in data.rollouts), strict=True)

@@ -208,6 +208,16 @@ def test_a_finished_run_may_be_run_again(environment, finished, tmp_path):
     assert ours["eval"] == theirs["eval"] and ours["steps"] == STEPS and ours["export"]
 
 
+def test_an_export_is_a_model_to_train_and_export_again(environment, finished, tmp_path):
+    source = finished / f"export-{STEPS}"
+    changes = (f"model.path={source}", "warm_start.steps=0", "train.steps=1", "eval.every=0", "train.minibatches=2")
+    finish(launch(environment, tmp_path / "run", *(f"--config.{change}" for change in changes)))
+    before, after = (json.loads((path / "summary.json").read_text())["eval"] for path in (finished, tmp_path / "run"))
+    assert after["countdown"]["before"] == before["countdown"]["after"]
+    [config, again] = [json.loads((path / "config.json").read_text()) for path in (source, tmp_path / "run/export-1")]
+    assert config == again
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 # A process that imports once and forks for every command: what a shell would see, without three seconds an import.

@@ -106,7 +106,7 @@ def test_axes_abstract_and_init_have_one_tree(config):
 
 def test_config_round_trips_and_keeps_extra_entries():
     config = CONFIGS["qwen3-tied"]
-    written = config.to_hf("bfloat16", eos_token_id=5)
+    written = config.to_hf("bfloat16", {"eos_token_id": 5})
     assert qwen.QwenConfig.from_hf(written) == config and written["eos_token_id"] == 5
     old = {k: v for k, v in written.items() if k != "rope_parameters"} | {"rope_scaling": None}
     assert qwen.QwenConfig.from_hf(old) == config

@@ -302,13 +302,14 @@ def test_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it(tmp
 
 def test_export_is_whole_or_made_again(tmp_path):
     run = train.build(slow.settings(train={"tokens": 240}), None)
-    run.hf_config = {"max_position_embeddings": 32768, "bos_token_id": 3, "eos_token_id": 99}
+    run.hf_config = {"max_position_embeddings": 32768, "bos_token_id": 3, "eos_token_id": 99, "dtype": "float16"}
     params = slow.random_params(run.trainer.policy.model)
     target = tmp_path / "export-3"
     assert train.export_policy(run, params, target) == str(target)
     files = {path.name: path.read_bytes() for path in target.iterdir()}
     written = json.loads(files["config.json"])
     assert written["max_position_embeddings"] == 32768 and written["bos_token_id"] == 3  # the loaded model's own
+    assert written["dtype"] == written["torch_dtype"] == "float32"
     assert written["eos_token_id"] == run.sampler.engine.stop_ids[0]
     (target / "generation_config.json").unlink()  # killed before the end
     (target / "tokenizer.json").write_text("{")

@@ -214,7 +214,7 @@ def save(
     partial.mkdir()
     try:
         write_weights(partial, config, params, dtype, max_shard_bytes)
-        (partial / "config.json").write_text(json.dumps(config.to_hf(dtype, **hf_config_extra), indent=2) + "\n")
+        (partial / "config.json").write_text(json.dumps(config.to_hf(dtype, hf_config_extra), indent=2) + "\n")
         os.replace(partial, path)
     except BaseException:
         shutil.rmtree(partial)

@@ -67,7 +67,7 @@ class QwenConfig:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         return cls(**{name: values[name] for name in names})
 
-    def to_hf(self, dtype: str, **extra: Any) -> dict[str, Any]:
+    def to_hf(self, dtype: str, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """A config.json for `transformers`; `extra` are entries beside ours: eos_token_id, ..."""
         ours = asdict(self) | {
             "architectures": [{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[self.model_type]],
@@ -78,7 +78,7 @@ class QwenConfig:
             "torch_dtype": dtype,
         }
         del ours["value_head"]
-        return extra | ours
+        return (extra or {}) | ours
 
 
 def param(rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
