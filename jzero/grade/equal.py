@@ -189,6 +189,8 @@ def same_formula(a: Node, b: Node) -> bool:
 
 def same_form(a: Node, b: Node) -> bool:
     """As sympy expressions, which sort and collect on their own. Constants that would be multiplied out are refused."""
+    if {kind for kind in kinds(a) | kinds(b) if kind[0] != "$"} - {"num", "sym", "neg", "add", "mul", "div", "pow"}:
+        return False
     import sympy
 
     leaves = {"e": sympy.E, "π": sympy.pi, "i": sympy.I}
@@ -296,21 +298,11 @@ def same_relation(a: Node, b: Node) -> bool:
 
 # Answers
 
-UNITS = spellings("""percent pct percentage
-foot ft feet
-inch inche in
-centimeter cm
-meter m
-kilometer km
-gram g gm
-kilogram kg
-pound lb
-second s sec
-minute min
-hour h hr
-dollar usd
-square sq
-/ per""")
+UNITS = spellings(
+    "percent pct percentage ; foot ft feet ; inch inche in ; centimeter cm ; meter m ; kilometer km ; "
+    "gram g gm ; kilogram kg ; pound lb ; second s sec ; minute min ; hour h hr ; dollar usd ; square sq ; "
+    "/ per"
+)
 WORDS = spellings("does-not-exist dne undefined doesnotexist")
 
 

@@ -11,6 +11,7 @@ WINDOW = 100_000  # characters searched for the end of a box
 TAIL = re.compile(r"(?:\s|<\|(?:im_end|endoftext)\|>|</s>)*\Z")
 BRACE = re.compile(r"\\[\\{}]|[{}]")
 BARE_BOX = re.compile(r"[ ]*(-?[0-9][0-9.,]*[0-9]|-?[0-9]|[A-Za-z])(?![A-Za-z0-9])")
+WORDS = re.compile(r"(?<=[0-9])[ ]+([A-Za-z]+(?:[ ][A-Za-z]+){0,5})[ .]*\Z")
 NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 
 
@@ -58,9 +59,10 @@ def answer_block(response: str) -> str | None:
 
 
 def marked_line(response: str) -> str | None:
-    """The rest of the line of the last ####."""
+    """The rest of the line of the last ####; words that end it are a unit."""
     _, marker, after = thoughts_removed(response).rpartition("####")
-    return unboxed(after.partition("\n")[0].lstrip(" :")) if marker else None
+    line = after.partition("\n")[0].lstrip(" :") if marker else ""
+    return unboxed(WORDS.sub(r"\\text{ \1}", line[: 2 * LONGEST]))
 
 
 def last_number(response: str) -> str | None:

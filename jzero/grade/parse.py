@@ -22,44 +22,16 @@ def refuse(why: str) -> NoReturn:
 
 
 def spellings(table: str) -> dict[str, str]:
-    """The first word of a line for every other one."""
-    return {other: line.split()[0] for line in table.splitlines() for other in line.split()[1:]}
+    """The first word for every other one of an entry."""
+    return {other: entry.split()[0] for entry in table.replace("\n", " ; ").split(" ; ") for other in entry.split()[1:]}
 
 
 # Tokens: numbers "1.5" and "0.(6)", letter runs "xy", words '"meters', commands "\frac", single characters
 
-SPELLINGS = spellings(r"""\frac dfrac tfrac cfrac
-\binom dbinom tbinom
-\emptyset varnothing ∅
-\real R ℝ
-\pi π
-\theta θ
-\sqrt √
-\infty ∞
-\{ lbrace
-\} rbrace
-* times cdot ast × · ⋅
-/ div ÷
-- − – ‐
-± pm
-∓ mp
-∪ cup
-∈ in
-: colon {:}
-, {,}
-≤ le leq leqslant <=
-≥ ge geq geqslant >=
-< lt
-> gt
-≠ ne neq !=
-≈ approx
-| lvert rvert vert mid \|
-( langle lparen ⟨
-) rangle rparen ⟩
-% \% percent
-^ **
-' prime ‘ ’
-° circ degree""")
+SPELLINGS = spellings(r"""\frac dfrac tfrac cfrac ; \binom dbinom tbinom ; \emptyset varnothing ∅ ; \real R ℝ ; \pi π ; \theta θ ; \sqrt √
+\infty ∞ ; \{ lbrace ; \} rbrace ; * times cdot ast × · ⋅ ; / div ÷ ; - − – ‐ ; ± pm ; ∓ mp ; ∪ cup ; ∈ in
+: colon {:} ; , {,} ; ≤ le leq leqslant <= ; ≥ ge geq geqslant >= ; < lt ; > gt ; ≠ ne neq != ; ≈ approx
+| lvert rvert vert mid \| ; ( langle lparen ⟨ ; ) rangle rparen ⟩ ; % \% percent ; ^ ** ; ' prime ‘ ’ ; ° circ degree""")
 LISTS = r"""dropped left right displaystyle quad qquad big Big bigl bigr mathbf mathit bm boldsymbol mathsf boxed middle rm bf
 function sin cos tan cot sec csc sinh cosh tanh exp log ln asin acos atan arcsin arccos arctan
 word and or percent percentage pct degree degrees dollar dollars cent cents unit units cm mm km ft inch inches feet foot
@@ -267,15 +239,16 @@ class Parser:
 
     def fraction(self, above: list[Node], token: str) -> None:
         """An integer right before a proper fraction makes a mixed number; numbers side by side mean nothing."""
-        whole = self.tokens[self.at - 1].isdigit() and len(above) == 1 and above[0][0] == "num"
+        before = self.tokens[self.at - 1]
+        whole = before.isdigit() and len(above) == 1 and above[0][0] == "num"
         node = self.power()
-        if token != "\\frac":
+        if token != "\\frac" and before[0] in "0123456789.":
             node = ("div", node, self.power()) if whole and self.accept("/") else refuse("two numbers")
         integers = node[0] == "div" and all(part[0] == "num" and not part[2] for part in node[1:])
         if whole and integers and node[1][1] < node[2][1]:
             above[0] = ("mixed", above[0], node)
         else:
-            above.append(node if token == "\\frac" else refuse("two numbers"))
+            above.append(node if not whole or token == "\\frac" else refuse("two numbers"))
 
     def power(self) -> Node:
         node = self.atom()
