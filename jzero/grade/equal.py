@@ -224,13 +224,20 @@ def decimals(node: Node) -> int:
     return decimals(node[1]) if node[0] == "neg" else node[2] if node[0] == "num" else 0
 
 
+def terminates(value: Fraction) -> bool:
+    return not 10 ** min(BITS, value.denominator.bit_length()) % value.denominator
+
+
 def stands_for(a: Node, b: Node) -> bool:
-    """A decimal of SIGNIFICANT digits or more, for an exact constant that is neither an integer nor a decimal."""
-    gold = exact(b)
-    if not SIGNIFICANT <= decimals(a) < 40 or decimals(b) or symbols(b) or (gold and gold.denominator == 1):
+    """A decimal of SIGNIFICANT digits or more, for an exact constant that no decimal equals; its last digit may be cut."""
+    gold, digits = exact(b), decimals(a)
+    if not SIGNIFICANT <= digits < 40 or symbols(b) or (gold is not None and terminates(gold)):
         return False
-    x, y = evaluate(a, {}, 50), evaluate(b, {}, 50)
-    return x is not None and y is not None and near(x, y, 10.0 ** (1 - decimals(a)))
+    x, y = evaluate(a, {}, 60), evaluate(b, {}, 60)
+    if x is None or y is None:
+        return False
+    with mpmath.workdps(60):
+        return bool(abs(x - y) <= mpmath.mpf(10) ** (mpmath.floor(mpmath.log10(abs(x))) + 1 - digits))
 
 
 # Relations
@@ -396,7 +403,7 @@ def equal(a: Node, b: Node, strict: bool) -> bool:
     if "rel" in (a[0], b[0]):
         return a[0] == b[0] and same_relation(a, b)
     (a, unit), (b, other) = plain(a), plain(b)
-    if unit and other and unit != other:
+    if (unit and other and unit != other) or (unit[:1] == "_" and not other):
         return False
     if (unit == "percent") != (other == "percent") and literal(a):
         x, y = (Fraction(1, 100) if u == "percent" else 1 for u in (unit, other))

@@ -196,7 +196,8 @@ class Parser:
         """Words after a value and, once there are some, / and powers: "cm ^ 2"."""
         found: list[str] = []
         while (token := self.tokens[self.at]) and token not in SEPARATORS:
-            if token[0] != '"' and token != "%" and not (found and (token in "^/{}" or token.isdigit())):
+            word = token[0] == '"' or (token == "%" and not found)
+            if not word and (not found or found[0] == "percent" or not (token in "^/{}" or token.isdigit())):
                 break
             found += {"{": [], "}": [], "%": ["percent"]}.get(token, [token.lstrip('"').lower()])
             self.at += 1
@@ -239,16 +240,18 @@ class Parser:
 
     def fraction(self, above: list[Node], token: str) -> None:
         """An integer right before a proper fraction makes a mixed number; numbers side by side mean nothing."""
-        before = self.tokens[self.at - 1]
+        before, numeral = self.tokens[self.at - 1], token != "\\frac"
         whole = before.isdigit() and len(above) == 1 and above[0][0] == "num"
         node = self.power()
-        if token != "\\frac" and before[0] in "0123456789.":
-            node = ("div", node, self.power()) if whole and self.accept("/") else refuse("two numbers")
+        if numeral and whole and node[0] == "num" and self.accept("/"):
+            node, numeral = ("div", node, self.power()), False
         integers = node[0] == "div" and all(part[0] == "num" and not part[2] for part in node[1:])
+        if numeral and (before[0] in "0123456789." or (before != ")" and node[0] != "pow")):
+            refuse("two numbers")
         if whole and integers and node[1][1] < node[2][1]:
             above[0] = ("mixed", above[0], node)
         else:
-            above.append(node if not whole or token == "\\frac" else refuse("two numbers"))
+            above.append(node if token == "\\frac" or numeral else refuse("two numbers"))
 
     def power(self) -> Node:
         node = self.atom()
@@ -285,7 +288,9 @@ class Parser:
         self.depth += 1
         if token[0] in "0123456789.":
             node = number(token)
-            node = ("unit", node, "_" + self.raw()) if self.accept("_") else node
+            if self.accept("_"):
+                base = self.raw().rstrip(".")
+                node = ("unit", node, "_" + base) if base.isdigit() else refuse("a base")
         elif token[0] == '"' or token.isalpha() or ("greek", token[1:]) in KIND:
             node = self.symbol(token)
         elif token in CLOSERS:
