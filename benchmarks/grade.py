@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from jzero.grade.math import grade, grade_problem
+from jzero.grade.math import grade
 from jzero.grade.pool import Pool
 
 REPEAT = 10

@@ -1,8 +1,8 @@
 """Grades a file of answers: one JSON object a line in, one {"id", "score", "reason", "seconds"} a line out, in order.
 
-Rows: {"id", "task": math | gsm8k | countdown, "prediction", "gold"} and, as wanted, "template" (default: boxed, for gsm8k
-gsm8k), "prompt" (the question, for the echo check), "mode": "answer" (the prediction is the bare answer). The gold of
-countdown is {"numbers", "target"}; elsewhere a string, a number or a list of which any will do."""
+Rows: {"id", "task": math | gsm8k | countdown, "prediction", "gold"} and, as wanted, "template" (default: boxed, and
+gsm8k for gsm8k), "prompt" (the question, for the echo check), "mode": "answer" (the prediction is the bare answer). The
+gold of countdown is {"numbers", "target"}; elsewhere a string, a number or a list of which any will do."""
 
 import argparse
 import importlib.util

@@ -6,8 +6,9 @@ and factorials are sized before they are computed."""
 
 import functools
 import math
+import operator
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +17,7 @@ import mpmath
 from jzero.grade.parse import Node, refuse, spellings
 
 BITS = 4096  # of an exact rational
+FORM_BITS = 1 << 20  # of all powers of constants in a formula for sympy
 LARGEST = 12000  # |log| of a value
 SYMBOLS = 12
 SIGNIFICANT = 6  # digits of a decimal that may stand for an exact value
@@ -45,6 +47,15 @@ def sized(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
+def folded(operation: Callable[[Any, Any], Any], values: Sequence[Fraction]) -> Fraction | None:
+    found = values[0]
+    for one in values[1:]:
+        found = operation(found, one)
+        if sized(found) > BITS:
+            return None
+    return found
+
+
 def exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
     small = exponent.denominator == 1 and sized(base) * abs(exponent) <= BITS
     return base ** int(exponent) if small and (base or exponent > 0) else None
@@ -52,9 +63,9 @@ def exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 EXACT: dict[str, Callable[..., Any]] = {
     "neg": lambda a: -a,
-    "add": lambda *terms: sum(terms, Fraction(0)),
-    "mixed": lambda whole, part: whole + part,
-    "mul": lambda *factors: math.prod(factors, start=Fraction(1)),
+    "add": lambda *terms: folded(operator.add, terms),
+    "mixed": operator.add,
+    "mul": lambda *factors: folded(operator.mul, factors),
     "div": lambda a, b: a / b if b else None,
     "pow": exact_power,
     "factorial": lambda n: Fraction(math.factorial(int(n))) if n.denominator == 1 and 0 <= n <= 450 else None,
@@ -193,6 +204,7 @@ def same_form(a: Node, b: Node) -> bool:
         return False
     import sympy
 
+    left = [FORM_BITS]
     leaves = {"e": sympy.E, "π": sympy.pi, "i": sympy.I}
     build = {"neg": lambda a: -a, "add": sympy.Add, "mul": sympy.Mul, "div": lambda a, b: a / b, "pow": sympy.Pow}
 
@@ -200,8 +212,11 @@ def same_form(a: Node, b: Node) -> bool:
         if node[0] in ("num", "sym"):
             return sympy.Rational(node[1]) if node[0] == "num" else leaves.get(node[1], sympy.Symbol("_" + node[1]))
         found = [form(part) for part in parts(node)]
-        if node[0] == "pow" and found[0].is_number and not (found[1].is_Rational and abs(found[1]) < BITS):
-            refuse("size")
+        if node[0] == "pow" and found[0].is_number and found[1].is_number:
+            bits = found[0].p.bit_length() + found[0].q.bit_length() if found[0].is_Rational else BITS
+            left.append(left.pop() - bits * int(abs(found[1]) + 1) if found[1].is_Rational else -1)
+            if left[0] < 0:
+                refuse("size")
         return build[node[0]](*found)
 
     try:
@@ -229,15 +244,17 @@ def terminates(value: Fraction) -> bool:
 
 
 def stands_for(a: Node, b: Node) -> bool:
-    """A decimal of SIGNIFICANT digits or more, for an exact constant that no decimal equals; its last digit may be cut."""
-    gold, digits = exact(b), decimals(a)
+    """A decimal of SIGNIFICANT digits or more, rounded or cut, for an exact constant that no decimal equals."""
+    gold, digits, written = exact(b), decimals(a), exact(a)
     if not SIGNIFICANT <= digits < 40 or symbols(b) or (gold is not None and terminates(gold)):
         return False
-    x, y = evaluate(a, {}, 60), evaluate(b, {}, 60)
-    if x is None or y is None:
+    y = evaluate(b, {}, 60)
+    if y is None or y.imag or written is None or written.denominator == 1:
         return False
     with mpmath.workdps(60):
-        return bool(abs(x - y) <= mpmath.mpf(10) ** (mpmath.floor(mpmath.log10(abs(x))) + 1 - digits))
+        x = mpmath.mpf(written.numerator) / written.denominator
+        last = mpmath.mpf(10) ** (mpmath.floor(mpmath.log10(abs(x))) + 1 - digits)
+        return bool(abs(x - y) <= (last if abs(x) < abs(y) else last / 2))
 
 
 # Relations
@@ -323,7 +340,7 @@ def plain(node: Node) -> tuple[Node, str]:
     words = [word.removesuffix("s") if len(word) > 3 else word for word in node[2].split()]
     words = [UNITS.get(word, word) for word in words]
     shape = {"square": " ^ 2", "cubic": " ^ 3"}
-    return node[1], " ".join(w for w in words if w not in shape) + "".join(shape.get(w, "") for w in words)
+    return node[1], " ".join(w for w in words if w not in shape) + "".join(shape[w] for w in words if w in shape)
 
 
 def one_of_two(node: Node, sign: int) -> Node:
@@ -343,9 +360,9 @@ def members(node: Node) -> list[Node]:
 
 
 def same_members(a: list[Node], b: list[Node], strict: bool) -> bool:
-    """As multisets, but what is said twice is said once where that makes them equally long."""
+    """As multisets, but what is said twice may be said once."""
     if len(a) != len(b):
-        a, b = distinct(a), distinct(b)
+        a, b = (distinct(a), distinct(b)) if max(len(a), len(b)) <= 2 * min(len(a), len(b)) else ([], b or a)
     left = list(b)
     for item in a:
         match = next((k for k, other in enumerate(left) if equal(item, other, strict)), None)
@@ -391,7 +408,7 @@ STRUCTURES: dict[str, Callable[[Node, Node, bool], bool]] = {  # the first kind 
     "tuple": same_parts,
     "union": lambda a, b, strict: a[0] == b[0] and same_members(list(a[1:]), list(b[1:]), strict),
     "list": lambda a, b, strict: same_members(members(a), members(b), strict),
-    "set": lambda a, b, strict: same_members(distinct(members(a)), distinct(members(b)), strict),
+    "set": lambda a, b, strict: same_members(members(a), members(b), strict),
     "ratio": same_ratio,
 }
 

@@ -66,11 +66,8 @@ def marked_line(response: str) -> str | None:
 
 
 def last_number(response: str) -> str | None:
-    tail = thoughts_removed(response)[-WINDOW:]
-    found = None
-    for found in NUMBER.finditer(tail):
-        pass
-    return found and found[0]
+    found = NUMBER.findall(thoughts_removed(response)[-WINDOW:])
+    return found[-1] if found else None
 
 
 def unboxed(answer: str) -> str | None:

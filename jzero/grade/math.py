@@ -1,8 +1,8 @@
 """Verdicts on mathematical answers: correct only if the one final answer is the gold and not the question again.
 
-Reasons: correct, wrong value, no answer (none where the template wants it), unparsed (beyond the grammar or its limits),
-echo (the question's own formula), no gold. "math_verify" takes arithmetic that is still to be done as a number, and
-notes where the math-verify package would disagree; the score stays ours."""
+Reasons: correct, wrong value, no answer (none where the template wants it), unparsed (beyond the grammar or limits),
+echo (the question's own formula), no gold. The verifier "fast" wants a number where the gold is written as one;
+"math_verify" takes arithmetic, too, and notes where the math-verify package disagrees. The score stays ours."""
 
 import functools
 from typing import Any, NamedTuple
@@ -87,6 +87,6 @@ def grade(response: str, gold: Any, *, template: str, question: str = "", verifi
 
 
 def grade_problem(response: str, gold: Any, task: Any) -> Grade:
-    """The grader of a task: `gold` is an answer, answers, or {"answer", "question"}; `task` has template and verifier."""
+    """A task's grader: `gold` is an answer, a list, or {"answer", "question"}; `task` has template and verifier."""
     answer, question = (gold["answer"], gold["question"]) if isinstance(gold, dict) else (gold, "")
     return grade(response, answer, template=task.template, question=question, verifier=task.verifier)

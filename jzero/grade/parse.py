@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 TOKENS, DEPTH, ITEMS, DIGITS, EXPONENT, TOWER = 800, 30, 64, 1200, 1000, 6
 
-Node = tuple[Any, ...]
+Node = Any  # a tuple, hashable; its kind comes first
 
 
 class Refused(ValueError):
@@ -28,18 +28,18 @@ def spellings(table: str) -> dict[str, str]:
 
 # Tokens: numbers "1.5" and "0.(6)", letter runs "xy", words '"meters', commands "\frac", single characters
 
-SPELLINGS = spellings(r"""\frac dfrac tfrac cfrac ; \binom dbinom tbinom ; \emptyset varnothing ∅ ; \real R ℝ ; \pi π ; \theta θ ; \sqrt √
-\infty ∞ ; \{ lbrace ; \} rbrace ; * times cdot ast × · ⋅ ; / div ÷ ; - − – ‐ ; ± pm ; ∓ mp ; ∪ cup ; ∈ in
-: colon {:} ; , {,} ; ≤ le leq leqslant <= ; ≥ ge geq geqslant >= ; < lt ; > gt ; ≠ ne neq != ; ≈ approx
-| lvert rvert vert mid \| ; ( langle lparen ⟨ ; ) rangle rparen ⟩ ; % \% percent ; ^ ** ; ' prime ‘ ’ ; ° circ degree""")
-LISTS = r"""dropped left right displaystyle quad qquad big Big bigl bigr mathbf mathit bm boldsymbol mathsf boxed middle rm bf
+SPELLINGS = spellings(r"""\frac dfrac tfrac cfrac ; \binom dbinom tbinom ; \emptyset varnothing ∅ ; \real R ℝ
+\pi π ; \theta θ ; \sqrt √ ; \infty ∞ ; \{ lbrace ; \} rbrace ; * times cdot ast × · ⋅ ; / div ÷ ; - − – ‐ ; ± pm
+∓ mp ; ∪ cup ; ∈ in ; : colon {:} ; , {,} ; ≤ le leq leqslant <= ; ≥ ge geq geqslant >= ; < lt ; > gt ; ≠ ne neq !=
+≈ approx ; | lvert rvert vert mid \| ; ( langle lparen ⟨ ; ) rangle rparen ⟩ ; % \% percent ; ^ ** ; ' prime ‘ ’ ; ° circ degree""")
+LISTS = r"""dropped left right displaystyle quad qquad big Big bigl bigr mathbf mathit bm boldsymbol mathsf boxed rm
 function sin cos tan cot sec csc sinh cosh tanh exp log ln asin acos atan arcsin arccos arctan
 word and or percent percentage pct degree degrees dollar dollars cent cents unit units cm mm km ft inch inches feet foot
 word mile miles meter meters kg mg lb lbs oz mph sec hr hour hours min minute minutes second seconds day days or
 greek alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi
 greek psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell angle triangle
-hedge or and not if is it are was maybe perhaps but either neither otherwise both no wrong incorrect false answer then to
-hedge than mod else possibly also unless when where"""
+hedge or and not if is it are was maybe perhaps but either neither otherwise both no wrong incorrect false answer then
+hedge to than mod else possibly also unless when where"""
 KIND = {(line.split()[0], name) for line in LISTS.splitlines() for name in line.split()[1:]}
 FUNCTIONS = {"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
 BARE = {name: "\\" + name for kind, name in KIND if kind == "function"} | {"sqrt": "\\sqrt", "pi": "\\pi"}
@@ -222,7 +222,8 @@ class Parser:
     def term(self) -> Node:
         """A signed product of factors; a / b * c is (a * c) / b."""
         negative = self.signs()
-        above, below = [self.power()], []
+        above: list[Node] = [self.power()]
+        below: list[Node] = []
         while True:
             token = self.tokens[self.at]
             if operator := self.accept("*", "/"):
@@ -262,7 +263,7 @@ class Parser:
             if operator == "^":
                 node = ("pow", node, self.exponent(0))
             elif operator == "'":
-                node = ("sym", node[1] + "'") if node[0] == "sym" else refuse("a prime")
+                node = ("sym", f"{node[1]}'") if node[0] == "sym" else refuse("a prime")
             else:
                 node = ("deg", node) if operator == "°" else ("fn", "factorial", node)
                 node = node if self.tokens[self.at] != "!" else refuse("a double factorial")
