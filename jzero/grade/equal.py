@@ -337,10 +337,12 @@ def plain(node: Node) -> tuple[Node, str]:
         return ("neg", inside), unit
     if node[0] != "unit":
         return (node[1], "degree") if node[0] == "deg" else (node, "")
-    words = [word.removesuffix("s") if len(word) > 3 else word for word in node[2].split()]
+    words = [word.removesuffix("s") if len(word) > 2 else word for word in node[2].split()]
     words = [UNITS.get(word, word) for word in words]
     shape = {"square": " ^ 2", "cubic": " ^ 3"}
-    return node[1], " ".join(w for w in words if w not in shape) + "".join(shape[w] for w in words if w in shape)
+    return plain(node[1])[0], " ".join(w for w in words if w not in shape) + "".join(
+        shape[w] for w in words if w in shape
+    )
 
 
 def one_of_two(node: Node, sign: int) -> Node:
@@ -348,7 +350,8 @@ def one_of_two(node: Node, sign: int) -> Node:
     found = tuple(one_of_two(part, sign) if isinstance(part, tuple) else part for part in node)
     if node[0] not in ("pm", "mp"):
         return found
-    return ("add", found[1], found[2] if (sign > 0) == (node[0] == "pm") else ("neg", found[2]))
+    term = found[2] if (sign > 0) == (node[0] == "pm") else ("neg", found[2])
+    return term if exact(found[1]) == 0 else ("add", found[1], term)
 
 
 def members(node: Node) -> list[Node]:

@@ -31,8 +31,10 @@ def spellings(table: str) -> dict[str, str]:
 SPELLINGS = spellings(r"""\frac dfrac tfrac cfrac ; \binom dbinom tbinom ; \emptyset varnothing ∅ ; \real R ℝ
 \pi π ; \theta θ ; \sqrt √ ; \infty ∞ ; \{ lbrace ; \} rbrace ; * times cdot ast × · ⋅ ; / div ÷ ; - − – ‐ ; ± pm
 ∓ mp ; ∪ cup ; ∈ in ; : colon {:} ; , {,} ; ≤ le leq leqslant <= ; ≥ ge geq geqslant >= ; < lt ; > gt ; ≠ ne neq !=
-≈ approx ; | lvert rvert vert mid \| ; ( langle lparen ⟨ ; ) rangle rparen ⟩ ; % \% percent ; ^ ** ; ' prime ‘ ’ ; ° circ degree""")
+≈ approx ; | lvert rvert vert mid \| ; ( langle lparen ⟨ ; ) rangle rparen ⟩ ; % \% percent
+^ ** ; ' prime ‘ ’ ; ° circ degree""")
 LISTS = r"""dropped left right displaystyle quad qquad big Big bigl bigr mathbf mathit bm boldsymbol mathsf boxed rm
+dropped bf it large Large vec
 function sin cos tan cot sec csc sinh cosh tanh exp log ln asin acos atan arcsin arccos arctan
 word and or percent percentage pct degree degrees dollar dollars cent cents unit units cm mm km ft inch inches feet foot
 word mile miles meter meters kg mg lb lbs oz mph sec hr hour hours min minute minutes second seconds day days or
@@ -128,7 +130,7 @@ CLOSERS = {
     "\\lfloor": ("\\rfloor",),
     "\\lceil": ("\\rceil",),
 }
-STOPS = {*SEPARATORS, *RELATIONS, *")]}|&:", "\\}", "\\\\", "\\end", "\\rfloor", "\\rceil", ""}
+STOPS = {*SEPARATORS, *RELATIONS, *")]}|&:", "\\}", "\\\\", "\\end", "\\rfloor", "\\rceil", "\\over", "\\choose", ""}
 ENDS = {*STOPS, *"+-±∓*/∪^!_'°%?#@", "\\$"}  # no factor starts so
 BARS = {"|": "abs", "\\lfloor": "floor", "\\lceil": "ceil"}
 REAL = ("tuple", "()", ("neg", ("inf",)), ("inf",))
@@ -169,6 +171,7 @@ class Parser:
         return self.chain(item, *SEPARATORS) if self.tokens[self.at] not in SEPARATORS else refuse("no first item")
 
     def relation(self) -> Node:
+        self.accept("=", "≈")
         operands, operators = [self.operand()], ""
         while operator := self.accept(*RELATIONS):
             operators += operator
@@ -185,7 +188,8 @@ class Parser:
         found = self.tokens[self.at : end]
         if self.tokens[end] in STOPS and any(len(word) > 2 and word[0] == '"' for word in found):
             self.at = end
-            return ("text", " ".join(found).replace('"', ""))
+            words = " ".join(found).replace('"', "")
+            return REAL if words == "all real numbers" else ("text", words)
         sign = self.at + (self.tokens[self.at] == "-")
         dollars = "dollar" if self.tokens[sign] == "\\$" and self.tokens.pop(sign) else ""
         node = several("ratio", self.chain(lambda: several("union", self.chain(self.sum, "∪")), ":"))
@@ -210,7 +214,7 @@ class Parser:
         return negative
 
     def sum(self) -> Node:
-        terms = [] if self.tokens[self.at] in ("±", "∓") else [self.term()]
+        terms: list[Node] = [] if self.tokens[self.at] in ("±", "∓") else [self.term()]
         while operator := self.accept("+", "-", "±", "∓"):
             term = self.term()
             if operator in "±∓":
@@ -326,10 +330,13 @@ class Parser:
         bars, self.bars = self.bars, opening == "|"
         found = self.items()
         self.bars = bars
+        if opening == "{" and (operator := self.accept("\\over", "\\choose")):
+            kind = ("div",) if operator == "\\over" else ("fn", "binom")
+            found = [(*kind, found[0], self.sum())]
         end = self.expect(*CLOSERS[opening])
         if opening in BARS:
             return ("fn", BARS[opening], found[0]) if len(found) == 1 else refuse("a list inside bars")
-        if len(found) == 1 and (opening == "{" or opening + end == "()"):
+        if len(found) == 1 and (opening == "{" or opening + end == "()" or found[0][0] == "matrix"):
             return found[0]
         return ("set", *found) if opening in ("{", "\\{") else ("tuple", opening + end, *found)
 
@@ -355,7 +362,11 @@ class Parser:
 
     def matrix(self) -> Node:
         name, rows = self.raw(), []
-        while name in ("pmatrix", "bmatrix", "matrix") and self.tokens[self.at] != "\\end" and len(rows) < ITEMS:
+        if name == "array":
+            self.raw()  # how its columns are set
+        while (
+            name in ("pmatrix", "bmatrix", "matrix", "array") and self.tokens[self.at] != "\\end" and len(rows) < ITEMS
+        ):
             rows.append(("row", *self.chain(self.sum, "&")))
             if not self.accept("\\\\"):
                 break
