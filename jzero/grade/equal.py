@@ -22,7 +22,7 @@ LARGEST = 12000  # |log| of a value
 SYMBOLS = 12
 SIGNIFICANT = 6  # digits of a decimal that may stand for an exact value
 RANGES = ((0.3, 1.0), (1.0, 3.0), (3.0, 8.0), (0.01, 0.3), (1.0, 2.0))  # where symbols are sampled
-BAD = (ArithmeticError, LookupError, ValueError, TypeError, mpmath.libmp.NoConvergence)  # there is no such value
+BAD = (ArithmeticError, LookupError, ValueError, TypeError, mpmath.mp.NoConvergence)  # there is no such value
 
 
 def parts(node: Node) -> list[Node]:

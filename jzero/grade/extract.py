@@ -88,5 +88,5 @@ TEMPLATES: dict[str, Callable[[str], str | None]] = {
 def extract(response: str, template: str) -> str | None:
     if template not in TEMPLATES:
         raise ValueError(f"template={template!r} is not one of {', '.join(TEMPLATES)}")
-    answer = (TEMPLATES[template](response) or "").strip("*` \t\r\n")
+    answer = (TEMPLATES[template](response) or "").strip().strip("*`").strip()
     return answer if answer and len(answer) <= LONGEST else None

@@ -8,7 +8,7 @@ import functools
 from typing import Any, NamedTuple
 
 from jzero.grade.equal import equal
-from jzero.grade.extract import LONGEST, extract, unboxed
+from jzero.grade.extract import extract
 from jzero.grade.parse import Node, Refused, parse, tokens
 from jzero.types import Grade
 
@@ -31,7 +31,7 @@ def read(text: str) -> Answer:
 
 @functools.lru_cache(8192)
 def read_gold(text: str) -> Answer:
-    return read((unboxed(text) or "").strip()[:LONGEST])
+    return read(extract(text, "answer") or "")
 
 
 def formula(found: list[str]) -> str:
