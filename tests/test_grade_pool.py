@@ -98,7 +98,7 @@ def test_command_grades_in_order(tmp_path):
         {"task": "math", "prediction": r"\boxed{x^2-1}", "gold": "(x-1)(x+1)", "prompt": "Factor $x^2-1$"},
         {"task": "gsm8k", "prediction": "so\n#### 1,000 eggs", "gold": "1000"},
         {"task": "countdown", "prediction": "</think><answer>2*3+4</answer>", "gold": gold},
-        {"task": "countdown", "prediction": "</think><answer>2+3+4</answer>", "gold": gold},
+        {"task": "countdown", "prediction": "</think><answer>2+3+4</answer>", "gold": 10, "meta": gold},
     ]
     source.write_text("".join(json.dumps({"id": k, **case}) + "\n" for k, case in enumerate(cases * 700)))
     assert command("--in", source, "--out", out, "--workers", 2)[0] == 0

@@ -2,7 +2,8 @@
 
 Rows: {"id", "task": math | gsm8k | countdown, "prediction", "gold"} and, as wanted, "template" (default: boxed, and
 gsm8k for gsm8k), "prompt" (the question, for the echo check), "mode": "answer" (the prediction is the bare answer). The
-gold of countdown is {"numbers", "target"}; elsewhere a string, a number or a list of which any will do."""
+gold of countdown is {"numbers", "target"}, or the target with that in "meta"; elsewhere a string, a number or a list of
+which any will do. Counts of reasons and of worker restarts follow on stdout."""
 
 import argparse
 import importlib.util
@@ -17,12 +18,8 @@ from tqdm import tqdm
 from jzero.grade.extract import TEMPLATES
 from jzero.grade.pool import Pool
 
-GRADERS = {
-    "math": "jzero.grade.math:grade_problem",
-    "gsm8k": "jzero.grade.math:grade_problem",
-    "countdown": "countdown",
-}
-DEFAULT_TEMPLATE = {"math": "boxed", "gsm8k": "gsm8k", "countdown": "r1"}
+MATH = "jzero.grade.math:grade_problem"
+TASKS = {"math": (MATH, "boxed"), "gsm8k": (MATH, "gsm8k"), "countdown": ("countdown", "answer")}  # grader, template
 IN_FLIGHT = 4096  # rows submitted and not yet written
 
 
@@ -30,14 +27,16 @@ def question(line: bytes, where: str, verifier: str) -> tuple[Any, tuple[str, st
     """A row's id and what Pool.submit takes."""
     try:
         row = json.loads(line)
-        name, gold, prediction = row["task"], row["gold"], row["prediction"]
-        template = "answer" if row.get("mode") == "answer" else row.get("template") or DEFAULT_TEMPLATE[name]
-        if not isinstance(prediction, str) or (name != "countdown" and template not in TEMPLATES):
-            raise ValueError(f"prediction must be a string, template one of {', '.join(TEMPLATES)}")
-        if name != "countdown":
+        (grader, template), gold, prediction = TASKS[row["task"]], row["gold"], row["prediction"]
+        if row["task"] != "countdown":
+            template = "answer" if row.get("mode") == "answer" else row.get("template") or template
             gold = {"answer": gold, "question": row.get("prompt") or ""}
+        elif not isinstance(gold, dict):
+            gold = row["meta"]
+        if not isinstance(prediction, str) or template not in TEMPLATES:
+            raise ValueError(f"prediction must be a string, template one of {', '.join(TEMPLATES)}")
         settings = SimpleNamespace(template=template, verifier=verifier, grade_seconds=5.0, format_score=0.0)
-        return row["id"], (GRADERS[name], prediction, gold, settings)
+        return row["id"], (grader, prediction, gold, settings)
     except (ValueError, KeyError, TypeError) as error:
         kind = f"{error} is missing, or no task" if isinstance(error, KeyError) else error
         raise SystemExit(f"{where}: {kind}") from None
@@ -66,21 +65,15 @@ def grades(source: str, verifier: str, workers: int) -> Iterator[dict[str, Any]]
 def finished(waiting: dict[int, Any], done: dict[Any, Any]) -> Iterator[dict[str, Any]]:
     while waiting and (first := next(iter(waiting))) in done:
         grade = done.pop(first)
-        yield {
-            "id": waiting.pop(first),
-            "score": grade.score,
-            "reason": grade.reason,
-            "seconds": round(grade.seconds, 6),
-        }
+        row = {"id": waiting.pop(first), "score": grade.score, "reason": grade.reason}
+        yield row | {"seconds": round(grade.seconds, 6)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser("python -m jzero.grade", description=__doc__)
     parser.add_argument("--in", dest="source", required=True, help="rows to grade, JSON lines")
     parser.add_argument("--out", required=True, help="grades, JSON lines; appears when all are graded")
-    parser.add_argument(
-        "--verifier", choices=("fast", "math_verify"), default="fast", help="math_verify: also an audit"
-    )
+    parser.add_argument("--verifier", choices=("fast", "math_verify"), default="fast", help="the second also audits")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
     if args.verifier == "math_verify" and importlib.util.find_spec("math_verify") is None:

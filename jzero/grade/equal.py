@@ -212,10 +212,10 @@ def same_form(a: Node, b: Node) -> bool:
         if node[0] in ("num", "sym"):
             return sympy.Rational(node[1]) if node[0] == "num" else leaves.get(node[1], sympy.Symbol("_" + node[1]))
         found = [form(part) for part in parts(node)]
-        if node[0] == "pow" and found[0].is_number and found[1].is_number:
-            bits = found[0].p.bit_length() + found[0].q.bit_length() if found[0].is_Rational else BITS
-            left.append(left.pop() - bits * int(abs(found[1]) + 1) if found[1].is_Rational else -1)
-            if left[0] < 0:
+        if node[0] == "pow" and found[1].is_number and not found[0].is_Symbol:
+            factor = found[0].as_coeff_Mul()[0]  # what would be raised on its own
+            left.append(left.pop() - (factor.p.bit_length() + factor.q.bit_length()) * abs(int(found[1])))
+            if left[0] < 0 or not found[1].is_Integer:
                 refuse("size")
         return build[node[0]](*found)
 
@@ -362,6 +362,11 @@ def members(node: Node) -> list[Node]:
     return found
 
 
+def pieces(node: Node) -> list[Node]:
+    """Of a union, or of a list of inequalities."""
+    return [interval(part) or part for part in node[1:]] if node[0] in ("union", "list") else [node]
+
+
 def same_members(a: list[Node], b: list[Node], strict: bool) -> bool:
     """As multisets, but what is said twice may be said once."""
     if len(a) != len(b):
@@ -409,7 +414,7 @@ STRUCTURES: dict[str, Callable[[Node, Node, bool], bool]] = {  # the first kind 
     "matrix": same_parts,
     "row": same_parts,
     "tuple": same_parts,
-    "union": lambda a, b, strict: a[0] == b[0] and same_members(list(a[1:]), list(b[1:]), strict),
+    "union": lambda a, b, strict: same_members(pieces(a), pieces(b), strict),
     "list": lambda a, b, strict: same_members(members(a), members(b), strict),
     "set": lambda a, b, strict: same_members(members(a), members(b), strict),
     "ratio": same_ratio,
