@@ -55,7 +55,7 @@ EQUAL = [  # prediction, gold
     (r"\frac{3\pi}{2}", r"1.5\pi"),
     (r"e^{i\pi/3}", r"\frac12+\frac{\sqrt3}{2}i"),
     ("2.23606798", r"\sqrt5"),
-    ("2^{100000}-1", "-1+2^{100000}"),
+    ("2^{50000}-1", "-1+2^{50000}"),
     ("(x-1)(x+1)", "x^2-1"),
     (r"\frac{x^2-1}{x-1}", "x+1"),
     (r"(a+b)^3", "a^3+3a^2b+3ab^2+b^3"),
@@ -149,7 +149,7 @@ UNEQUAL = [
     ("2r+R", "2R+r"),
     (r"\sqrt{x^2}", "x"),
     ("(x+1)^{100000}", "(x+1)^{100000}+1"),
-    ("2^{100000}", "2^{100000}+1"),
+    ("2^{50000}", "2^{50000}+1"),
     ("(1,2)", "(2,1)"),
     ("1,2", "(1,2)"),
     ("1,2", "1,2,3"),
@@ -246,7 +246,7 @@ def test_unequal(answer, gold):
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda text: text[:20])
 def test_hostile_answers_are_cheap_and_wrong(answer):
-    for gold in ("5", r"\frac37", r"\sqrt2", "x+1", r"\{1\}", "2^{100000}-1", "x^{100000}+1", "(x+y+z)^{1000000}+1"):
+    for gold in ("5", r"\frac37", r"\sqrt2", "x+1", r"\{1\}", "2^{50000}-1", "x^{50000}+1", "(x+y+z)^{1000000}+1"):
         start = time.process_time()
         assert score(answer, gold) == 0
         assert time.process_time() - start < 1.5  # the first formula beyond the limits imports sympy

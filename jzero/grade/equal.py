@@ -17,7 +17,7 @@ import mpmath
 from jzero.grade.parse import Node, refuse, spellings
 
 BITS = 4096  # of an exact rational
-FORM_BITS = 1 << 20  # of all powers of constants in a formula for sympy
+FORM_BITS = 1 << 18  # of all powers of constants in a formula for sympy
 LARGEST = 12000  # |log| of a value
 SYMBOLS = 12
 SIGNIFICANT = 6  # digits of a decimal that may stand for an exact value
@@ -214,7 +214,7 @@ def same_form(a: Node, b: Node) -> bool:
         found = [form(part) for part in parts(node)]
         if node[0] == "pow" and found[1].is_number and not found[0].is_Symbol:
             factor = found[0].as_coeff_Mul()[0]  # what would be raised on its own
-            left.append(left.pop() - (factor.p.bit_length() + factor.q.bit_length()) * abs(int(found[1])))
+            left.append(left.pop() - (factor.p.bit_length() + factor.q.bit_length() - 1) * abs(int(found[1])))
             if left[0] < 0 or not found[1].is_Integer:
                 refuse("size")
         return build[node[0]](*found)
