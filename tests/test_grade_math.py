@@ -334,14 +334,14 @@ def rows(path):
 
 
 def verdicts(path, tier):
-    """(row, its grade, seconds) of a tier."""
+    """(row, its grade, CPU seconds) of a tier."""
     for row in rows(path):
         if row["tier"] == tier and row["task"] != "countdown":
             text = row["prediction"] if "prediction" in row else "".join(a * b for a, b in row["prediction_rle"])
             template = row.get("template") or {"math": "boxed", "gsm8k": "gsm8k"}[row["task"]]
             template = "answer" if row.get("mode") == "answer" else template
-            start = time.perf_counter()
-            yield row, grade(text, row["gold"], template=template), time.perf_counter() - start
+            start = time.process_time()
+            yield row, grade(text, row["gold"], template=template), time.process_time() - start
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_shared_cases(shared, name, tier, least):
     found = list(verdicts(shared / f"data/grader/{name}_cases.jsonl", tier))
     wrong = [row["id"] for row, grade, _ in found if grade.score != row["expected"]]
     assert len(wrong) <= (1 - least) * len(found), wrong
-    assert max(seconds for *_, seconds in found) < 5  # 0.2 s on an idle machine
+    assert max(seconds for *_, seconds in found) < 1
 
 
 def golds(shared):

@@ -55,7 +55,7 @@ def test_honest_answers_survive_an_attack(tmp_path, monkeypatch):
                 pool.submit(("attack", k), f"attacks:{attacks[k // 100]}", "", "5", settings(0.2))
         grades = dict(pool.drain())
         assert all(grades["honest", k].score == expected for k, _, _, expected in items)
-        assert all(grades["hostile", k].score == 0 and grades["hostile", k].seconds < 1 for k in range(0, 600, 10))
+        assert all(grades["hostile", k].score == 0 and grades["hostile", k].seconds < 5 for k in range(0, 600, 10))
         assert [grades["attack", k].reason for k in range(0, 400, 100)] == ["timeout", "timeout", "killed", "killed"]
         assert grades["attack", 400].reason.startswith("error: RecursionError")
         assert grades["attack", 500].reason.startswith("error: OSError")  # no file grows

@@ -195,7 +195,8 @@ def same_formula(a: Node, b: Node) -> bool:
                 return False
         if found.count(True) >= min(2, len(sampled)):
             return True
-    return same_form(a, b)
+    beyond = [{evaluate(node, point, 25) is None for node in (a, b)} for point in points(names)]
+    return all(len(both) == 1 for both in beyond) and same_form(a, b)
 
 
 def same_form(a: Node, b: Node) -> bool:
