@@ -6,20 +6,18 @@ import ast
 import dataclasses
 import difflib
 import inspect
-import os
 import re
 import sys
 import time
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jzero import config
+from jzero.cli import fail, mistakes, use_cores
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Recipe, e.g. configs/countdown.py or configs/countdown.py:tiny"
@@ -59,11 +57,6 @@ def sentence(error: BaseException) -> str:
     return str(error).strip().split("\n")[-1].strip()
 
 
-def fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
 def fields(section: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """(dotted name, default, comment in the source) of every field of the config."""
     section = config.Config() if section is None else section
@@ -91,19 +84,8 @@ def main(settings: config.Config) -> None:
         logging.set_verbosity(logging.WARNING)  # libraries log every save at INFO
     workdir = Path(WORKDIR.value or f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     print(f"config {settings.name}, workdir {workdir}", flush=True)
-    try:
+    with mistakes():
         train(settings, workdir)
-    except ValueError as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        if not (where.line or "").startswith("raise ValueError"):
-            raise  # met by jzero, not meant for the user
-        fail(" ".join(str(error).split()))
-
-
-def use_cores() -> None:
-    """Without an accelerator, one virtual device a core (at most 2): decoding on two beats threads inside one."""
-    if "JAX_NUM_CPU_DEVICES" not in os.environ:
-        jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count() or 1))
 
 
 def run() -> None:

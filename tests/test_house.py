@@ -12,7 +12,7 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 
 # A module imports from lower levels and from its own package.
 LEVELS = [
-    ("types", "algorithms", "metrics", "hub"),
+    ("types", "algorithms", "metrics", "hub", "cli"),
     ("config",),
     ("attention", "batch", "grade", "tokenizer"),
     ("model", "tasks"),
@@ -21,7 +21,7 @@ LEVELS = [
     ("evaluate", "sft"),
     ("learn",),
     ("train",),
-    ("main", "generate", "export", "plan", "report", "serve"),
+    ("main", "generate", "export", "plan", "report", "serve", "filter"),
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 ALLOWED = {("grade.pool", "tasks")}  # a worker looks its task's grader up

@@ -2,6 +2,7 @@
 
 import functools
 import hashlib
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -46,8 +47,8 @@ def _load(data: str) -> Any:
     import datasets
 
     readers = {
-        ".json": datasets.Dataset.from_json,
-        ".jsonl": datasets.Dataset.from_json,
+        ".json": _json,
+        ".jsonl": _json,
         ".parquet": datasets.Dataset.from_parquet,
         ".arrow": datasets.Dataset.from_file,
     }
@@ -62,6 +63,26 @@ def _load(data: str) -> Any:
     if os.path.exists(data) or suffix in readers or repository.count("/") > 1 or repository.startswith("."):
         raise FileNotFoundError(f"no such directory, or file ending in {', '.join(readers)}")
     return datasets.load_dataset(repository, name or None)
+
+
+def _json(path: str) -> Any:
+    """A Dataset of JSON lines or of one array. Where some values of a column are lists, all become lists of text, else
+    text where types differ: Dataset.from_json would read "[0, 1)" and "0.50" among others as JSON of their own."""
+    import datasets
+
+    text = Path(path).read_text(encoding="utf-8")
+    table = (
+        json.loads(text) if text.lstrip().startswith("[") else [json.loads(s) for s in text.split("\n") if s.strip()]
+    )
+    columns = {name: [row.get(name) for row in table] for name in dict.fromkeys(name for row in table for name in row)}
+    for name, values in columns.items():
+        kinds = {type(value) for value in values} - {type(None)}
+        if list in kinds and len(kinds) > 1:
+            lists = [value if isinstance(value, list) else [value] for value in values]
+            columns[name] = [[str(x) for x in each if x is not None] for each in lists]
+        elif len(kinds) > 1 and kinds != {int, float}:
+            columns[name] = [None if value is None else str(value) for value in values]
+    return datasets.Dataset.from_dict(columns)
 
 
 def column(dataset: Any, wanted: str, known: Sequence[str], what: str, data: str) -> str:
@@ -82,6 +103,7 @@ def rows(dataset: Any, problem: str, answer: str, data: str) -> list[Row]:
 
 
 def final(answer: Any) -> Any:
+    answer = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
     return answer.rpartition("####")[2].strip() if isinstance(answer, str) and "####" in answer else answer
 
 
