@@ -4,7 +4,6 @@ Rollouts from problems, and how good they are: the engine, graders and templates
 or on whole suites. The command writes every problem's responses, a summary, and prints it as a table. Greedy alone
 unless --config.eval.samples says how many samples, at --config.rollout.temperature."""
 
-import argparse
 import json
 import sys
 import time
@@ -175,8 +174,7 @@ def defaults() -> config.Config:
 
 def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
     """Suites, where to write, and settings."""
-    parser = argparse.ArgumentParser("python -m jzero.evaluate", description=__doc__, allow_abbrev=False)
-    parser.error = cli.fail
+    parser = cli.parser("jzero.evaluate", __doc__)
     parser.add_argument("--model", required=True, help="directory or hub id of a model, as a run exports it")
     parser.add_argument("--suite", required=True, help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE")
     parser.add_argument("--out", help="directory to write to; default runs/eval-<date>-<time>")
@@ -246,8 +244,8 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:
     config.validate(settings)
     seed, longest = settings.train.seed, settings.rollout.max_prompt
     todo = dict(suites.problems(spec, settings.task, settings.eval.limit, seed) for spec in specs)
-    if not todo or not kinds(settings.eval, 1.0):
-        raise ValueError("nothing to evaluate: give --suite, and eval.samples or eval.greedy")
+    if not todo or len(todo) < len(specs) or not kinds(settings.eval, 1.0):
+        raise ValueError(f"--suite {','.join(specs)}: give every suite once, and set eval.samples or eval.greedy")
     summary: dict[str, Any] = {}
     with Pool(settings.task.grade_workers) as pool:
         sampler, params = load(settings, pool)

@@ -17,7 +17,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jzero import config
-from jzero.cli import fail, mistakes, use_cores
+from jzero.cli import check_names, fail, fields, mistakes, use_cores
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Recipe, e.g. configs/countdown.py or configs/countdown.py:tiny"
@@ -31,12 +31,7 @@ def parse(argv: list[str]) -> config.Config:
     if {"-h", "-help", "--help"} & set(argv[1:]):
         print(usage())
         sys.exit(0)
-    names = [name for name, _, _ in fields()]
-    for argument in argv[1:]:
-        given = re.match(r"--?(?:no)?config\.([^=]*)", argument)
-        if given and given[1] not in names:
-            near = ", ".join(difflib.get_close_matches(given[1], names))
-            fail(f"{argument}: no field {given[1]}; " + (f"did you mean {near}?" if near else "--help lists them"))
+    check_names(argv[1:])
     try:
         rest = flags.FLAGS(argv)[1:]
         settings = CONFIG.value
@@ -55,18 +50,6 @@ def sentence(error: BaseException) -> str:
     while "\n" in str(error) and (inner := error.__cause__ or error.__context__):
         error = inner
     return str(error).strip().split("\n")[-1].strip()
-
-
-def fields(section: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(dotted name, default, comment in the source) of every field of the config."""
-    section = config.Config() if section is None else section
-    comments = dict(re.findall(r"^    (\w+):[^#\n]*# (.*)$", inspect.getsource(type(section)), re.MULTILINE))
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from fields(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, value, comments.get(field.name, "")
 
 
 def usage() -> str:

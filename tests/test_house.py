@@ -12,9 +12,9 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 
 # A module imports from lower levels and from its own package.
 LEVELS = [
-    ("types", "algorithms", "metrics", "hub", "cli"),
+    ("types", "algorithms", "metrics", "hub"),
     ("config",),
-    ("attention", "batch", "grade", "tokenizer"),
+    ("attention", "batch", "grade", "tokenizer", "cli"),
     ("model", "tasks"),
     ("sharding",),
     ("rollout", "update", "checkpoint"),
