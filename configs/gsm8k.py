@@ -73,7 +73,7 @@ def tiny() -> Config:
         rollout=Rollout(prompts=4, group=4, max_prompt=256, max_new=16, slots=16, page=32, chunk=8),
         algorithm=algorithms.grpo(),
         optimizer=Optimizer(lr=1e-3),
-        train=Train(steps=5, tokens=1280, buckets=1, row_slots=4),
+        train=Train(steps=5, tokens=4096, buckets=1, row_slots=4),
         eval=Eval(problems=16, samples=2),
         mesh=Mesh(data=-1, fsdp=1),
     )

@@ -3,15 +3,9 @@
 Trains, or resumes what the workdir holds: the same command goes on where a run stopped or was killed."""
 
 import ast
-import dataclasses
-import difflib
-import inspect
-import re
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from absl import app, flags, logging
 from ml_collections import config_flags
