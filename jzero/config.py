@@ -264,8 +264,8 @@ def impossible(config: Config) -> Iterator[str]:
         yield f"train.minibatches={train.minibatches} does not divide rollout.prompts={rollout.prompts}"
     if not all(isinstance(stop, str) and stop for stop in rollout.stop):
         yield f"rollout.stop={rollout.stop!r} must hold non-empty strings"
-    if config.eval.every and config.eval.problems < 1:
-        yield f"eval.every={config.eval.every} needs eval.problems of at least 1"
+    if config.eval.every and config.eval.problems < 1 and not config.eval.suites:
+        yield f"eval.every={config.eval.every} needs eval.problems of at least 1, or eval.suites"
 
 
 def impossible_algorithm(config: Config) -> Iterator[str]:
