@@ -249,11 +249,13 @@ def test_presets_are_possible(name, tmp_path):
 
 def test_gsm8k_trains_and_is_evaluated_on_math500(shared, tmp_path, quick_runs):
     settings = recipe("gsm8k").get_config("tiny")
-    settings.train.steps, settings.eval.problems, settings.eval.limit = 3, 8, 8
+    settings.train.steps, settings.train.tokens, settings.eval.problems, settings.eval.limit = 2, 1280, 8, 8
+    settings.rollout.max_prompt, settings.rollout.max_new, settings.rollout.group = 144, 8, 2
+    settings.train.row_slots = 2
     settings.eval.greedy, settings.eval.suites = False, (f"aime24={shared / 'data/eval/aime24.jsonl'}",)
     settings.model.arch.num_hidden_layers = 1
     summary = train.train(settings, tmp_path / "run")
-    assert summary["steps"] == 3 and summary["eval_all"]["after"].keys() >= {"eval/accuracy", "eval/aime24/maj@2"}
+    assert summary["steps"] == 2 and summary["eval_all"]["after"].keys() >= {"eval/accuracy", "eval/aime24/maj@2"}
     lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert all(-0.5 <= line["reward/length"] == line["reward/mean"] <= 0.5 for line in lines)
     assert all(line["optimizer/grad_norm"] > 0 for line in lines)
@@ -261,10 +263,10 @@ def test_gsm8k_trains_and_is_evaluated_on_math500(shared, tmp_path, quick_runs):
     assert sample["id"].startswith("gsm8k/train/") and "im_start" in sample["prompt"] and sample["gold"].isdigit()
     spec = [f"math500={shared / 'data/math/math500.jsonl'}", "countdown"]
     command = ["--model", summary["export"], "--suite", ",".join(spec), "--out", str(tmp_path / "eval")]
-    sizes = "rollout.max_new=16 rollout.max_prompt=256 rollout.slots=16 rollout.page=32 rollout.chunk=8 eval.limit=8"
+    sizes = "rollout.max_new=8 rollout.max_prompt=256 rollout.slots=16 rollout.page=32 rollout.chunk=8 eval.limit=8"
     changes = [f"--config.{each}" for each in f"{sizes} eval.samples=2 mesh.data=-1 mesh.fsdp=1".split()]
     specs, out, chosen = evaluate.parse([*command, *changes])
-    assert specs == spec and chosen.rollout.max_new == 16 and chosen.task.template == "qwen_math"
+    assert specs == spec and chosen.rollout.max_new == 8 and chosen.task.template == "qwen_math"
     found = evaluate.run(specs, out, chosen)
     assert found["math500"]["kinds"].keys() == {"avg@2", "greedy"} and found["countdown"]["problems"] == 8
     for name in ("math500-avg@2", "math500-greedy", "countdown-greedy"):
