@@ -70,7 +70,7 @@ class Task:
         "r1"  # countdown: r1 | qwen_chat | plain; math: qwen_math | r1 | no | r1_distill_qwen | qwen3 | chat
     )
     system: str = ""  # system prompt of template chat; "" = that of qwen_math
-    verifier: str = "fast"  # of math answers: fast | full
+    verifier: str = "fast"  # of math answers: fast | math_verify
     numbers_min: int = 3  # procedural: how many numbers
     numbers_max: int = 4
     value_max: int = 99  # procedural: numbers are 1..value_max
@@ -226,6 +226,7 @@ def impossible(config: Config) -> Iterator[str]:
         "model.dtype": (model.dtype, ("bfloat16", "float32")),
         "model.remat": (model.remat, ("none", "dots", "full")),
         "rollout.kv_dtype": (rollout.kv_dtype, ("bfloat16", "float32")),
+        "task.verifier": (config.task.verifier, ("fast", "math_verify")),
         "task.reward.unit": (config.task.reward.unit, ("characters", "tokens")),
         "optimizer.schedule": (config.optimizer.schedule, SCHEDULES),
         "critic.optimizer.schedule": (config.critic.optimizer.schedule, SCHEDULES),

@@ -57,7 +57,7 @@ def test_sets_of_every_kind(kind, tmp_path, monkeypatch):
         asked = []
         monkeypatch.setattr("datasets.load_dataset", lambda *names: asked.append(names) or both)
     problems = math.train_problems(task(source), 0, 0, 10)
-    assert {(p.prompt, p.gold) for p in problems} == {(row["problem"], row["answer"]) for row in rows(10)}
+    assert {(p.prompt, p.gold["answer"]) for p in problems} == {(row["problem"], row["answer"]) for row in rows(10)}
     held_out = math.eval_problems(task(source), 100)
     assert [p.prompt for p in held_out] == (
         [r["problem"] for r in test] if kind in ("splits", "directory", "hub") else []
@@ -94,7 +94,7 @@ def test_columns_levels_and_answers(tmp_path):
         math.train_problems(task(path), 0, 0, 1)
     columns = {"problem_column": "Q", "answer_column": "gold"}
     made = math.train_problems(task(path, level_min=4, level_max=5, **columns), 0, 0, 8)
-    assert {(p.prompt, p.gold) for p in made} == {(f"q {i}", f"{i},000") for i in range(20) if i % 5 >= 3}
+    assert {(p.prompt, p.gold["answer"]) for p in made} == {(f"q {i}", f"{i},000") for i in range(20) if i % 5 >= 3}
     with pytest.raises(ValueError, match="has no column level or difficulty"):
         math.train_problems(task(write(tmp_path / "b.jsonl", [{"problem": "p", "answer": "1"}]), level_min=3), 0, 0, 1)
 
@@ -168,6 +168,21 @@ def test_suites(shared):
         assert [p.gold for p in few] == [p.gold for p in problems[:7]]
         assert few[0].prompt.count("\n") == 1 if name == "countdown" else "im_start" in few[0].prompt
     assert len(suites.problems("countdown", config.Task(template="no"), 20, 0)[1]) == 20
+
+
+@pytest.mark.parametrize(
+    "name, template, response, correct",
+    [
+        ("gsm8k", "qwen_math", "so it is\n#### 1,000", True),
+        ("gsm8k", "qwen_math", "so \\boxed{1000}.", True),
+        ("gsm8k", "qwen_math", "so \\boxed{1001}.", False),
+        ("math", "no", "\\boxed{1000}", True),
+        ("math", "qwen_math", "no answer", False),
+    ],
+)
+def test_grading(name, template, response, correct):
+    grade = TASKS[name].grade(response, {"answer": "1000", "question": "?"}, config.Task(template=template))
+    assert (grade.score, grade.correct) == (float(correct), correct)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +275,7 @@ def test_gsm8k_trains_and_is_evaluated_on_math500(shared, tmp_path, quick_runs):
     assert all(-0.5 <= line["reward/length"] == line["reward/mean"] <= 0.5 for line in lines)
     assert all(line["optimizer/grad_norm"] > 0 for line in lines)
     sample = json.loads((tmp_path / "run/samples.jsonl").read_text().splitlines()[0])
-    assert sample["id"].startswith("gsm8k/train/") and "im_start" in sample["prompt"] and sample["gold"].isdigit()
+    assert sample["id"].startswith("gsm8k/train/") and "im_start" in sample["prompt"] and sample["gold"]["answer"]
     spec = [f"math500={shared / 'data/math/math500.jsonl'}", "countdown"]
     command = ["--model", summary["export"], "--suite", ",".join(spec), "--out", str(tmp_path / "eval")]
     sizes = "rollout.max_new=8 rollout.max_prompt=256 rollout.slots=16 rollout.page=32 rollout.chunk=8 eval.limit=8"

@@ -31,7 +31,7 @@ def value(case, row):
         settings = config.Reward(overlong_length=args["max_completion_len"], overlong_cache=args["soft_punish_cache"])
         return rewards.soft_overlong(np.array([True]), lengths, settings)
     if name in ("cosine_scaled", "len_reward"):
-        right = [math.grade(text, row["solution"], "no").correct for text in texts]
+        right = [math.grade(text, row["solution"], template="boxed").correct for text in texts]
         settings = {"cosine_length": args["max_len"]} if args else {}
         function = "cosine" if args else "length"
         return graded(right, [len(text) for text in texts], (function,), **settings)

@@ -115,7 +115,7 @@ def _function(name: str) -> Callable[[str, Any, Any], float | None]:
 def of_response(response: str, gold: Any, task: "config.Task", grade: Grade) -> Grade:
     """The grade with the parts that this response alone decides."""
     values: dict[str, float | None] = {}
-    for name in task.reward.functions:
+    for name in task.reward.functions if hasattr(task, "reward") else ():  # python -m jzero.grade has none
         if name in RESPONSE:
             values[name] = RESPONSE[name](response, task.reward)
         elif ":" in name:

@@ -20,13 +20,9 @@ class Task(NamedTuple):
     notes: Callable[[Any], list[str]] = lambda task: []  # what was loaded and dropped, in words
 
 
-def _math(name: str) -> Task:
-    grade = partial(math.grade, mode=math.MODES[name])
-    return Task(
-        math.train_problems, math.eval_problems, grade, math.TEMPLATES, notes=lambda task: math.sets(task).notes
-    )
-
-
+MATH = Task(
+    math.train_problems, math.eval_problems, math.grade, math.TEMPLATES, notes=lambda task: math.sets(task).notes
+)
 TASKS = {
     "countdown": Task(
         countdown.train_problems,
@@ -36,6 +32,6 @@ TASKS = {
         warm_start.example,  # -> prompt, response
         warm_start.max_tokens,
     ),
-    "gsm8k": _math("gsm8k"),
-    "math": _math("math"),
+    "gsm8k": MATH._replace(grade=partial(math.grade, marked=True)),
+    "math": MATH,
 }

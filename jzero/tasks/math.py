@@ -53,7 +53,8 @@ def template(task: "config.Task") -> str:
 
 
 def problem(task: "config.Task", name: str, id: str, row: Row) -> Problem:
-    return Problem(id, name, TEMPLATES[template(task)](row.problem, task.system), row.answer)
+    gold = {"answer": row.answer, "question": row.problem}
+    return Problem(id, name, TEMPLATES[template(task)](row.problem, task.system), gold)
 
 
 # Problems
@@ -74,11 +75,11 @@ def sets(task: "config.Task") -> Sets:
 
 def _key(task: "config.Task") -> tuple[Any, ...]:
     columns, levels = (task.problem_column, task.answer_column), (task.level_min, task.level_max)
-    return task.name, task.data or DATA[task.name], task.eval_data, *columns, *levels, task.verifier
+    return task.data or DATA[task.name], task.eval_data, *columns, *levels, task.verifier
 
 
 @functools.cache
-def _sets(name: str, train: str, test: str, problem: str, answer: str, low: int, high: int, verifier: str) -> Sets:
+def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int, verifier: str) -> Sets:
     notes, kept = [], []
     sources = [source.strip() for source in train.split(",") if source.strip()]
     tested = [test] if test else [source for source in sources if "test" in data.load(source)]
@@ -93,7 +94,7 @@ def _sets(name: str, train: str, test: str, problem: str, answer: str, low: int,
                 f"its train split, {DATA['gsm8k']}"
             )
         new = [row for row in rows if data.digest(row.problem) not in known]
-        good = [row for row in new if grades_itself(row.answer, name, verifier)]
+        good = [row for row in new if grades_itself(row.answer, verifier)]
         notes += [f"{source}: {len(rows) - len(new)} problems dropped, they are held out"] * (len(new) < len(rows))
         lost = len(new) - len(good)
         notes += [f"{source}: {lost} problems dropped, their answer does not grade 1 against itself"] * (lost > 0)
@@ -114,11 +115,10 @@ def _split(source: str, wanted: str) -> Any:
     return splits[wanted] if wanted in splits else next(iter(splits.values()))
 
 
-def grades_itself(answer: Any, name: str, verifier: str) -> bool:
+def grades_itself(answer: Any, verifier: str) -> bool:
     golds = answer if isinstance(answer, list) else [answer]
     return any(
-        gold not in (None, "")
-        and math.grade(f"\\boxed{{{gold}}}", answer, "no", verifier=verifier, mode=MODES[name]).correct
+        gold not in (None, "") and math.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier).correct
         for gold in golds
     )
 
@@ -147,8 +147,10 @@ def eval_problems(task: "config.Task", count: int) -> list[Problem]:
 
 # Grading
 
-MODES = {"gsm8k": "gsm8k", "math": ""}  # of jzero.grade.math: gsm8k also reads what follows ####
+READ = {"r1": "r1", "r1_distill_qwen": "think_boxed"}  # template: that of jzero.grade.math; else "boxed"
 
 
-def grade(response: str, gold: Any, task: "config.Task", mode: str = "") -> Grade:
-    return math.grade(response, gold, template(task), verifier=task.verifier, mode=mode)
+def grade(response: str, gold: Any, task: "config.Task", marked: bool = False) -> Grade:
+    """Of the answer that the template asks for or, if `marked`, of what follows the last ####."""
+    way = "gsm8k" if marked and "####" in response else READ.get(template(task), "boxed")
+    return math.grade(response, gold["answer"], template=way, question=gold["question"], verifier=task.verifier)

@@ -2,6 +2,7 @@
 
 import random
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jzero.tasks import countdown, data, math
@@ -94,7 +95,7 @@ def choices(task: "config.Task", id: str, row: dict[str, Any], seed: int) -> Pro
     answers = [row["Correct Answer"], *(row[f"Incorrect Answer {i}"] for i in (1, 2, 3))]
     order = random.Random(f"{id}/{seed}").sample(range(4), 4)
     question = LAYOUT.format(*(str(answers[i]).strip() for i in order), question=str(row["Question"]).strip())
-    return math.problem(task, CHOICE, id, data.Row(question, CHOICES[order.index(0)]))
+    return replace(math.problem(task, CHOICE, id, data.Row(question, None)), gold=CHOICES[order.index(0)])
 
 
 def grade_choice(response: str, gold: Any, task: "config.Task") -> Grade:
