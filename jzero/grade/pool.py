@@ -253,15 +253,8 @@ def work() -> None:
     for line in sys.stdin.buffer:
         for number, name, response, gold, settings in json.loads(line):
             grade = _grade_one(graders, name, response, gold, _Settings(settings))
-            values = [
-                number,
-                float(grade.score),
-                bool(grade.correct),
-                grade.reason[:REASON],
-                grade.seconds,
-                grade.parts,
-            ]
-            os.write(answers, json.dumps(values).encode() + b"\n")
+            values = [number, float(grade.score), bool(grade.correct), grade.reason[:REASON], grade.seconds]
+            os.write(answers, json.dumps([*values, grade.parts]).encode() + b"\n")
 
 
 def _grade_one(graders: dict[str, Any], name: str, response: str, gold: Any, task: Any) -> Grade:
