@@ -6,7 +6,7 @@
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. Data and models come from the hub, or from
 --config.task.data=DIRECTORY (train.jsonl and test.jsonl) and --config.model.path=DIRECTORY; tiny takes what lies in
-../shared/data. Hardware: one accelerator host, 80 GiB for 3b. tiny shows that all parts fit: it learns to be short.
+../shared/data. Hardware: one accelerator host, 80 GiB for 3b. tiny learns nothing: it shows that all parts fit.
 Published: PPO from a supervised 1B model (oat's documentation), test accuracy 40.6 % -> 55.7 % in 6 hours on 8 A100."""
 
 from pathlib import Path
