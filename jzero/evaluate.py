@@ -183,7 +183,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
     settings.model.path = given.model
     settings.rollout.stop = settings.rollout.stop or math.STOP.get(settings.task.template, ())
     out = Path(given.out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
-    return [spec for spec in given.suite.split(",") if spec.strip()], out, settings
+    return suites.split(given.suite), out, settings
 
 
 def load(settings: config.Config, pool: Pool) -> tuple[Sampler, Any]:

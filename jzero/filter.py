@@ -73,7 +73,7 @@ def run(given: Any) -> dict[str, int]:
         counts["too easy or too hard"] = len(dataset) - len(kept)
     if given.against:
         problems = list(map(str, dataset[data.column(dataset, "", data.PROBLEM, "problem", given.data)]))
-        known = [text for spec in given.against.split(",") for text in suites.texts(spec)]
+        known = [text for spec in suites.split(given.against) for text in suites.texts(spec)]
         clean = apart(problems, known, given.ngram)
         counts["in a suite"] = len(dataset) - len(clean)
         kept &= clean

@@ -152,7 +152,7 @@ def check(config: config.Config, workdir: Path) -> None:
     if config.task.template not in templates:
         raise ValueError(f"task.template={config.task.template!r} is not one of {', '.join(templates)}")
     rewards.check(config.task.reward)
-    for spec in config.eval.suites:
+    for spec in suites.split(*config.eval.suites):
         suites.parse(spec)
     longest = TASKS[config.task.name].warm_start_tokens(config.task, config.warm_start.tries)
     if config.warm_start.steps and longest > config.rollout.max_new:
@@ -218,7 +218,8 @@ def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
         tqdm.write(note)
     every = {"": TASKS[config.task.name].eval_problems(config.task, config.eval.problems)}
     every |= dict(
-        suites.problems(spec, config.task, config.eval.limit, config.train.seed) for spec in config.eval.suites
+        suites.problems(spec, config.task, config.eval.limit, config.train.seed)
+        for spec in suites.split(*config.eval.suites)
     )
     longest = config.rollout.max_prompt
     fit = {name: evaluate.fitting(each, run.sampler.tokenizer, longest) for name, each in every.items()}

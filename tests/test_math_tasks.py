@@ -168,6 +168,7 @@ def test_suites(shared):
         assert [p.gold for p in few] == [p.gold for p in problems[:7]]
         assert few[0].prompt.count("\n") == 1 if name == "countdown" else "im_start" in few[0].prompt
     assert len(suites.problems("countdown", config.Task(template="no"), 20, 0)[1]) == 20
+    assert suites.split("amc, aime24=x", "gsm8k") == ["amc", "aime24=x", "gsm8k"]
 
 
 @pytest.mark.parametrize(

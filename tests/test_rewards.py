@@ -113,6 +113,7 @@ def test_accuracy_alone_changes_nothing():
     "functions, weights, message",
     [
         (("acuracy",), (), "'acuracy' is not one of accuracy, format"),
+        (("accuracy,format",), (), "'accuracy,format' is not one of .*; give the flag once for each"),
         (("accuracy", "format"), (1.0,), "has 1 entries for 2 functions"),
         (("accuracy",), ("a",), "must be numbers"),
         (("no.such:function",), (), "no.such:function cannot be imported"),

@@ -90,8 +90,11 @@ NAMES = ("accuracy", *RESPONSE, *BATCH)  # accuracy is the score of the task's o
 def check(settings: "config.Reward") -> None:
     """Refuse names that mean nothing and weights that fit nothing."""
     for name in settings.functions:
-        if name not in NAMES and ":" not in name:
-            raise ValueError(f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or module:function")
+        if name not in NAMES and (":" not in name or "," in name):
+            raise ValueError(
+                f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or module:function; "
+                "give the flag once for each"
+            )
     if settings.weights and len(settings.weights) != len(settings.functions):
         raise ValueError(
             f"task.reward.weights has {len(settings.weights)} entries for {len(settings.functions)} functions: give "

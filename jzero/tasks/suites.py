@@ -39,6 +39,11 @@ SUITES = {
 }
 
 
+def split(*specs: str) -> list[str]:
+    """ "aime24,math500=FILE" -> one a suite."""
+    return [part.strip() for spec in specs for part in spec.split(",") if part.strip()]
+
+
 def parse(spec: str) -> tuple[str, Suite]:
     """ "math500" or "math500=FILE"; any other name with a file is a set of math problems."""
     name, _, path = (part.strip() for part in spec.partition("="))
