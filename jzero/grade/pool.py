@@ -19,8 +19,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from jzero.grade import rewards
 from jzero.types import Grade
 
 BATCH = 32  # items a message, at most
@@ -125,7 +127,7 @@ class Pool:
         with self._lock:
             number = self._submitted
             self._submitted += 1
-        message = json.dumps([number, task_name, response, gold, vars(task)])
+        message = json.dumps([number, task_name, response, gold, vars(task)], default=vars)
         self._items.put(_Item(number, key, task.grade_seconds, message, failed=False))
 
     def poll(self) -> list[tuple[Hashable, Grade]]:
@@ -236,7 +238,7 @@ class _Settings:
     """config.Task as the worker sees it; jzero.config itself would import jax."""
 
     def __init__(self, values: dict[str, Any]):
-        self.__dict__.update(values)
+        self.__dict__.update({k: _Settings(v) if isinstance(v, dict) else v for k, v in values.items()})
 
 
 def work() -> None:
@@ -261,7 +263,7 @@ def work() -> None:
             grade = _grade_one(graders, name, response, gold, _Settings(settings))
             signal.setitimer(signal.ITIMER_PROF, 0)
             values = [number, float(grade.score), bool(grade.correct), grade.reason[:REASON], grade.seconds]
-            os.write(answers, json.dumps(values).encode() + b"\n")
+            os.write(answers, json.dumps([*values, grade.parts]).encode() + b"\n")
 
 
 def _grade_one(graders: dict[str, Any], name: str, response: str, gold: Any, task: Any) -> Grade:
@@ -270,9 +272,9 @@ def _grade_one(graders: dict[str, Any], name: str, response: str, gold: Any, tas
         if name not in graders:
             module, _, function = name.partition(":")
             graders[name] = getattr(importlib.import_module(module), function)
-        grade = graders[name](response, gold, task)
+        grade = rewards.of_response(response, gold, task, graders[name](response, gold, task))
     except MemoryError:
         os._exit(1)  # a fresh worker has a clean heap
     except Exception as error:
         grade = Grade(0.0, False, f"error: {type(error).__name__}: {error}")
-    return Grade(grade.score, grade.correct, grade.reason, time.perf_counter() - start)
+    return replace(grade, seconds=time.perf_counter() - start)
