@@ -39,10 +39,38 @@ class Model:
 
 
 @dataclass
+class Reward:
+    """What a score is the weighted sum of. The numbers are open-r1's."""
+
+    functions: tuple[str, ...] = ("accuracy",)  # grade.rewards.NAMES, or module:function of (response, gold, task)
+    weights: tuple[float, ...] = ()  # one each; () = all 1
+    unit: str = "characters"  # of lengths in length and cosine: characters | tokens
+    repetition_ngram: int = 3  # words
+    repetition_max: float = -1.0  # repetition_penalty of a response that only repeats itself
+    cosine_length: int = 1000  # units from the short value to the long one
+    cosine_right_short: float = 1.0
+    cosine_right_long: float = 0.5
+    cosine_wrong_short: float = -1.0
+    cosine_wrong_long: float = -0.5
+    overlong_length: int = 16384  # tokens from which soft_overlong is -1
+    overlong_cache: int = 4096  # tokens before it over which it falls
+
+
+@dataclass
 class Task:
     name: str = "countdown"  # key of tasks.TASKS
-    data: str = ""  # "" = procedural; hub id ("Jiayi-Pan/Countdown-Tasks-3to4", "lkevinzc/CountDownZero") or local file
-    template: str = "r1"  # r1 | qwen_chat | plain
+    data: str = ""  # hub id, config@id, local file or directory; several with commas; "" = countdown: procedural
+    weights: tuple[float, ...] = ()  # shares of the sets of `data`; () = as if they were one
+    eval_data: str = ""  # held-out set; "" = the test split of `data`
+    problem_column: str = ""  # "" = the first there is of tasks.data.PROBLEM
+    answer_column: str = ""  # "" = the first there is of tasks.data.ANSWER
+    level_min: int = 0  # of a set with levels; 0 = all
+    level_max: int = 0
+    template: str = (
+        "r1"  # countdown: r1 | qwen_chat | plain; math: qwen_math | r1 | no | r1_distill_qwen | qwen3 | chat
+    )
+    system: str = ""  # system prompt of template chat; "" = that of qwen_math
+    verifier: str = "fast"  # of math answers: fast | math_verify
     numbers_min: int = 3  # procedural: how many numbers
     numbers_max: int = 4
     value_max: int = 99  # procedural: numbers are 1..value_max
@@ -50,6 +78,7 @@ class Task:
     format_score: float = 0.1  # a well-formed but wrong equation
     grade_seconds: float = 5.0  # wall limit of one grading, then the worker is killed and the score is 0
     grade_workers: int = 2  # processes
+    reward: Reward = field(default_factory=Reward)
 
 
 @dataclass
@@ -125,9 +154,11 @@ class Train:
 @dataclass
 class Eval:
     problems: int = 512  # held-out problems
-    samples: int = 4  # avg@k at the sampling temperature
+    samples: int = 4  # avg@k at the sampling temperature; 0 = greedy alone
     every: int = 0  # RL steps between evaluations besides before and after; 0 = never
     greedy: bool = True  # greedy accuracy beside it
+    suites: tuple[str, ...] = ()  # keys of tasks.suites.SUITES, or name=path of a local set, evaluated as well
+    limit: int = 0  # problems of a suite; 0 = all
 
 
 @dataclass
@@ -161,7 +192,8 @@ def to_json(config: Config) -> str:
 LEAST = {  # smallest value
     1: "rollout.prompts rollout.group rollout.max_prompt rollout.max_new rollout.slots rollout.page rollout.chunk "
     "train.tokens train.buckets train.minibatches train.epochs train.checkpoint_every task.grade_workers "
-    "warm_start.batch warm_start.tries eval.samples model.logit_chunk model.arch.hidden_size "
+    "task.reward.repetition_ngram task.reward.cosine_length task.reward.overlong_length "
+    "warm_start.batch warm_start.tries model.logit_chunk model.arch.hidden_size "
     "model.arch.intermediate_size model.arch.num_hidden_layers model.arch.num_attention_heads "
     "model.arch.num_key_value_heads model.arch.head_dim",
     0: "rollout.top_k rollout.pages algorithm.clip_low algorithm.clip_high algorithm.dual_clip algorithm.std_eps "
@@ -171,7 +203,8 @@ LEAST = {  # smallest value
     "optimizer.warmup_ratio optimizer.weight_decay optimizer.clip_norm optimizer.skip_norm critic.warmup "
     "critic.optimizer.lr critic.optimizer.warmup_steps critic.optimizer.warmup_ratio critic.optimizer.weight_decay "
     "critic.optimizer.clip_norm critic.optimizer.skip_norm warm_start.steps warm_start.warmup_steps train.steps "
-    "train.slot train.row_slots train.seed train.keep_checkpoints train.samples eval.problems eval.every",
+    "train.slot train.row_slots train.seed train.keep_checkpoints train.samples eval.problems eval.every eval.samples "
+    "eval.limit task.level_min task.level_max task.reward.overlong_cache",
 }
 
 
@@ -193,6 +226,8 @@ def impossible(config: Config) -> Iterator[str]:
         "model.dtype": (model.dtype, ("bfloat16", "float32")),
         "model.remat": (model.remat, ("none", "dots", "full")),
         "rollout.kv_dtype": (rollout.kv_dtype, ("bfloat16", "float32")),
+        "task.verifier": (config.task.verifier, ("fast", "math_verify")),
+        "task.reward.unit": (config.task.reward.unit, ("characters", "tokens")),
         "optimizer.schedule": (config.optimizer.schedule, SCHEDULES),
         "critic.optimizer.schedule": (config.critic.optimizer.schedule, SCHEDULES),
     } | {f"algorithm.{name}": (getattr(algorithm, name), choices) for name, choices in algorithms.CHOICES.items()}
@@ -230,8 +265,8 @@ def impossible(config: Config) -> Iterator[str]:
         yield f"train.minibatches={train.minibatches} does not divide rollout.prompts={rollout.prompts}"
     if not all(isinstance(stop, str) and stop for stop in rollout.stop):
         yield f"rollout.stop={rollout.stop!r} must hold non-empty strings"
-    if config.eval.every and config.eval.problems < 1:
-        yield f"eval.every={config.eval.every} needs eval.problems of at least 1"
+    if config.eval.every and config.eval.problems < 1 and not config.eval.suites:
+        yield f"eval.every={config.eval.every} needs eval.problems of at least 1, or eval.suites"
 
 
 def impossible_algorithm(config: Config) -> Iterator[str]:

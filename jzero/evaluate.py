@@ -1,17 +1,31 @@
-"""Rollouts from problems, and accuracy on held-out problems: the same engine, grader and templates as in training."""
+"""`python -m jzero.evaluate --model DIR --suite aime24,math500=FILE,... [--out DIR] [--config.section.field=value ...]`
 
-from collections.abc import Callable
+Rollouts from problems, and how good they are: the engine, graders and templates of training, on its held-out problems
+or on whole suites. The command writes every problem's responses, a summary, and prints it as a table. Greedy alone
+unless --config.eval.samples says how many samples, at --config.rollout.temperature."""
+
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jzero import config, tokenizer
+from jzero import cli, config, metrics, sharding, tokenizer
+from jzero.grade import rewards
 from jzero.grade.pool import Pool
+from jzero.model import hf
+from jzero.rollout import sample
 from jzero.rollout.engine import Engine
-from jzero.rollout.sample import Counters, Driver, Sequence
+from jzero.rollout.sample import Driver
+from jzero.tasks import math, suites
 from jzero.types import Grade, Problem, Rollout
 
 
@@ -27,10 +41,10 @@ class Sampler:
 
     def rollouts(
         self, params, problems: list[Problem], group: int, temperature: float, key: tuple[int, int], version: int
-    ) -> tuple[list[Rollout], Counters]:
+    ) -> tuple[list[Rollout], sample.Counters]:
         """`group` rollouts of every problem, in order, not graded yet: each was given to the pool as it finished.
         The noise is a function of key (two integers), the problem's place and the token's position."""
-        prompts = [np.array(tokenizer.encode(self.tokenizer, problem.prompt), np.int32) for problem in problems]
+        prompts = [np.array(encode(self.tokenizer, problem), np.int32) for problem in problems]
         driver = Driver(self.engine, params, lambda ids: tokenizer.decode(self.tokenizer, ids))
         done: dict[tuple[int, int], Rollout] = {}
         seed = make_seed(self.engine, key)
@@ -47,8 +61,11 @@ class Sampler:
 
     def graded(self, rollouts: list[Rollout], group: int) -> list[Rollout]:
         """Wait for the grades of what `rollouts` submitted."""
-        grades: dict = dict(self.pool.drain())
-        return [rollout.graded(grades[i // group, i % group]) for i, rollout in enumerate(rollouts)]
+        drained: dict = dict(self.pool.drain())
+        grades = [drained[i // group, i % group] for i in range(len(rollouts))]
+        lengths = [len(rollout.text) for rollout in rollouts], [rollout.response_length for rollout in rollouts]
+        grades = rewards.of_batch(grades, *lengths, self.task.reward)
+        return [rollout.graded(grade) for rollout, grade in zip(rollouts, grades, strict=True)]
 
 
 @jax.jit
@@ -60,7 +77,7 @@ def make_seed(engine: Engine, key: tuple[int, int]) -> jax.Array:
     return fold(jax.device_put(np.array(key, np.uint32), NamedSharding(engine.mesh, P())))
 
 
-def to_rollout(problem: Problem, sequence: Sequence, version: int) -> Rollout:
+def to_rollout(problem: Problem, sequence: sample.Sequence, version: int) -> Rollout:
     prompt, response = len(sequence.context), len(sequence.tokens)
     sampled = np.arange(prompt + response) >= prompt
     return Rollout(
@@ -75,9 +92,13 @@ def to_rollout(problem: Problem, sequence: Sequence, version: int) -> Rollout:
     )
 
 
+def encode(tok: tokenizer.PreTrainedTokenizerFast, problem: Problem) -> list[int]:
+    return tokenizer.encode(tok, tokenizer.render(tok, problem.prompt))
+
+
 def fitting(problems: list[Problem], tok: tokenizer.PreTrainedTokenizerFast, max_prompt: int) -> list[Problem]:
     """Problems whose prompt fits; longer ones are dropped, never cut."""
-    return [problem for problem in problems if len(tokenizer.encode(tok, problem.prompt)) <= max_prompt]
+    return [problem for problem in problems if len(encode(tok, problem)) <= max_prompt]
 
 
 def grade_of(rollout: Rollout) -> Grade:
@@ -85,22 +106,176 @@ def grade_of(rollout: Rollout) -> Grade:
     return rollout.grade
 
 
-def accuracy(sampler: Sampler, params, problems: list[Problem], samples: int, temperature: float) -> dict[str, float]:
-    """avg@samples accuracy with its standard error over problems, and mean response length."""
-    rollouts, _ = sampler.rollouts(params, problems, samples, temperature, key=(0, 0), version=0)
-    rollouts = sampler.graded(rollouts, samples)
+# What is said of samples [P, n]
+
+
+def pass_at(correct: np.ndarray, k: int) -> float:
+    """Chance that one of k samples is right: the mean of 1 - C(n - c, k) / C(n, k) (arXiv:2107.03374)."""
+    n, wrong = correct.shape[1], correct.shape[1] - correct.sum(axis=1)
+    return float(np.mean([1 - np.prod([max(w - i, 0) / (n - i) for i in range(k)]) for w in wrong]))
+
+
+def majority(answers: Sequence[str], correct: Sequence[bool]) -> float:
+    """Chance that a most frequent answer is right, ties broken evenly. Right answers are one, however written; a
+    response without an answer has no vote."""
+    votes = Counter("" if right else answer for answer, right in zip(answers, correct, strict=True) if right or answer)
+    top = [answer for answer, count in votes.items() if count == max(votes.values())]
+    return ("" in top) / len(top) if top else 0.0
+
+
+def scores(rollouts: list[Rollout], samples: int) -> dict[str, float]:
+    """avg@samples accuracy with its standard error over problems, response length, and what several samples allow."""
     correct = np.array([grade_of(rollout).correct for rollout in rollouts], np.float64).reshape(-1, samples)
-    return {
+    values = {
         "accuracy": float(correct.mean()),
-        "stderr": float(correct.mean(axis=1).std() / np.sqrt(len(problems))),
+        "stderr": float(correct.mean(axis=1).std() / np.sqrt(len(correct))),
         "length": float(np.mean([rollout.response_length for rollout in rollouts])),
+        "truncated": float(np.mean([rollout.finish == "length" for rollout in rollouts])),
     }
-
-
-def evaluate(sampler: Sampler, params, problems: list[Problem], settings: config.Eval, temperature: float):
-    """Flat metrics of one evaluation: avg@k at the sampling temperature and, beside it, greedy."""
-    sampled = accuracy(sampler, params, problems, settings.samples, temperature)
-    values = {f"eval/{name}": value for name, value in sampled.items()}
-    if settings.greedy:
-        values |= {f"eval_greedy/{name}": v for name, v in accuracy(sampler, params, problems, 1, 0.0).items()}
+    if samples > 1:
+        ks = [2**i for i in range(1, samples.bit_length()) if 2**i < samples] + [samples]
+        values |= {f"pass@{k}": pass_at(correct, k) for k in ks}
+        answers = np.array([suites.answer(rollout.text) for rollout in rollouts], object).reshape(-1, samples)
+        votes = [majority(*pair) for pair in zip(answers.tolist(), correct.astype(bool).tolist(), strict=True)]
+        values[f"maj@{samples}"] = float(np.mean(votes))
     return values
+
+
+def kinds(settings: config.Eval, temperature: float) -> dict[str, tuple[int, float]]:
+    """Samples a problem and their temperature, of each kind of evaluation."""
+    every = {"eval": (settings.samples, temperature), "eval_greedy": (int(settings.greedy), 0.0)}
+    return {kind: value for kind, value in every.items() if value[0]}
+
+
+def evaluate(
+    sampler: Sampler, params, problems: list[Problem], settings: config.Eval, temperature: float, name: str = ""
+) -> dict[str, float]:
+    """Flat metrics of one evaluation, "eval/accuracy" or, of a suite, "eval/math500/accuracy": avg@k at the sampling
+    temperature and greedy."""
+    values = {}
+    for kind, (samples, heat) in kinds(settings, temperature).items():
+        rollouts, _ = sampler.rollouts(params, problems, samples, heat, key=(0, 0), version=0)
+        found = scores(sampler.graded(rollouts, samples), samples)
+        values |= {f"{kind}/{name}/{metric}" if name else f"{kind}/{metric}": v for metric, v in found.items()}
+    return values
+
+
+# The command
+
+
+def defaults() -> config.Config:
+    """As the published tables: greedy, 3,000 new tokens."""
+    return config.Config(
+        task=config.Task(template="qwen_math"),
+        rollout=config.Rollout(max_prompt=2048, max_new=3000, slots=64),
+        eval=config.Eval(samples=0),
+    )
+
+
+def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
+    """Suites, where to write, and settings."""
+    parser = cli.parser("jzero.evaluate", __doc__)
+    parser.add_argument("--model", required=True, help="directory or hub id of a model, as a run exports it")
+    parser.add_argument("--suite", required=True, help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE")
+    parser.add_argument("--out", help="directory to write to; default runs/eval-<date>-<time>")
+    given, rest = parser.parse_known_args(arguments)
+    settings = cli.settings(defaults(), rest)
+    settings.model.path = given.model
+    settings.rollout.stop = settings.rollout.stop or math.STOP.get(settings.task.template, ())
+    out = Path(given.out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
+    return suites.split(given.suite), out, settings
+
+
+def load(settings: config.Config, pool: Pool) -> tuple[Sampler, Any]:
+    """A sampler of a Hugging Face directory, and the weights it samples from."""
+    directory = hf.resolve(settings.model.path)
+    architecture, _ = hf.load_config(directory)
+    tok = tokenizer.load(settings.model.tokenizer or str(directory))
+    mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
+    decode = sharding.decode_mesh(mesh)
+    stops = tokenizer.eos_ids(tok, str(directory))
+    engine = Engine(architecture, settings.rollout, decode, stops, settings.model.dtype)
+    publish = sharding.publisher(architecture, mesh, decode, settings.model.dtype)
+    params = publish(hf.load(directory, architecture, sharding.param_shardings(architecture, mesh)))
+    return Sampler(engine, tok, pool, settings.task), params
+
+
+def problem_rows(rollouts: list[Rollout], samples: int) -> list[dict[str, Any]]:
+    """One JSON value a problem, with all of its samples."""
+    rows = []
+    for i in range(0, len(rollouts), samples):
+        problem, group = rollouts[i].problem, [(rollout, grade_of(rollout)) for rollout in rollouts[i : i + samples]]
+        responses = [
+            {
+                "response": r.text,
+                "correct": g.correct,
+                "reason": g.reason,
+                "tokens": r.response_length,
+                "finish": r.finish,
+            }
+            for r, g in group
+        ]
+        rate = float(np.mean([grade.correct for _, grade in group]))
+        rows.append(
+            {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold, "accuracy": rate}
+            | {"samples": responses}
+        )
+    return rows
+
+
+def table(summary: dict[str, dict[str, Any]]) -> str:
+    """A line a suite and kind, and the plain average over suites of every kind."""
+    lines = [f"{'suite':<16}{'problems':>9}  {'kind':<9}{'accuracy':>14}{'pass@k':>8}{'maj@k':>8}{'tokens':>8}"]
+    last = lambda values, prefix: ([v for name, v in values.items() if name.startswith(prefix)] or [None])[-1]
+    percent = lambda x: "" if x is None else f"{100 * x:.1f}"
+    averages: dict[str, list[float]] = {}
+    for name, suite in summary.items():
+        for kind, values in suite["kinds"].items():
+            averages.setdefault(kind, []).append(values["accuracy"])
+            accuracy = f"{100 * values['accuracy']:.1f} ± {100 * values['stderr']:.1f}"
+            more = f"{percent(last(values, 'pass@')):>8}{percent(last(values, 'maj@')):>8}{values['length']:>8.0f}"
+            lines.append(f"{name:<16}{suite['problems']:>9}  {kind:<9}{accuracy:>14}{more}")
+    lines += [f"{'average':<27}{kind:<9}{percent(np.mean(each)):>14}" for kind, each in averages.items()]
+    return "\n".join(lines)
+
+
+def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:
+    """Evaluate and write `out`/<suite>-<kind>.jsonl and `out`/summary.json; returns what that holds."""
+    config.validate(settings)
+    seed, longest = settings.train.seed, settings.rollout.max_prompt
+    todo = dict(suites.problems(spec, settings.task, settings.eval.limit, seed) for spec in specs)
+    if not todo or len(todo) < len(specs) or not kinds(settings.eval, 1.0):
+        raise ValueError(f"--suite {','.join(specs)}: give every suite once, and set eval.samples or eval.greedy")
+    summary: dict[str, Any] = {}
+    with Pool(settings.task.grade_workers) as pool:
+        sampler, params = load(settings, pool)
+        out.mkdir(parents=True, exist_ok=True)
+        for name, problems in todo.items():
+            fit = fitting(problems, sampler.tokenizer, longest)
+            if len(fit) < len(problems):
+                print(f"{name}: {len(problems) - len(fit)} of {len(problems)} prompts are longer than {longest} tokens")
+            if not fit:
+                raise ValueError(f"suite {name}: no prompt has at most rollout.max_prompt={longest} tokens")
+            summary[name] = {"problems": len(fit), "dropped": len(problems) - len(fit), "kinds": {}}
+            for label, (samples, heat) in kinds(settings.eval, settings.rollout.temperature).items():
+                rollouts, _ = sampler.rollouts(params, fit, samples, heat, key=(seed, 0), version=0)
+                rollouts = sampler.graded(rollouts, samples)
+                kind = "greedy" if label == "eval_greedy" else f"avg@{samples}"
+                summary[name]["kinds"][kind] = scores(rollouts, samples)
+                lines = [json.dumps(row) + "\n" for row in problem_rows(rollouts, samples)]
+                metrics.write_atomic(out / f"{name}-{kind}.jsonl", "".join(lines))
+    said = {"config": json.loads(config.to_json(settings)), "suites": summary, "versions": metrics.versions()}
+    metrics.write_atomic(out / "summary.json", json.dumps(said, indent=1))
+    return summary
+
+
+def main() -> None:
+    cli.use_cores()
+    with cli.mistakes():
+        specs, out, settings = parse(sys.argv[1:])
+        print(table(run(specs, out, settings)))
+        print(f"written to {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -3,23 +3,15 @@
 Trains, or resumes what the workdir holds: the same command goes on where a run stopped or was killed."""
 
 import ast
-import dataclasses
-import difflib
-import inspect
-import os
-import re
 import sys
 import time
-import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
 
-import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jzero import config
+from jzero.cli import check_names, fail, fields, mistakes, use_cores
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Recipe, e.g. configs/countdown.py or configs/countdown.py:tiny"
@@ -33,12 +25,7 @@ def parse(argv: list[str]) -> config.Config:
     if {"-h", "-help", "--help"} & set(argv[1:]):
         print(usage())
         sys.exit(0)
-    names = [name for name, _, _ in fields()]
-    for argument in argv[1:]:
-        given = re.match(r"--?(?:no)?config\.([^=]*)", argument)
-        if given and given[1] not in names:
-            near = ", ".join(difflib.get_close_matches(given[1], names))
-            fail(f"{argument}: no field {given[1]}; " + (f"did you mean {near}?" if near else "--help lists them"))
+    check_names(argv[1:])
     try:
         rest = flags.FLAGS(argv)[1:]
         settings = CONFIG.value
@@ -59,23 +46,6 @@ def sentence(error: BaseException) -> str:
     return str(error).strip().split("\n")[-1].strip()
 
 
-def fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(2)
-
-
-def fields(section: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(dotted name, default, comment in the source) of every field of the config."""
-    section = config.Config() if section is None else section
-    comments = dict(re.findall(r"^    (\w+):[^#\n]*# (.*)$", inspect.getsource(type(section)), re.MULTILINE))
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from fields(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, value, comments.get(field.name, "")
-
-
 def usage() -> str:
     """The command, the recipes' docstrings and every field."""
     recipes = [ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(RECIPES.glob("*.py"))]
@@ -91,19 +61,8 @@ def main(settings: config.Config) -> None:
         logging.set_verbosity(logging.WARNING)  # libraries log every save at INFO
     workdir = Path(WORKDIR.value or f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}")
     print(f"config {settings.name}, workdir {workdir}", flush=True)
-    try:
+    with mistakes():
         train(settings, workdir)
-    except ValueError as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        if not (where.line or "").startswith("raise ValueError"):
-            raise  # met by jzero, not meant for the user
-        fail(" ".join(str(error).split()))
-
-
-def use_cores() -> None:
-    """Without an accelerator, one virtual device a core (at most 2): decoding on two beats threads inside one."""
-    if "JAX_NUM_CPU_DEVICES" not in os.environ:
-        jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count() or 1))
 
 
 def run() -> None:

@@ -21,7 +21,15 @@ WORDS = ("<answer>", "</answer>", "<think>", "</think>", " yes", " no")
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + "ĠĊ"  # byte-level BPE's space and newline
 MULTIPLE = 16  # of the vocabulary's size: it is sharded
 
-FILES = ["tokenizer*.json", "vocab.json", "merges.txt", "*_tokens*.json", "config.json", "generation_config.json"]
+FILES = [
+    "tokenizer*.json",
+    "vocab.json",
+    "merges.txt",
+    "*_tokens*.json",
+    "chat_template*",
+    "config.json",
+    "generation_config.json",
+]
 
 
 def countdown() -> PreTrainedTokenizerFast:
@@ -52,6 +60,15 @@ def load(path: str) -> PreTrainedTokenizerFast:
             f"no tokenizer in model.tokenizer={path} ({reason}): give a directory with tokenizer.json or "
             'vocab.json and merges.txt, a hub id that can be reached, or "" for the countdown tokenizer'
         ) from None
+
+
+def render(tokenizer: PreTrainedTokenizerFast, prompt: Any) -> str:
+    """The text of Problem.prompt: messages through the tokenizer's chat template."""
+    if isinstance(prompt, str):
+        return prompt
+    if not tokenizer.chat_template:
+        raise ValueError("task.template=chat: this tokenizer has no chat template; choose another template")
+    return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:

@@ -23,15 +23,15 @@ from tqdm import tqdm
 from jzero import algorithms, checkpoint, config, evaluate, metrics, sharding, tokenizer
 from jzero.config import to_json, validate
 from jzero.evaluate import Sampler, grade_of
+from jzero.grade import rewards
 from jzero.grade.pool import Pool
 from jzero.learn import Trainer, make_trainer, optimize
 from jzero.model import hf, qwen
 from jzero.rollout.engine import Engine
 from jzero.rollout.sample import Counters
 from jzero.sft import warm_start
-from jzero.tasks import TASKS
-from jzero.tasks.countdown import TEMPLATES
-from jzero.types import Rollout, State
+from jzero.tasks import TASKS, suites
+from jzero.types import Problem, Rollout, State
 
 ROUNDS = 10**6  # steps apart in the stream of problems: where dynamic sampling takes new ones
 
@@ -60,8 +60,7 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
     check(config, workdir)
     with Pool(config.task.grade_workers) as pool, interruptible() as interrupted:
         run = build(config, pool)
-        problems = TASKS[config.task.name].eval_problems(config.task, config.eval.problems)
-        problems = evaluate.fitting(problems, run.sampler.tokenizer, config.rollout.max_prompt)
+        held_out = evaluation_problems(run)
         checkpoint.check_workdir(workdir, to_json(config))  # the first thing written: what is refused leaves nothing
         metrics.write_atomic(workdir / "versions.json", json.dumps(metrics.versions(), indent=1))
         saved = checkpoint.Checkpoints(workdir, config.train.keep_checkpoints)
@@ -71,13 +70,16 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
         state: State | None = None
 
         def assess(name: str, params: qwen.Params) -> dict[str, float]:
-            if not problems:
+            if not any(held_out.values()):
                 return {}
             # An update is in the state before its metrics are written: from there to the end of its step no stop.
             run.sampler.on_finish = interrupted if state is None else lambda: None
             with run.clock("eval"):
                 weights = run.publish(params)
-                values = evaluate.evaluate(run.sampler, weights, problems, config.eval, config.rollout.temperature)
+                values: dict[str, float] = {}
+                for suite, problems in held_out.items():
+                    settings = config.eval, config.rollout.temperature
+                    values |= evaluate.evaluate(run.sampler, weights, problems, *settings, suite) if problems else {}
             run.sampler.on_finish = interrupted
             host["eval"][name] = values
             tqdm.write(f"eval {name}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
@@ -144,9 +146,14 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
 def check(config: config.Config, workdir: Path) -> None:
     """Refuse what cannot run, before anything is downloaded, compiled or written."""
     validate(config)
-    for name, value, table in (("name", config.task.name, TASKS), ("template", config.task.template, TEMPLATES)):
-        if value not in table:
-            raise ValueError(f"task.{name}={value!r} is not one of {', '.join(table)}")
+    if config.task.name not in TASKS:
+        raise ValueError(f"task.name={config.task.name!r} is not one of {', '.join(TASKS)}")
+    templates = TASKS[config.task.name].templates
+    if config.task.template not in templates:
+        raise ValueError(f"task.template={config.task.template!r} is not one of {', '.join(templates)}")
+    rewards.check(config.task.reward)
+    for spec in suites.split(*config.eval.suites):
+        suites.parse(spec)
     longest = TASKS[config.task.name].warm_start_tokens(config.task, config.warm_start.tries)
     if config.warm_start.steps and longest > config.rollout.max_new:
         raise ValueError(
@@ -201,6 +208,25 @@ def build(config: config.Config, pool: Pool) -> Run:
         hf_config=hf_config,
         clock=trainer.clock,
     )
+
+
+def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
+    """The task's held-out problems, under "", and those of eval.suites. Says what the task's data had, and what is
+    dropped because its prompt is too long."""
+    config = run.config
+    for note in TASKS[config.task.name].notes(config.task):
+        tqdm.write(note)
+    every = {"": TASKS[config.task.name].eval_problems(config.task, config.eval.problems)}
+    every |= dict(
+        suites.problems(spec, config.task, config.eval.limit, config.train.seed)
+        for spec in suites.split(*config.eval.suites)
+    )
+    longest = config.rollout.max_prompt
+    fit = {name: evaluate.fitting(each, run.sampler.tokenizer, longest) for name, each in every.items()}
+    for name, each in every.items():
+        if lost := len(each) - len(fit[name]):
+            tqdm.write(f"{name or 'held out'}: {lost} of {len(each)} prompts dropped, longer than {longest} tokens")
+    return fit
 
 
 def initial_params(run: Run) -> qwen.Params:
@@ -299,7 +325,12 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
     grades = [grade_of(rollout) for rollout in rollouts]
     scores = np.array([grade.score for grade in grades]).reshape(-1, group)
     lengths = np.array([rollout.response_length for rollout in rollouts])
-    return {
+    named: dict[str, list[float]] = {}
+    for grade in grades:
+        for name, value in grade.parts.items():
+            named.setdefault(name.replace(":", "."), []).append(value)
+    named.pop("accuracy", None)  # the metric of that name counts what is right
+    return {f"reward/{name}": float(np.mean(each)) for name, each in named.items()} | {
         "reward/mean": float(scores.mean()),
         "reward/accuracy": float(np.mean([grade.correct for grade in grades])),
         "reward/zero_variance_groups": float((scores.max(axis=1) == scores.min(axis=1)).mean()),

@@ -1,6 +1,6 @@
 """The values that flow through a step. Dimensions: P prompts, G group, N = P*G, B rows, T tokens, M microbatches."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,8 +11,8 @@ class Problem:
     """One verifiable question, a pure function of (task, split, seed, index)."""
 
     id: str  # unique within a run: "countdown/train/17"
-    task: str  # key of tasks.TASKS
-    prompt: str  # the text the policy continues, template applied
+    task: str  # key of tasks.TASKS, or module:function of the grader
+    prompt: Any  # what the policy continues, template applied: text, or messages for the tokenizer's chat template
     gold: Any  # what the task's grader needs; plain JSON values
 
 
@@ -24,6 +24,7 @@ class Grade:
     correct: bool  # counted as accuracy
     reason: str  # "correct", "wrong value", "no answer", "timeout", ...
     seconds: float = 0.0  # wall time inside the grader
+    parts: dict[str, float] = field(default_factory=dict)  # named rewards that the score is the weighted sum of
 
 
 @dataclass(frozen=True)

@@ -171,8 +171,10 @@ IMPOSSIBLE = [
     ({"train.minibatches": 3}, "train.minibatches=3 does not divide rollout.prompts=128"),
     ({"train.steps": -1}, "train.steps=-1 must be at least 0"),
     ({"train.checkpoint_every": 0}, "train.checkpoint_every=0 must be at least 1"),
-    ({"eval.samples": 0}, "eval.samples=0 must be at least 1"),
-    ({"eval.every": 5, "eval.problems": 0}, "eval.every=5 needs eval.problems of at least 1"),
+    ({"eval.samples": -1}, "eval.samples=-1 must be at least 0"),
+    ({"task.reward.unit": "words"}, "task.reward.unit='words' is not one of characters, tokens"),
+    ({"task.reward.repetition_ngram": 0}, "task.reward.repetition_ngram=0 must be at least 1"),
+    ({"eval.every": 5, "eval.problems": 0}, "eval.every=5 needs eval.problems of at least 1, or eval.suites"),
     ({"eval.every": -1}, "eval.every=-1 must be at least 0"),
 ]
 

@@ -14,14 +14,14 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 LEVELS = [
     ("types", "algorithms", "metrics", "hub"),
     ("config",),
-    ("attention", "batch", "grade", "tokenizer"),
+    ("attention", "batch", "grade", "tokenizer", "cli"),
     ("model", "tasks"),
     ("sharding",),
     ("rollout", "update", "checkpoint"),
     ("evaluate", "sft"),
     ("learn",),
     ("train",),
-    ("main", "generate", "export", "plan", "report", "serve"),
+    ("main", "generate", "export", "plan", "report", "serve", "filter"),
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 ALLOWED = {("grade.pool", "tasks")}  # a worker looks its task's grader up

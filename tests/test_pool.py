@@ -69,7 +69,7 @@ def test_pool_grades_as_a_direct_call_does():
         submit_all(pool, items)
         grades = dict(pool.drain())
         assert time.monotonic() - start < 10  # 0.1 s on an idle machine
-        assert pool.counters == {"graded": 2001, "errors": 0, "timeouts": 0, "killed": 0, "restarted": 0}
+        assert {name: count for name, count in pool.counters.items() if count} == {"graded": 2001}
         assert pool.drain() == pool.poll() == []
         submit_all(pool, reversed(items[:100]))
         again = dict(pool.drain())

@@ -1,7 +1,7 @@
 """Grading in worker processes, so that a hostile response costs a bounded time and its own score only.
 
-One thread a worker hands it batches from a shared queue and reads one answer an item, in order. A worker that is
-silent for longer than the item in front may take, or that dies, is killed and replaced; its items go back to the
+One thread a worker hands it batches from a shared queue and reads one answer an item, in order. A worker
+ends itself when an item takes more CPU time than it may, and is killed after WALL times that; its items go back to the
 queue, the one in front only once, then it scores 0. Both directions are lines of JSON. Imports no jax: workers hold no
 device."""
 
@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import queue
+import re
 import resource
 import select
 import signal
@@ -18,21 +19,25 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Iterable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+from jzero.grade import rewards
 from jzero.types import Grade
 
 BATCH = 32  # items a message, at most
+WALL = 5.0  # a machine may be this busy: an item's wall limit in its CPU limits
 MEMORY = 2 << 30  # bytes of address space of a worker
 START_SECONDS = 120.0  # for a worker to import what it needs on a busy machine
 REASON = 200  # characters kept of a reason
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+COUNTED = {"no answer": "no_answer", "unparsed": "unparsed", "echo": "echo", "error": "errors"}  # reasons: counters
 
 
 class _Item(NamedTuple):
     number: int  # unique in the pool; an answer must carry it
     key: Hashable
-    seconds: float  # wall limit
+    seconds: float  # CPU limit
     message: str  # JSON [number, task, response, gold, config.Task as a dict]
     failed: bool  # it cost a worker already
 
@@ -99,7 +104,7 @@ class Pool:
     """`workers` grader processes. Any thread submits; one thread polls or drains."""
 
     def __init__(self, workers: int):
-        self.counters = {"graded": 0, "errors": 0, "timeouts": 0, "killed": 0, "restarted": 0}
+        self.counters = dict.fromkeys((*COUNTED.values(), "disagreed", "graded", "timeouts", "killed", "restarted"), 0)
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._grades: queue.SimpleQueue[tuple[Hashable, Grade] | BaseException] = queue.SimpleQueue()
         self._submitted = self._returned = 0
@@ -122,7 +127,7 @@ class Pool:
         with self._lock:
             number = self._submitted
             self._submitted += 1
-        message = json.dumps([number, task_name, response, gold, vars(task)])
+        message = json.dumps([number, task_name, response, gold, vars(task)], default=vars)
         self._items.put(_Item(number, key, task.grade_seconds, message, failed=False))
 
     def poll(self) -> list[tuple[Hashable, Grade]]:
@@ -195,7 +200,7 @@ class Pool:
         worker.wait_ready()
         worker.send(batch)
         while batch:
-            answer = worker.read(batch[0].seconds)  # the worker started this item when it answered the last one
+            answer = worker.read(batch[0].seconds * WALL)  # the worker started this item when it answered the last one
             if isinstance(answer, str):
                 return self._replace(index, worker, batch, answer)
             number, *fields = answer
@@ -205,6 +210,7 @@ class Pool:
     def _replace(self, index: int, worker: _Worker, batch: deque[_Item], why: str) -> None:
         """Start another worker for one that hung or died on the first item of what it was given."""
         worker.discard()
+        why = "timeout" if worker.process.returncode == -signal.SIGPROF else why
         self._start(index)
         self._count("timeouts" if why == "timeout" else "killed")
         self._count("restarted")
@@ -218,8 +224,10 @@ class Pool:
 
     def _answer(self, item: _Item, grade: Grade) -> None:
         self._count("graded")
-        if grade.reason.startswith("error: "):
-            self._count("errors")
+        if name := COUNTED.get(re.split("[:;]", grade.reason)[0]):
+            self._count(name)
+        if grade.reason.endswith("disagrees"):
+            self._count("disagreed")
         self._grades.put((item.key, grade))
 
 
@@ -230,7 +238,7 @@ class _Settings:
     """config.Task as the worker sees it; jzero.config itself would import jax."""
 
     def __init__(self, values: dict[str, Any]):
-        self.__dict__.update(values)
+        self.__dict__.update({k: _Settings(v) if isinstance(v, dict) else v for k, v in values.items()})
 
 
 def work() -> None:
@@ -244,15 +252,18 @@ def work() -> None:
 
     graders = {name: task.grade for name, task in TASKS.items()}
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     answers = os.dup(1)
-    os.dup2(2, 1)  # what a grader prints is not an answer
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a grader prints is not an answer
     os.write(answers, b'"ready"\n')
     for line in sys.stdin.buffer:
         for number, name, response, gold, settings in json.loads(line):
+            signal.setitimer(signal.ITIMER_PROF, settings["grade_seconds"])  # its signal ends the process
             grade = _grade_one(graders, name, response, gold, _Settings(settings))
+            signal.setitimer(signal.ITIMER_PROF, 0)
             values = [number, float(grade.score), bool(grade.correct), grade.reason[:REASON], grade.seconds]
-            os.write(answers, json.dumps(values).encode() + b"\n")
+            os.write(answers, json.dumps([*values, grade.parts]).encode() + b"\n")
 
 
 def _grade_one(graders: dict[str, Any], name: str, response: str, gold: Any, task: Any) -> Grade:
@@ -261,9 +272,9 @@ def _grade_one(graders: dict[str, Any], name: str, response: str, gold: Any, tas
         if name not in graders:
             module, _, function = name.partition(":")
             graders[name] = getattr(importlib.import_module(module), function)
-        grade = graders[name](response, gold, task)
+        grade = rewards.of_response(response, gold, task, graders[name](response, gold, task))
     except MemoryError:
         os._exit(1)  # a fresh worker has a clean heap
     except Exception as error:
         grade = Grade(0.0, False, f"error: {type(error).__name__}: {error}")
-    return Grade(grade.score, grade.correct, grade.reason, time.perf_counter() - start)
+    return replace(grade, seconds=time.perf_counter() - start)

@@ -6,13 +6,13 @@ procedural or published. Imports no jax: grader processes load this module."""
 import functools
 import hashlib
 import json
-import os
 import random
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jzero.tasks import data as sets
 from jzero.types import Grade, Problem
 
 if TYPE_CHECKING:
@@ -172,27 +172,8 @@ def eval_problems(task: "config.Task", count: int) -> list[Problem]:
 # Published sets
 
 
-def _load(data: str) -> Any:
-    """A Dataset or DatasetDict from a local file, a save_to_disk directory or the hub."""
-    import datasets
-
-    readers = {
-        ".json": datasets.Dataset.from_json,
-        ".jsonl": datasets.Dataset.from_json,
-        ".parquet": datasets.Dataset.from_parquet,
-        ".arrow": datasets.Dataset.from_file,
-    }
-    suffix = os.path.splitext(data)[1]
-    if os.path.isdir(data):
-        return datasets.load_from_disk(data)
-    if os.path.exists(data) and suffix in readers:
-        return readers[suffix](data)
-    if os.path.exists(data) or suffix in readers or data.count("/") > 1:
-        raise FileNotFoundError(f"no such directory, or file ending in {', '.join(readers)}")
-    return datasets.load_dataset(data)
-
-
-def _rows(dataset: Any, data: str) -> list[Row]:
+def to_rows(dataset: Any, data: str) -> list[Row]:
+    """The problems of a published set."""
     columns = set(dataset.column_names)
     numbers = "nums" if "nums" in columns else "numbers"
     if {"input", "gt_answer"} <= columns:
@@ -214,20 +195,12 @@ def _rows(dataset: Any, data: str) -> list[Row]:
 @functools.cache
 def _published(data: str) -> tuple[list[Row], list[Row]]:
     """(train, held-out) rows. Held out are the distinct rows of its test split or, without one, those the hash says."""
-    try:
-        dataset = _load(data)
-    except Exception as error:  # the network, a foreign file: datasets raises whatever it met
-        reason = " ".join(str(error).split())[:200]
-        raise ValueError(
-            f"task.data={data} cannot be loaded ({type(error).__name__}: {reason}): give a local json, jsonl, parquet "
-            'or arrow file, a save_to_disk directory, a hub id that can be reached, or "" for procedural problems'
-        ) from None
-    splits = dataset if isinstance(dataset, dict) else {"train": dataset}
+    splits = sets.load(data)
     if "train" not in splits:
         raise ValueError(f"task.data={data} has splits {list(splits)}: countdown needs train")
-    rows = _rows(splits["train"], data)
+    rows = to_rows(splits["train"], data)
     if "test" in splits:
-        test = _rows(splits["test"], data)
+        test = to_rows(splits["test"], data)
     else:
         test = [row for row in rows if held_out(row.numbers, row.target)]
     distinct = {(tuple(sorted(row.numbers)), row.target): row for row in test}
@@ -239,9 +212,7 @@ def _published(data: str) -> tuple[list[Row], list[Row]]:
 
 @functools.cache
 def _shuffled(data: str, seed: int) -> Any:
-    import grain  # here: it imports jax, and grader processes load this module
-
-    return grain.MapDataset.source(_published(data)[0]).seed(seed).shuffle().repeat()
+    return sets.stream([_published(data)[0]], (), seed)
 
 
 # Grading

@@ -1,0 +1,100 @@
+"""Accuracy and speed of the grader as one JSON line: python benchmarks/grade.py [../shared/data]
+
+Speed is of MATH-500 golds, in process and through a pool of one worker: against themselves in a box ("same") and with
+one digit changed ("changed", "" where there is none: x is appended). math-verify beside it where it is installed."""
+
+import importlib.util
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from jzero.grade.math import grade
+from jzero.grade.pool import Pool
+
+REPEAT = 10
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def prediction(row: dict[str, Any]) -> str:
+    return row["prediction"] if "prediction" in row else "".join(a * b for a, b in row["prediction_rle"])
+
+
+def accuracy(path: Path) -> dict[str, str]:
+    """ "right/all" of each task and tier."""
+    counts: dict[str, list[bool]] = {}
+    for row in rows(path):
+        if row["task"] != "countdown":
+            default = {"math": "boxed", "gsm8k": "gsm8k"}[row["task"]]
+            template = "answer" if row.get("mode") == "answer" else row.get("template") or default
+            found = grade(prediction(row), row["gold"], template=template, question=row.get("problem", ""))
+            counts.setdefault(f"{row['task']}/{row['tier']}", []).append(found.score == row["expected"])
+    return {name: f"{sum(right)}/{len(right)}" for name, right in counts.items()}
+
+
+def changed(gold: str) -> str:
+    at = next((k for k in reversed(range(len(gold))) if gold[k].isdigit()), None)
+    return gold + "x" if at is None else f"{gold[:at]}{(int(gold[at]) + 1) % 10}{gold[at + 1 :]}"
+
+
+def speed(function: Callable[[str, str], Any], pairs: list[tuple[str, str]]) -> dict[str, float]:
+    seconds = []
+    for text, gold in pairs:
+        start = time.perf_counter()
+        function(text, gold)
+        seconds.append(time.perf_counter() - start)
+    p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
+    rate = len(pairs) / sum(seconds)
+    return {
+        "per_second": round(rate),
+        "p50_ms": round(p50, 4),
+        "p99_ms": round(p99, 3),
+        "max_ms": round(max(seconds) * 1e3, 2),
+    }
+
+
+def pooled(pairs: list[tuple[str, str]]) -> dict[str, float]:
+    task = SimpleNamespace(template="boxed", verifier="fast", grade_seconds=5.0)
+    with Pool(1) as pool:
+        start = time.perf_counter()
+        pool.submit(-1, "jzero.grade.math:grade_problem", "", "1", task)
+        pool.drain()
+        ready = time.perf_counter()
+        for key, (text, gold) in enumerate(pairs):
+            pool.submit(key, "jzero.grade.math:grade_problem", text, gold, task)
+        pool.drain()
+        return {"per_second": round(len(pairs) / (time.perf_counter() - ready)), "start_s": round(ready - start, 2)}
+
+
+def peer(text: str, gold: str) -> bool:
+    import math_verify
+
+    return math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(text))
+
+
+def report(data: Path) -> Iterator[tuple[str, Any]]:
+    for name in ("public_cases", "hard_cases"):
+        yield name, accuracy(data / f"grader/{name}.jsonl")
+    golds = [row["answer"] for row in rows(data / "math/math500.jsonl")]
+    pairs = {
+        "same": [(f"so $\\boxed{{{gold}}}$.", gold) for gold in golds],
+        "changed": [(f"so $\\boxed{{{changed(gold)}}}$.", gold) for gold in golds],
+    }
+    for name, some in pairs.items():
+        yield name, speed(lambda text, gold: grade(text, gold, template="boxed"), some * REPEAT)
+        yield f"{name}/pool", pooled(some * REPEAT)
+        if importlib.util.find_spec("math_verify"):
+            yield f"{name}/math_verify", speed(peer, some)
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2] / "shared/data"
+    print(json.dumps(dict(report(folder))))

@@ -1,0 +1,89 @@
+"""What the commands share: settings from flags, one line for a user's mistake, devices on a machine without any."""
+
+import argparse
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import os
+import re
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import jax
+from absl import flags
+from ml_collections import config_flags
+
+from jzero import config
+
+Settings = TypeVar("Settings")
+
+
+def fail(message: str) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+@contextlib.contextmanager
+def mistakes() -> Iterator[None]:
+    """Ends the process with one line for a ValueError that jzero raised; others are met by jzero, not meant for the
+    user."""
+    try:
+        yield
+    except ValueError as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        if not (where.line or "").startswith("raise ValueError"):
+            raise
+        fail(" ".join(str(error).split()))
+
+
+def fields(section: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """(dotted name, default, comment in the source) of every field of the config."""
+    section = config.Config() if section is None else section
+    comments = dict(re.findall(r"^    (\w+):[^#\n]*# (.*)$", inspect.getsource(type(section)), re.MULTILINE))
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from fields(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, value, comments.get(field.name, "")
+
+
+def check_names(arguments: Sequence[str]) -> None:
+    """Ends the process at the first --config.section.field that is none."""
+    names = [name for name, _, _ in fields()]
+    for argument in arguments:
+        given = re.match(r"--?(?:no)?config\.([^=]*)", argument)
+        if given and given[1] not in names:
+            near = ", ".join(difflib.get_close_matches(given[1], names))
+            fail(f"{argument}: no field {given[1]}; " + (f"did you mean {near}?" if near else "--help lists them"))
+
+
+def settings(defaults: Settings, arguments: Sequence[str]) -> Settings:
+    """`defaults` changed by --config.section.field=value arguments."""
+    check_names(arguments)
+    argv, values = ["jzero", *arguments], flags.FlagValues()
+    holder = config_flags.DEFINE_config_dataclass("config", defaults, flag_values=values, sys_argv=argv)
+    try:
+        rest = values(argv)[1:]
+    except flags.Error as error:
+        fail(str(error).strip().split("\n")[-1])
+    if rest:
+        fail(f"unknown arguments {' '.join(rest)}: settings are given as --config.section.field=value")
+    return holder.value
+
+
+def parser(command: str, doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the module's docstring and whose errors are one line."""
+    raw = argparse.RawDescriptionHelpFormatter
+    made = argparse.ArgumentParser(f"python -m {command}", description=doc, formatter_class=raw, allow_abbrev=False)
+    made.error = fail
+    return made
+
+
+def use_cores() -> None:
+    """Without an accelerator, one virtual device a core (at most 2): decoding on two beats threads inside one."""
+    if "JAX_NUM_CPU_DEVICES" not in os.environ:
+        jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count() or 1))

@@ -1,0 +1,94 @@
+"""Grades a file of answers: one JSON object a line in, one {"id", "score", "reason", "seconds"} a line out, in order.
+
+Rows: {"id", "task": math | gsm8k | countdown, "prediction", "gold"} and, as wanted, "template" (default: boxed, and
+gsm8k for gsm8k), "prompt" (the question, for the echo check), "mode": "answer" (the prediction is the bare answer). The
+gold of countdown is {"numbers", "target"}, or the target with that in "meta"; elsewhere a string, a number or a list of
+which any will do. Counts of reasons and of worker restarts follow on stdout."""
+
+import argparse
+import importlib.util
+import json
+import os
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+from tqdm import tqdm
+
+from jzero.grade.extract import TEMPLATES
+from jzero.grade.pool import Pool
+
+MATH = "jzero.grade.math:grade_problem"
+TASKS = {"math": (MATH, "boxed"), "gsm8k": (MATH, "gsm8k"), "countdown": ("countdown", "answer")}  # grader, template
+IN_FLIGHT = 4096  # rows submitted and not yet written
+
+
+def question(line: bytes, where: str, verifier: str) -> tuple[Any, tuple[str, str, Any, Any]]:
+    """A row's id and what Pool.submit takes."""
+    try:
+        row = json.loads(line)
+        (grader, template), gold, prediction = TASKS[row["task"]], row["gold"], row["prediction"]
+        if row["task"] != "countdown":
+            template = "answer" if row.get("mode") == "answer" else row.get("template") or template
+            gold = {"answer": gold, "question": row.get("prompt") or ""}
+        elif not isinstance(gold, dict):
+            gold = row["meta"]
+        if not isinstance(prediction, str) or template not in TEMPLATES:
+            raise ValueError(f"prediction must be a string, template one of {', '.join(TEMPLATES)}")
+        settings = SimpleNamespace(template=template, verifier=verifier, grade_seconds=5.0, format_score=0.0)
+        return row["id"], (grader, prediction, gold, settings)
+    except (ValueError, KeyError, TypeError) as error:
+        kind = f"{error} is missing, or no task" if isinstance(error, KeyError) else error
+        raise SystemExit(f"{where}: {kind}") from None
+
+
+def grades(source: str, verifier: str, workers: int) -> Iterator[dict[str, Any]]:
+    waiting: dict[int, Any] = {}  # ids of rows in flight, in order
+    done: dict[Any, Any] = {}
+    with (
+        open(source, "rb") as file,
+        Pool(workers) as pool,
+        tqdm(total=os.path.getsize(source), unit="B", unit_scale=True) as bar,
+    ):
+        for number, line in enumerate(file, 1):
+            bar.update(len(line))
+            if line.strip():
+                waiting[number], item = question(line, f"{source}:{number}", verifier)
+                pool.submit(number, *item)
+            done.update(pool.poll() if len(waiting) < IN_FLIGHT else pool.drain())
+            yield from finished(waiting, done)
+        done.update(pool.drain())
+        yield from finished(waiting, done)
+        bar.write(json.dumps(pool.counters))
+
+
+def finished(waiting: dict[int, Any], done: dict[Any, Any]) -> Iterator[dict[str, Any]]:
+    while waiting and (first := next(iter(waiting))) in done:
+        grade = done.pop(first)
+        row = {"id": waiting.pop(first), "score": grade.score, "reason": grade.reason}
+        yield row | {"seconds": round(grade.seconds, 6)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser("python -m jzero.grade", description=__doc__)
+    parser.add_argument("--in", dest="source", required=True, help="rows to grade, JSON lines")
+    parser.add_argument("--out", required=True, help="grades, JSON lines; appears when all are graded")
+    parser.add_argument("--verifier", choices=("fast", "math_verify"), default="fast", help="the second also audits")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    args = parser.parse_args()
+    if args.verifier == "math_verify" and importlib.util.find_spec("math_verify") is None:
+        parser.error("--verifier math_verify needs the package: pip install math-verify")
+    if not os.path.isfile(args.source) or args.workers < 1:
+        parser.error(f"--in {args.source} is no file" if args.workers > 0 else "--workers must be at least 1")
+    partial = f"{args.out}.partial"
+    try:
+        with open(partial, "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in grades(args.source, args.verifier, args.workers))
+        os.replace(partial, args.out)
+    finally:
+        if os.path.exists(partial):
+            os.unlink(partial)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""The answer in a response, by the template the policy was asked to follow: linear time, and never a guess.
+
+What does not follow the template has no answer: an unclosed or empty last box, two answer blocks, a box that only the
+thoughts hold. Longer answers than LONGEST are none."""
+
+import re
+from collections.abc import Callable
+
+LONGEST = 1200  # characters of an answer
+WINDOW = 100_000  # characters searched for the end of a box
+TAIL = re.compile(r"(?:\s|<\|(?:im_end|endoftext)\|>|</s>)*\Z")
+BRACE = re.compile(r"\\[\\{}]|[{}]")
+BARE_BOX = re.compile(r"[ ]*(-?[0-9][0-9.,]*[0-9]|-?[0-9]|[A-Za-z])(?![A-Za-z0-9])")
+WORDS = re.compile(r"(?<=[0-9])[ ]+([A-Za-z]+(?:[ ][A-Za-z]+){0,5})[ .]*\Z")
+NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
+
+
+def last_box(text: str) -> str | None:
+    r"""The argument of the last \boxed or \fbox; escaped braces do not count."""
+    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if start < 0:
+        return None
+    start += 6 if text.startswith("\\boxed", start) else 5
+    opening = text[start : start + 10].lstrip()
+    if not opening.startswith("{"):
+        bare = BARE_BOX.match(text, start)
+        return bare and bare[1]
+    start = text.index("{", start) + 1
+    depth = 1
+    for brace in BRACE.finditer(text, start, start + WINDOW):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if not depth:
+            return text[start : brace.start()]
+    return None
+
+
+def thoughts_removed(text: str) -> str:
+    return text.rpartition("</think>")[2]
+
+
+def box(response: str) -> str | None:
+    return last_box(thoughts_removed(response))
+
+
+def box_after_thoughts(response: str) -> str | None:
+    return box(response) if "</think>" in response else None
+
+
+def answer_block(response: str) -> str | None:
+    """The one <answer> block that directly follows the thoughts and ends the response."""
+    if "</think>" not in response:
+        return None
+    end = TAIL.search(response, max(0, len(response) - 200))
+    text = thoughts_removed(response[: end.start()] if end else response).strip()
+    if not (text.startswith("<answer>") and text.endswith("</answer>")) or text.count("<answer>") > 1:
+        return None
+    inside = text[len("<answer>") : -len("</answer>")]
+    return None if "</answer>" in inside else unboxed(inside)
+
+
+def marked_line(response: str) -> str | None:
+    """The rest of the line of the last ####; words that end it are a unit."""
+    _, marker, after = thoughts_removed(response).rpartition("####")
+    line = after.partition("\n")[0].lstrip(" :") if marker else ""
+    return unboxed(WORDS.sub(r"\\text{ \1}", line[: 2 * LONGEST]))
+
+
+def last_number(response: str) -> str | None:
+    found = NUMBER.findall(thoughts_removed(response)[-WINDOW:])
+    return found[-1] if found else None
+
+
+def unboxed(answer: str) -> str | None:
+    """An answer that may itself stand in a box."""
+    return last_box(answer) if "\\boxed" in answer else answer
+
+
+TEMPLATES: dict[str, Callable[[str], str | None]] = {
+    "boxed": box,
+    "think_boxed": box_after_thoughts,
+    "r1": answer_block,
+    "gsm8k": marked_line,
+    "number": last_number,
+    "answer": unboxed,  # the response is the answer
+}
+
+
+def extract(response: str, template: str) -> str | None:
+    if template not in TEMPLATES:
+        raise ValueError(f"template={template!r} is not one of {', '.join(TEMPLATES)}")
+    answer = (TEMPLATES[template](response) or "").strip().strip("*`").strip()
+    return answer if answer and len(answer) <= LONGEST else None

@@ -1,0 +1,148 @@
+"""Rewards beside a task's own score, with the values of open-r1. A score is their weighted sum; None is not applicable.
+
+Those of one response are computed where it is graded, in the pool's worker; those that look at lengths, or at a whole
+batch, where the batch is collected. A user's own is "module:function", called with (response, gold, config.Task)."""
+
+import importlib
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from jzero.types import Grade
+
+if TYPE_CHECKING:
+    from jzero import config
+
+TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
+FORMAT = re.compile(r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$", re.DOTALL | re.MULTILINE)
+STEP = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,")
+STEPS = 3  # for the whole reward
+
+
+# One response: (response, settings)
+
+
+def format_reward(response: str, settings: "config.Reward") -> float:
+    """1 for a thought and an answer in their tags, each on lines of their own, every tag once."""
+    once = all(response.count(tag.strip()) == 1 for tag in TAGS)
+    return float(once and FORMAT.match(response) is not None)
+
+
+def tag_count(response: str, settings: "config.Reward") -> float:
+    """A quarter for each of the four tags that is there exactly once."""
+    return sum(response.count(tag) == 1 for tag in TAGS) / len(TAGS)
+
+
+def reasoning_steps(response: str, settings: "config.Reward") -> float:
+    """min(1, steps / 3). A numbered step counts at the very start of the response only, as in open-r1."""
+    return min(1.0, len(STEP.findall(response)) / STEPS)
+
+
+def repetition_penalty(response: str, settings: "config.Reward") -> float:
+    """(1 - distinct / all) * repetition_max over the n-grams of lower-case words."""
+    words, n = response.lower().split(), settings.repetition_ngram
+    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    return (1 - len(set(grams)) / len(grams)) * settings.repetition_max if grams else 0.0
+
+
+# A batch: (correct bool[N], lengths i[N], settings) -> f[N]
+
+
+def length(correct: np.ndarray, lengths: np.ndarray, settings: "config.Reward") -> np.ndarray:
+    """λ = 1/2 - (length - min) / (max - min) over the batch; min(0, λ) where wrong (Kimi 1.5, arXiv:2501.12599)."""
+    low, high = lengths.min(), lengths.max()
+    if low == high:
+        return np.zeros(len(lengths))
+    lam = 0.5 - (lengths - low) / (high - low)
+    return np.where(correct, lam, np.minimum(0.0, lam))
+
+
+def cosine(correct: np.ndarray, lengths: np.ndarray, settings: "config.Reward") -> np.ndarray:
+    """Half a cosine from a length of 0 to cosine_length and flat after it: a short answer is worth more where right and
+    less where wrong (arXiv:2502.03373)."""
+    share = (1 + np.cos(np.pi * np.minimum(lengths / settings.cosine_length, 1.0))) / 2
+    right = settings.cosine_right_long + (settings.cosine_right_short - settings.cosine_right_long) * share
+    wrong = settings.cosine_wrong_long + (settings.cosine_wrong_short - settings.cosine_wrong_long) * share
+    return np.where(correct, right, wrong)
+
+
+def soft_overlong(correct: np.ndarray, lengths: np.ndarray, settings: "config.Reward") -> np.ndarray:
+    """0 up to overlong_length - overlong_cache, falling to -1 at overlong_length (DAPO, arXiv:2503.14476, eq. 13)."""
+    over = lengths - (settings.overlong_length - settings.overlong_cache)
+    falling = -np.clip(over / max(settings.overlong_cache, 1), 0.0, 1.0)
+    return np.where(lengths > settings.overlong_length, -1.0, falling)
+
+
+RESPONSE: dict[str, Callable[[str, Any], float | None]] = {
+    "format": format_reward,
+    "tag_count": tag_count,
+    "reasoning_steps": reasoning_steps,
+    "repetition_penalty": repetition_penalty,
+}
+BATCH = {"length": length, "cosine": cosine, "soft_overlong": soft_overlong}
+TOKENS = ("soft_overlong",)  # counts tokens whatever reward.unit says
+NAMES = ("accuracy", *RESPONSE, *BATCH)  # accuracy is the score of the task's own grader
+
+
+def check(settings: "config.Reward") -> None:
+    """Refuse names that mean nothing and weights that fit nothing."""
+    for name in settings.functions:
+        if name not in NAMES and (":" not in name or "," in name):
+            raise ValueError(
+                f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or module:function; "
+                "give the flag once for each"
+            )
+    if settings.weights and len(settings.weights) != len(settings.functions):
+        raise ValueError(
+            f"task.reward.weights has {len(settings.weights)} entries for {len(settings.functions)} functions: give "
+            "one each, or none for 1"
+        )
+    if not all(isinstance(weight, int | float) for weight in settings.weights):
+        raise ValueError(f"task.reward.weights={settings.weights} must be numbers")
+    for name in settings.functions:
+        if ":" in name:
+            _function(name)
+
+
+def _function(name: str) -> Callable[[str, Any, Any], float | None]:
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"task.reward.functions: {name} cannot be imported ({error})") from None
+
+
+def of_response(response: str, gold: Any, task: "config.Task", grade: Grade) -> Grade:
+    """The grade with the parts that this response alone decides."""
+    values: dict[str, float | None] = {}
+    for name in task.reward.functions if hasattr(task, "reward") else ():  # python -m jzero.grade has none
+        if name in RESPONSE:
+            values[name] = RESPONSE[name](response, task.reward)
+        elif ":" in name:
+            values[name] = _function(name)(response, gold, task)
+    return replace(grade, parts={name: float(value) for name, value in values.items() if value is not None})
+
+
+def of_batch(
+    grades: Sequence[Grade], characters: Sequence[int], tokens: Sequence[int], settings: "config.Reward"
+) -> list[Grade]:
+    """The grades of a batch with all their parts, and their weighted sum as the score."""
+    if tuple(settings.functions) == ("accuracy",) and not settings.weights:
+        return list(grades)
+    correct = np.array([grade.correct for grade in grades], bool)
+    lengths = {"characters": np.asarray(characters, float), "tokens": np.asarray(tokens, float)}
+    batch = {
+        name: BATCH[name](correct, lengths["tokens" if name in TOKENS else settings.unit], settings)
+        for name in settings.functions
+        if name in BATCH and len(grades)
+    }
+    weights = dict(zip(settings.functions, settings.weights or (1.0,) * len(settings.functions), strict=True))
+    done = []
+    for i, grade in enumerate(grades):
+        parts = {"accuracy": grade.score} | grade.parts | {name: float(values[i]) for name, values in batch.items()}
+        parts = {name: parts[name] for name in weights if name in parts}
+        done.append(replace(grade, score=sum(weights[name] * value for name, value in parts.items()), parts=parts))
+    return done

@@ -1,0 +1,149 @@
+"""Published sets: rows of local files and of the hub, mixed and shuffled by a seed. Imports no jax."""
+
+import functools
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PROBLEM = ("problem", "question", "prompt", "Problem", "Question", "input")
+ANSWER = ("answer", "final_answer", "gt_answer", "Answer")
+LEVEL = ("level", "difficulty", "Level")
+SPLITS = ("train", "test")
+
+# blake2b of questions of GSM8K's test split, letters and digits alone: a training set that holds them has the split.
+GSM8K_TEST = (
+    "1bdb6d72a6cd 1f1440c9051e 22db7e630cde 2e4c2fe0fcff 4555b15771d4 528183fa2363 55dc07ae9905 69ef098a410c "
+    "7ebd39e8e0d9 8c6ed497332c 92b94d2aee01 a962c7b56d77 bb38f7b92e46 d145a21b6202 dd0036968ccd e6d600311d05"
+)
+
+
+class Row(NamedTuple):
+    """A problem with its answer: text, a number, or a list of which any is right."""
+
+    problem: str
+    answer: Any
+
+
+@functools.cache
+def load(data: str) -> dict[str, Any]:
+    """The splits of a local file or directory, or of a hub id (config@id); a file is the split "train"."""
+    try:
+        dataset = _load(data)
+    except Exception as error:  # the network, a foreign file: datasets raises whatever it met
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"task.data={data} cannot be loaded ({type(error).__name__}: {reason}): give a local json, jsonl, parquet "
+            "or arrow file, a directory of train and test files or of save_to_disk, or a hub id (config@id) that can "
+            "be reached"
+        ) from None
+    return dict(dataset) if isinstance(dataset, dict) else {"train": dataset}
+
+
+def _load(data: str) -> Any:
+    import datasets
+
+    readers = {
+        ".json": _json,
+        ".jsonl": _json,
+        ".parquet": datasets.Dataset.from_parquet,
+        ".arrow": datasets.Dataset.from_file,
+    }
+    suffix = os.path.splitext(data)[1]
+    if os.path.isdir(data):
+        files = {path.stem: path for path in sorted(Path(data).iterdir()) if path.suffix in readers}
+        splits = {name: readers[files[name].suffix](str(files[name])) for name in SPLITS if name in files}
+        return splits or datasets.load_from_disk(data)
+    if os.path.exists(data) and suffix in readers:
+        return readers[suffix](data)
+    name, _, repository = data.rpartition("@")
+    if os.path.exists(data) or suffix in readers or repository.count("/") > 1 or repository.startswith("."):
+        raise FileNotFoundError(f"no such directory, or file ending in {', '.join(readers)}")
+    return datasets.load_dataset(repository, name or None)
+
+
+def _json(path: str) -> Any:
+    """A Dataset of JSON lines or of one array. Where some values of a column are lists, all become lists of text, else
+    text where types differ: Dataset.from_json would read "[0, 1)" and "0.50" among others as JSON of their own."""
+    import datasets
+
+    text = Path(path).read_text(encoding="utf-8")
+    table = (
+        json.loads(text) if text.lstrip().startswith("[") else [json.loads(s) for s in text.split("\n") if s.strip()]
+    )
+    columns = {name: [row.get(name) for row in table] for name in dict.fromkeys(name for row in table for name in row)}
+    for name, values in columns.items():
+        kinds = {type(value) for value in values} - {type(None)}
+        if list in kinds and len(kinds) > 1:
+            lists = [value if isinstance(value, list) else [value] for value in values]
+            columns[name] = [[str(x) for x in each if x is not None] for each in lists]
+        elif len(kinds) > 1 and kinds != {int, float}:
+            columns[name] = [None if value is None else str(value) for value in values]
+    return datasets.Dataset.from_dict(columns)
+
+
+def column(dataset: Any, wanted: str, known: Sequence[str], what: str, data: str) -> str:
+    """The column that is asked for or, without a wish, the first of the known ones."""
+    found = [name for name in ([wanted] if wanted else known) if name in dataset.column_names]
+    if not found:
+        raise ValueError(
+            f"task.data={data} has columns {', '.join(sorted(dataset.column_names))}: set task.{what}_column"
+        )
+    return found[0]
+
+
+def rows(dataset: Any, problem: str, answer: str, data: str) -> list[Row]:
+    """Problems and answers; of a worked solution in GSM8K's form, what follows ####."""
+    names = [column(dataset, problem, PROBLEM, "problem", data), column(dataset, answer, ANSWER, "answer", data)]
+    table = dataset.select_columns(names)[:]
+    return [Row(str(p), final(a)) for p, a in zip(table[names[0]], table[names[1]], strict=True)]
+
+
+def final(answer: Any) -> Any:
+    answer = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
+    return answer.rpartition("####")[2].strip() if isinstance(answer, str) and "####" in answer else answer
+
+
+def of_levels(dataset: Any, low: int, high: int, data: str) -> Any:
+    """The rows from level `low` to `high` ("Level 3", 3 or 3.0); 0 = no bound."""
+    if not low and not high:
+        return dataset
+    name = next((name for name in LEVEL if name in dataset.column_names), None)
+    if name is None:
+        raise ValueError(f"task.data={data} has no column {' or '.join(LEVEL)}: set task.level_min=0 task.level_max=0")
+    levels = [float(found[0]) if (found := re.findall(r"\d+\.?\d*", str(x))) else 0.0 for x in dataset[name]]
+    return dataset.select([i for i, level in enumerate(levels) if level >= low and (not high or level <= high)])
+
+
+def digest(problem: str) -> str:
+    return hashlib.blake2b("".join(re.findall(r"\w", problem)).lower().encode(), digest_size=6).hexdigest()
+
+
+def contaminated(problems: Sequence[str]) -> bool:
+    """Whether most of the known test questions of GSM8K are among the problems."""
+    known = set(GSM8K_TEST.split())
+    return 2 * len(known & set(map(digest, problems))) > len(known)
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def grams(text: str, n: int) -> set[tuple[str, ...]]:
+    """n-grams of lower-case words; a shorter text is one gram."""
+    each = words(text)
+    return {tuple(each[i : i + n]) for i in range(max(1, len(each) - n + 1))} if each else set()
+
+
+def stream(sets: Sequence[Sequence[Any]], weights: Sequence[float], seed: int) -> Any:
+    """An endless shuffled sequence, a function of (sets, weights, seed): every set anew in each of its epochs, and
+    drawn from by weight; without weights all of them are one set."""
+    import grain  # here: it imports jax, and grader processes load this module
+
+    if not weights:
+        sets, weights = [[row for each in sets for row in each]], [1.0]
+    mixed = [grain.MapDataset.source(each).seed(seed + i).shuffle().repeat() for i, each in enumerate(sets)]
+    return mixed[0] if len(mixed) == 1 else grain.MapDataset.mix(mixed, weights)

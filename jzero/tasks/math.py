@@ -1,0 +1,156 @@
+"""Questions with an answer: gsm8k, math, and any other set with columns for both. Grading is jzero.grade.math's.
+
+Imports no jax: grader processes load this module."""
+
+import functools
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jzero.grade import math
+from jzero.tasks import data
+from jzero.tasks.data import Row
+from jzero.types import Grade, Problem
+
+if TYPE_CHECKING:
+    from jzero import config
+
+EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
+DATA = {"gsm8k": "main@openai/gsm8k", "math": "RLAIF/math"}  # task.data of "": 7,473 and, without MATH-500, 12,000 rows
+
+
+# Prompts
+
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."  # the words Qwen2.5-Math was tuned on
+TAGGED = (
+    "The following is a dialogue. User poses a problem; Assistant works it out in the mind first and then replies. "
+    "The thoughts stand between <think> and </think>, the reply between <answer> and </answer>, that is: "
+    "<think> thoughts </think> <answer> reply </answer>.\n"
+)
+
+
+def _chat(question: str, system: str) -> list[dict[str, str]]:
+    """Messages; evaluate.Sampler renders them by the tokenizer's chat template."""
+    return [{"role": "system", "content": system or BOXED}, {"role": "user", "content": question}]
+
+
+TEMPLATES: dict[str, Callable[[str, str], Any]] = {  # (question, system prompt) -> Problem.prompt
+    "qwen_math": lambda q, _: (
+        f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    "r1": lambda q, _: f"{TAGGED}User: {q}\nAssistant: <think>",
+    "no": lambda q, _: q,
+    "r1_distill_qwen": lambda q, _: f"<｜begin▁of▁sentence｜><｜User｜>{q} {BOXED}\n<｜Assistant｜><think>\n",
+    "qwen3": lambda q, _: f"<|im_start|>user\n{q}\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
+    "chat": _chat,
+}
+STOP = {"r1": ("</answer>",)}  # stop strings; other templates end with the model's own token
+
+
+def template(task: "config.Task") -> str:
+    """The name of the template of math questions, also where the task is another one."""
+    return task.template if task.template in TEMPLATES else "qwen_math"
+
+
+def problem(task: "config.Task", name: str, id: str, row: Row) -> Problem:
+    gold = {"answer": row.answer, "question": row.problem}
+    return Problem(id, name, TEMPLATES[template(task)](row.problem, task.system), gold)
+
+
+# Problems
+
+
+class Sets(NamedTuple):
+    """What is left to train on, set by set, what is held out, and what was dropped, in words."""
+
+    train: list[list[Row]]
+    held_out: list[Row]
+    notes: list[str]
+
+
+def sets(task: "config.Task") -> Sets:
+    """Raises where there is nothing to train on, or where that is GSM8K's test split."""
+    return _sets(*_key(task))
+
+
+def _key(task: "config.Task") -> tuple[Any, ...]:
+    columns, levels = (task.problem_column, task.answer_column), (task.level_min, task.level_max)
+    return task.data or DATA[task.name], task.eval_data, *columns, *levels, task.verifier
+
+
+@functools.cache
+def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int, verifier: str) -> Sets:
+    notes, kept = [], []
+    sources = [source.strip() for source in train.split(",") if source.strip()]
+    tested = [test] if test else [source for source in sources if "test" in data.load(source)]
+    held_out = [row for source in tested for row in data.rows(_split(source, "test"), problem, answer, source)]
+    known = {data.digest(row.problem) for row in held_out}
+    for source in sources:
+        dataset = data.of_levels(_split(source, "train"), low, high, source)
+        rows = data.rows(dataset, problem, answer, source)
+        if data.contaminated([row.problem for row in rows]):
+            raise ValueError(
+                f"task.data={source} holds GSM8K's test questions among its {len(rows)} rows: train on the 7,473 of "
+                f"its train split, {DATA['gsm8k']}"
+            )
+        new = [row for row in rows if data.digest(row.problem) not in known]
+        good = [row for row in new if grades_itself(row.answer, verifier)]
+        notes += [f"{source}: {len(rows) - len(new)} problems dropped, they are held out"] * (len(new) < len(rows))
+        lost = len(new) - len(good)
+        notes += [f"{source}: {lost} problems dropped, their answer does not grade 1 against itself"] * (lost > 0)
+        if not good:
+            raise ValueError(
+                f"task.data={source} has {len(rows)} problems of these levels and none is left to train on"
+            )
+        notes.append(f"{source}: {len(good)} problems")
+        kept.append(good)
+    return Sets(kept, held_out, notes)
+
+
+def _split(source: str, wanted: str) -> Any:
+    """The split of that name, or the only one there is."""
+    splits = data.load(source)
+    if wanted not in splits and len(splits) > 1:
+        raise ValueError(f"task.data={source} has splits {', '.join(splits)}: {wanted} is not among them")
+    return splits[wanted] if wanted in splits else next(iter(splits.values()))
+
+
+def grades_itself(answer: Any, verifier: str) -> bool:
+    golds = answer if isinstance(answer, list) else [answer]
+    return any(
+        gold not in (None, "") and math.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier).correct
+        for gold in golds
+    )
+
+
+@functools.cache
+def _stream(key: tuple[Any, ...], weights: tuple[float, ...], seed: int) -> Any:
+    count = len(_sets(*key).train)
+    if weights and (len(weights) != count or not all(isinstance(w, int | float) and w > 0 for w in weights)):
+        raise ValueError(f"task.weights={weights} must be a positive number for each of the {count} sets of task.data")
+    return data.stream(_sets(*key).train, weights, seed)
+
+
+def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
+    """The problems of one step: every set is shuffled anew every epoch, several are mixed by task.weights."""
+    rows = _stream(_key(task), task.weights, seed)
+    indices = range(step * count, (step + 1) * count)
+    return [problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
+
+
+def eval_problems(task: "config.Task", count: int) -> list[Problem]:
+    """At most `count` held-out problems, the same in every run."""
+    rows = sets(task).held_out
+    chosen = sorted(random.Random(EVAL_SEED).sample(range(len(rows)), min(count, len(rows))))
+    return [problem(task, task.name, f"{task.name}/eval/{i}", rows[i]) for i in chosen]
+
+
+# Grading
+
+READ = {"r1": "r1", "r1_distill_qwen": "think_boxed"}  # template: that of jzero.grade.math; else "boxed"
+
+
+def grade(response: str, gold: Any, task: "config.Task", marked: bool = False) -> Grade:
+    """Of the answer that the template asks for or, if `marked`, of what follows the last ####."""
+    way = "gsm8k" if marked and "####" in response else READ.get(template(task), "boxed")
+    return math.grade(response, gold["answer"], template=way, question=gold["question"], verifier=task.verifier)
