@@ -9,10 +9,10 @@ Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The Qwen pres
 (or --config.model.path=DIRECTORY) and need one accelerator host; expect 0.5B to fail and 3B to learn, as TinyZero
 saw."""
 
-import jax
+from functools import partial
 
 from jzero import algorithms
-from jzero.config import Arch, Config, Critic, Eval, Mesh, Model, Optimizer, Rollout, Task, Train, WarmStart
+from jzero.config import Arch, Config, Critic, Eval, Mesh, Model, Optimizer, Rollout, Task, Train, WarmStart, choose
 
 HUB = {
     "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
@@ -23,20 +23,8 @@ HUB = {
 
 
 def get_config(preset: str = "") -> Config:
-    preset, _, algorithm = preset.partition(",")
-    if not preset:
-        platform = jax.default_backend()
-        preset = "tiny" if platform == "cpu" else "qwen2.5-3b"
-        print(f"no preset given and platform {platform} attached: using {preset}", flush=True)
-    if preset != "tiny" and preset not in HUB:
-        raise ValueError(f"no preset {preset!r} in configs/countdown.py; there are tiny, {', '.join(HUB)}")
-    config = tiny() if preset == "tiny" else qwen(preset)
-    if algorithm:
-        if algorithm not in algorithms.PRESETS:
-            raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(algorithms.PRESETS)}")
-        config.algorithm = algorithms.PRESETS[algorithm]()
-        config.name += f"-{algorithm}"
-    return config
+    presets = {"tiny": tiny} | {name: partial(qwen, name) for name in HUB}
+    return choose(preset, presets, accelerator="qwen2.5-3b")
 
 
 def qwen(preset: str) -> Config:

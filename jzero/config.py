@@ -5,9 +5,11 @@ Fields take the types that `--config.section.field=value` can parse: bool, int, 
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
+
+import jax
 
 from jzero import algorithms
 
@@ -66,9 +68,7 @@ class Task:
     answer_column: str = ""  # "" = the first there is of tasks.data.ANSWER
     level_min: int = 0  # of a set with levels; 0 = all
     level_max: int = 0
-    template: str = (
-        "r1"  # countdown: r1 | qwen_chat | plain; math: qwen_math | r1 | no | r1_distill_qwen | qwen3 | chat
-    )
+    template: str = "r1"  # of tasks.countdown.TEMPLATES (r1 qwen_chat plain) or tasks.math.TEMPLATES
     system: str = ""  # system prompt of template chat; "" = that of qwen_math
     verifier: str = "fast"  # of math answers: fast | math_verify
     numbers_min: int = 3  # procedural: how many numbers
@@ -183,6 +183,25 @@ class Config:
     train: Train = field(default_factory=Train)
     eval: Eval = field(default_factory=Eval)
     mesh: Mesh = field(default_factory=Mesh)
+
+
+def choose(argument: str, presets: Mapping[str, Callable[[], Config]], accelerator: str) -> Config:
+    """A recipe's config for "preset", "preset,algorithm" or "": the preset `accelerator` where one is attached, or
+    tiny."""
+    preset, _, algorithm = argument.partition(",")
+    if not preset:
+        platform = jax.default_backend()
+        preset = "tiny" if platform == "cpu" else accelerator
+        print(f"no preset given and platform {platform} attached: using {preset}", flush=True)
+    if preset not in presets:
+        raise ValueError(f"no preset {preset!r} in this recipe; there are {', '.join(presets)}")
+    config = presets[preset]()
+    if algorithm:
+        if algorithm not in algorithms.PRESETS:
+            raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(algorithms.PRESETS)}")
+        config.algorithm = algorithms.PRESETS[algorithm]()
+        config.name += f"-{algorithm}"
+    return config
 
 
 def to_json(config: Config) -> str:

@@ -33,6 +33,7 @@ from jzero.sft import warm_start
 from jzero.tasks import TASKS, suites
 from jzero.types import Problem, Rollout, State
 
+ALARM = 1e-3  # share of gradings that may fail unsaid
 ROUNDS = 10**6  # steps apart in the stream of problems: where dynamic sampling takes new ones
 
 
@@ -311,6 +312,8 @@ def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], d
     values["rollout/preempted"] = totals.preempted
     values["rollout/slot_use"] = totals.tokens / max(totals.slot_steps, 1)
     counts = {f"grade/{name}": count - before[name] for name, count in sampler.pool.counters.items()}
+    if (failed := counts["grade/timeouts"] + counts["grade/killed"]) > ALARM * len(every):
+        tqdm.write(f"step {step}: {failed} of {len(every)} gradings ran out of time or killed their worker; scored 0")
     values |= {name: count for name, count in counts.items() if name != "grade/graded"}
     if config.algorithm.dynamic_rounds:
         values["rollout/rounds"] = round + 1

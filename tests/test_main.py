@@ -326,7 +326,7 @@ def test_a_mistake_is_one_line(command, tmp_path, mistake):
         (["--config=configs/no.py", "--config.train.steps=3"], "No such file or directory: 'configs/no.py'"),
         (["--config=configs"], "configs"),
         (["--config="], "Path to config file is an empty string"),
-        (["--config=configs/countdown.py:tyni"], "no preset 'tyni' in configs/countdown.py; there are tiny, qwen2.5"),
+        (["--config=configs/countdown.py:tyni"], "no preset 'tyni' in this recipe; there are tiny, qwen2.5"),
         (["--config=configs/countdown.py:tiny,gpro"], "no algorithm 'gpro'; there are grpo, dr_grpo"),
         (["--config.train.steps=3", "--config=configs/countdown.py:tiny"], "--config"),
     ],

@@ -265,6 +265,7 @@ def test_presets_are_possible(name, tmp_path):
 
 def test_gsm8k_trains_and_is_evaluated_on_math500(shared, tmp_path, quick_runs):
     settings = recipe("gsm8k").get_config("tiny")
+    settings.task.data, settings.model.tokenizer = str(shared / "data/gsm8k"), str(shared / "data/qwen2_tokenizer")
     settings.train.steps, settings.train.tokens, settings.eval.problems, settings.eval.limit = 2, 1280, 8, 8
     settings.rollout.max_prompt, settings.rollout.max_new, settings.rollout.group = 144, 8, 2
     settings.train.row_slots = 2
