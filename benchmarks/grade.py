@@ -7,7 +7,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,9 @@ import numpy as np
 from jzero.grade.math import grade
 from jzero.grade.pool import Pool
 
-REPEAT = 10
+REPEAT = 10  # golds and answers recur in RL: some of their parses are remembered
+TIERS = ("core", "must", "policy", "hostile")
+TEMPLATES = {"math": "boxed", "gsm8k": "gsm8k"}
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
@@ -28,16 +30,27 @@ def prediction(row: dict[str, Any]) -> str:
     return row["prediction"] if "prediction" in row else "".join(a * b for a, b in row["prediction_rle"])
 
 
-def accuracy(path: Path) -> dict[str, str]:
-    """ "right/all" of each task and tier."""
+def accuracy(path: Path, tiers: Sequence[str], judge: Callable[[dict[str, Any]], bool]) -> dict[str, str]:
+    """ "right/all" of each task and tier, the verdict being whether a row's prediction is paid."""
     counts: dict[str, list[bool]] = {}
     for row in rows(path):
-        if row["task"] != "countdown":
-            default = {"math": "boxed", "gsm8k": "gsm8k"}[row["task"]]
-            template = "answer" if row.get("mode") == "answer" else row.get("template") or default
-            found = grade(prediction(row), row["gold"], template=template, question=row.get("problem", ""))
-            counts.setdefault(f"{row['task']}/{row['tier']}", []).append(found.score == row["expected"])
+        if row["task"] != "countdown" and row["tier"] in tiers:
+            counts.setdefault(f"{row['task']}/{row['tier']}", []).append(judge(row) == (row["expected"] == 1))
     return {name: f"{sum(right)}/{len(right)}" for name, right in counts.items()}
+
+
+def ours(row: dict[str, Any]) -> bool:
+    template = "answer" if row.get("mode") == "answer" else row.get("template") or TEMPLATES[row["task"]]
+    return grade(prediction(row), row["gold"], template=template, question=row.get("problem", "")).correct
+
+
+def theirs(row: dict[str, Any]) -> bool:
+    golds = row["gold"] if isinstance(row["gold"], list) else [row["gold"]]
+    text = f"$\\boxed{{{prediction(row)}}}$" if row.get("mode") == "answer" else prediction(row)
+    try:
+        return any(peer(text, str(gold)) for gold in golds)
+    except Exception:  # no verdict
+        return False
 
 
 def changed(gold: str) -> str:
@@ -81,17 +94,23 @@ def peer(text: str, gold: str) -> bool:
 
 
 def report(data: Path) -> Iterator[tuple[str, Any]]:
+    known = importlib.util.find_spec("math_verify") is not None
     for name in ("public_cases", "hard_cases"):
-        yield name, accuracy(data / f"grader/{name}.jsonl")
+        path = data / f"grader/{name}.jsonl"
+        yield name, accuracy(path, TIERS, ours)
+        if known:  # which takes seconds for each hostile one
+            yield f"{name}/math_verify", accuracy(path, TIERS[:2], theirs)
     golds = [row["answer"] for row in rows(data / "math/math500.jsonl")]
     pairs = {
         "same": [(f"so $\\boxed{{{gold}}}$.", gold) for gold in golds],
         "changed": [(f"so $\\boxed{{{changed(gold)}}}$.", gold) for gold in golds],
     }
     for name, some in pairs.items():
-        yield name, speed(lambda text, gold: grade(text, gold, template="boxed"), some * REPEAT)
+        judge = lambda text, gold: grade(text, gold, template="boxed")
+        yield f"{name}/first", speed(judge, some)
+        yield name, speed(judge, some * REPEAT)
         yield f"{name}/pool", pooled(some * REPEAT)
-        if importlib.util.find_spec("math_verify"):
+        if known:
             yield f"{name}/math_verify", speed(peer, some)
 
 
