@@ -22,7 +22,6 @@ from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from jzero.grade import rewards
 from jzero.types import Grade
 
 BATCH = 32  # items a message, at most
@@ -272,6 +271,8 @@ def _grade_one(graders: dict[str, Any], name: str, response: str, gold: Any, tas
         if name not in graders:
             module, _, function = name.partition(":")
             graders[name] = getattr(importlib.import_module(module), function)
+        from jzero.tasks import rewards
+
         grade = rewards.of_response(response, gold, task, graders[name](response, gold, task))
     except MemoryError:
         os._exit(1)  # a fresh worker has a clean heap
