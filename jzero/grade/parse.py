@@ -43,6 +43,10 @@ greek psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell angle triangle
 hedge or and not if is it are was maybe perhaps but either neither otherwise both no wrong incorrect false answer then
 hedge to than mod else possibly also unless when where"""
 KIND = {(line.split()[0], name) for line in LISTS.splitlines() for name in line.split()[1:]}
+UNITS = spellings("""percent % pct percentage ; foot ft feet ; inch inche in ; centimeter cm ; meter m ; kilometer km
+gram g gm ; kilogram kg ; pound lb ; second s sec ; minute min ; hour h hr ; dollar usd ; 2 square sq
+3 cubic ; / per""")
+NOTHING = spellings("doesnotexist dne undefined does-not-exist")
 FUNCTIONS = {"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
 BARE = {name: "\\" + name for kind, name in KIND if kind == "function"} | {"sqrt": "\\sqrt", "pi": "\\pi"}
 LEXER = re.compile(
@@ -188,24 +192,31 @@ class Parser:
         found = self.tokens[self.at : end]
         if self.tokens[end] in STOPS and any(len(word) > 2 and word[0] == '"' for word in found):
             self.at = end
-            words = " ".join(found).replace('"', "")
-            return REAL if words == "all real numbers" else ("text", words)
+            words = [word.lstrip('"').lower() for word in found]
+            text = "".join(word for word in words if word not in ("a", "an", "the"))
+            return REAL if text == "allrealnumbers" else ("text", NOTHING.get(text, text))
         sign = self.at + (self.tokens[self.at] == "-")
         dollars = "dollar" if self.tokens[sign] == "\\$" and self.tokens.pop(sign) else ""
-        node = several("ratio", self.chain(lambda: several("union", self.chain(self.sum, "∪")), ":"))
+        first, *others = self.chain(lambda: several("union", self.chain(self.sum, "∪")), ":")
+        shares = [("div", first, other) for other in others]
+        node = several("tuple", [":", *shares][len(shares) < 2 :]) if shares else first
         unit = self.unit() or dollars
         return ("unit", node, unit) if unit else node
 
     def unit(self) -> str:
-        """Words after a value and, once there are some, / and powers: "cm ^ 2"."""
+        """Words after a value and, once there are some, / and powers, in one spelling: "foot 2"."""
         found: list[str] = []
         while (token := self.tokens[self.at]) and token not in SEPARATORS:
             word = token[0] == '"' or (token == "%" and not found)
-            if not word and (not found or found[0] == "percent" or not (token in "^/{}" or token.isdigit())):
+            if not word and (found in ([], ["percent"]) or not (token in "^/{}" or token.isdigit())):
                 break
-            found += {"{": [], "}": [], "%": ["percent"]}.get(token, [token.lstrip('"').lower()])
+            name = token.lstrip('"').lower()
+            if ("hedge", name) in KIND or len(found) > 5:
+                refuse("prose")
+            name = name.removesuffix("s") if len(name) > 2 else name
+            found += [] if name in "^{}" else [UNITS.get(name, name)]
             self.at += 1
-        return refuse("prose") if len(found) > 6 or any(("hedge", word) in KIND for word in found) else " ".join(found)
+        return " ".join(sorted(found, key=str.isdigit))
 
     def signs(self) -> bool:
         negative = False
