@@ -125,17 +125,11 @@ def number(token: str) -> Node:
 
 RELATIONS = "=<>≤≥≠≈∈"
 SEPARATORS = (",", ";", '"and', '"or')
-CLOSERS = {
-    "(": ")]",
-    "[": "])",
-    "\\{": ("\\}",),
-    "{": "}",
-    "|": "|",
-    "\\lfloor": ("\\rfloor",),
-    "\\lceil": ("\\rceil",),
-}
+CLOSERS = {"(": ")]", "[": "])", "{": "}", "|": "|"}
+CLOSERS |= {"\\{": ("\\}",), "\\lfloor": ("\\rfloor",), "\\lceil": ("\\rceil",)}
 STOPS = {*SEPARATORS, *RELATIONS, *")]}|&:", "\\}", "\\\\", "\\end", "\\rfloor", "\\rceil", "\\over", "\\choose", ""}
 ENDS = {*STOPS, *"+-±∓*/∪^!_'°%?#@", "\\$"}  # no factor starts so
+MATRICES = ("pmatrix", "bmatrix", "matrix", "array")
 BARS = {"|": "abs", "\\lfloor": "floor", "\\lceil": "ceil"}
 REAL = ("tuple", "()", ("neg", ("inf",)), ("inf",))
 ATOMS = {"\\pi": ("sym", "π"), "\\infty": ("inf",), "\\emptyset": ("set",), "\\real": REAL}
@@ -273,20 +267,17 @@ class Parser:
         node = self.atom()
         for _ in range(TOWER):
             operator = self.accept("!", "^", "°", "'")
-            if not operator:
-                return node
             if operator == "^":
-                node = ("pow", node, self.exponent(0))
+                node = ("pow", node, self.argument())
             elif operator == "'":
                 node = ("sym", f"{node[1]}'") if node[0] == "sym" else refuse("a prime")
-            else:
+            elif operator:
                 node = ("deg", node) if operator == "°" else ("fn", "factorial", node)
-                node = node if self.tokens[self.at] != "!" else refuse("a double factorial")
+            else:
+                return node
+            if operator != "'" and self.tokens[self.at] == operator:
+                break
         refuse("a tower")
-
-    def exponent(self, height: int) -> Node:
-        exponent = self.argument() if height < TOWER else refuse("a tower")
-        return ("pow", exponent, self.exponent(height + 1)) if self.accept("^") else exponent
 
     def argument(self, digit: bool = False) -> Node:
         r"""Of ^ or a command: a group, a signed atom or, after \frac, one digit."""
@@ -372,15 +363,12 @@ class Parser:
         return ("fn", "root", self.argument(), degree)
 
     def matrix(self) -> Node:
-        name, rows = self.raw(), []
+        name = self.raw()
         if name == "array":
             self.raw()  # how its columns are set
-        while (
-            name in ("pmatrix", "bmatrix", "matrix", "array") and self.tokens[self.at] != "\\end" and len(rows) < ITEMS
-        ):
+        rows = [("row", *self.chain(self.sum, "&"))] if name in MATRICES else refuse("an environment")
+        while self.accept("\\\\") and self.tokens[self.at] != "\\end":
             rows.append(("row", *self.chain(self.sum, "&")))
-            if not self.accept("\\\\"):
-                break
         return ("matrix", *rows) if self.expect("\\end") and self.raw() == name else refuse("a matrix")
 
 
