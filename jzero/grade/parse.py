@@ -32,7 +32,7 @@ SPELLINGS = spellings(r"""\frac dfrac tfrac cfrac ; \binom dbinom tbinom ; \empt
 \pi π ; \theta θ ; \sqrt √ ; \infty ∞ ; \{ lbrace ; \} rbrace ; * times cdot ast × · ⋅ ; / div ÷ ; - − – ‐ ; ± pm
 ∓ mp ; ∪ cup ; ∈ in ; : colon {:} ; , {,} ; ≤ le leq leqslant <= ; ≥ ge geq geqslant >= ; < lt ; > gt ; ≠ ne neq !=
 ≈ approx ; | lvert rvert vert mid \| ; ( langle lparen ⟨ ; ) rangle rparen ⟩ ; % \% percent
-^ ** ; ' prime ‘ ’ ; ° circ degree""")
+^ ** ; ' prime ‘ ’ ; ° circ degree ; \log ln ; \asin arcsin ; \acos arccos ; \atan arctan""")
 LISTS = r"""dropped left right displaystyle quad qquad big Big bigl bigr mathbf mathit bm boldsymbol mathsf boxed rm
 dropped bf it large Large vec
 function sin cos tan cot sec csc sinh cosh tanh exp log ln asin acos atan arcsin arccos arctan
@@ -47,10 +47,12 @@ UNITS = spellings("""percent % pct percentage ; foot ft feet ; inch inche in ; c
 gram g gm ; kilogram kg ; pound lb ; second s sec ; minute min ; hour h hr ; dollar usd ; 2 square sq
 3 cubic ; / per""")
 NOTHING = spellings("doesnotexist dne undefined does-not-exist")
-FUNCTIONS = {"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
-BARE = {name: "\\" + name for kind, name in KIND if kind == "function"} | {"sqrt": "\\sqrt", "pi": "\\pi"}
+BARE = {name: SPELLINGS.get(name, "\\" + name) for kind, name in KIND if kind == "function"} | {
+    "sqrt": "\\sqrt",
+    "pi": "\\pi",
+}
 LEXER = re.compile(
-    r"""(?P<space>[\s~$]+|\\[,!;:>\s()\[\]])
+    r"""(?P<space>[\s~$]+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
     |\\(?:text(?:bf|it|rm|normal)?|mbox|(?P<roman>mathrm|operatorname))\s*\{(?P<text>[^{}]*)\}
     |(?P<recurring>[0-9]*\.[0-9]*\\overline\s*\{?[0-9]+\}?)
     |(?P<grouped>[0-9]{1,3}(?:(?:,|\{,\}|\\,|[ ]|,\s*\\!\s*|\\!\s*,\s*|\\[ ])[0-9]{3}(?![0-9]))+(?:\.[0-9]+)?)
@@ -63,23 +65,25 @@ LEXER = re.compile(
 )
 WORD = re.compile(r"[A-Za-z]+(?:\.[A-Za-z]+)*\.?|[0-9]+|[^A-Za-z0-9\s~]")
 MARKED = re.compile(r"\{,\}|\\[!, ]")  # separators of thousands that cannot be a list's
-NESTING = {"(": 1, "[": 1, "\\{": 1, ")": -1, "]": -1, "\\}": -1}
+BRACKETS = (("(", ")"), ("[", "]"), ("\\{", "\\}"))
 
 
-def lex(match: re.Match[str], depth: int) -> list[str]:
-    """The tokens of one match at a depth of brackets: there, a plain comma does not group digits."""
-    kind, piece = match.lastgroup, match[0]
+def lex(match: re.Match[str]) -> list[str]:
+    """The tokens of one match."""
+    kind, piece, before = match.lastgroup, match[0], match.string[: match.start()]
     if kind == "command":
         name = match["command"]
         return [] if ("dropped", name) in KIND else [SPELLINGS.get(name, "\\" + name)]
     if kind == "run":
-        apart = not match.start() or match.string[match.start() - 1] in " \n$"
+        apart = not before or before[-1] in " \n$"
         word = ("word", piece) in KIND or (apart and len(piece) > 3) or (piece.isupper() and len(piece) > 2)
-        return [BARE.get(piece, '"' + piece if word else piece)]
+        return [BARE[piece]] if piece in BARE else ['"' + piece] if word else list(piece)
     if kind == "grouped":
         whole, point, decimals = piece.partition(".")
-        plain = depth and not MARKED.search(piece)
-        return WORD.findall(piece) if plain else [re.sub(r"[^0-9]", "", whole) + point + decimals]
+        inside = any(before.count(opening) > before.count(closing) for opening, closing in BRACKETS)
+        if inside and not MARKED.search(piece):  # (1,200) is a pair
+            return WORD.findall(piece)
+        return [re.sub(r"[^0-9]", "", whole) + point + decimals]
     if kind == "recurring":
         fixed, _, repeated = piece.partition("\\overline")
         return [f"{fixed}({repeated.strip('{} ')})"]
@@ -88,21 +92,13 @@ def lex(match: re.Match[str], depth: int) -> list[str]:
         if inside in ("e", "i") or (match["roman"] and inside in BARE):
             return [BARE.get(inside, inside)]
         return ['"' + word.replace(".", "") if word[0].isalpha() else word for word in WORD.findall(inside)]
-    return ["°"] if kind == "degree" else [SPELLINGS.get(piece, piece)]
+    return {"space": [], "degree": ["°"]}.get(kind or "", [SPELLINGS.get(piece, piece)])
 
 
 def tokens(text: str) -> list[str]:
     if "\\\\" in text and "\\begin" not in text:
         text = text.replace("\\\\", "\\")  # escaped twice
-    found: list[str] = []
-    depth = 0
-    for match in LEXER.finditer(text):
-        if match.lastgroup == "number":
-            found.append(match[0])
-        elif match.lastgroup != "space":
-            pieces = lex(match, depth)
-            depth += NESTING.get(pieces[0], 0) if pieces else 0
-            found += pieces
+    found = [token for match in LEXER.finditer(text) for token in lex(match)]
     while found and found[-1] in (".", "\\", ",", ";"):
         found.pop()
     return found
@@ -161,15 +157,11 @@ class Parser:
         return parts if len(parts) <= ITEMS else refuse("too many items")
 
     def items(self) -> list[Node]:
-        def item() -> Node:
-            while self.accept(*SEPARATORS):
-                pass
-            return self.relation()
-
-        return self.chain(item, *SEPARATORS) if self.tokens[self.at] not in SEPARATORS else refuse("no first item")
+        return self.chain(self.relation, *SEPARATORS)
 
     def relation(self) -> Node:
-        self.accept("=", "≈")
+        while self.accept(*SEPARATORS, "=", "≈"):
+            pass
         operands, operators = [self.operand()], ""
         while operator := self.accept(*RELATIONS):
             operators += operator
@@ -250,18 +242,18 @@ class Parser:
 
     def fraction(self, above: list[Node], token: str) -> None:
         """An integer right before a proper fraction makes a mixed number; numbers side by side mean nothing."""
-        before, numeral = self.tokens[self.at - 1], token != "\\frac"
+        before = self.tokens[self.at - 1]
         whole = before.isdigit() and len(above) == 1 and above[0][0] == "num"
         node = self.power()
-        if numeral and whole and node[0] == "num" and self.accept("/"):
-            node, numeral = ("div", node, self.power()), False
+        if whole and node[0] == "num" and self.accept("/"):
+            node = ("div", node, self.power())
         integers = node[0] == "div" and all(part[0] == "num" and not part[2] for part in node[1:])
-        if numeral and (before[0] in "0123456789." or (before != ")" and node[0] != "pow")):
-            refuse("two numbers")
         if whole and integers and node[1][1] < node[2][1]:
             above[0] = ("mixed", above[0], node)
+        elif token == "\\frac" or before == ")" or (node[0] == "pow" and before[0] not in "0123456789."):
+            above.append(node)
         else:
-            above.append(node if token == "\\frac" or numeral else refuse("two numbers"))
+            refuse("two numbers")
 
     def power(self) -> Node:
         node = self.atom()
@@ -303,7 +295,7 @@ class Parser:
         elif token in CLOSERS:
             node = self.group(token)
         elif ("function", token[1:]) in KIND:
-            node = self.function(FUNCTIONS.get(token[1:], token[1:]))
+            node = self.function(token[1:])
         else:
             node = ATOMS[token] if token in ATOMS else SPECIAL[token](self) if token in SPECIAL else refuse(token)
         self.depth -= 1
@@ -312,9 +304,6 @@ class Parser:
     def symbol(self, token: str) -> Node:
         if token[0] == '"':
             token = token[1:] if len(token) == 2 else refuse("a word in a formula")
-        elif token[0] != "\\" and len(token) > 1:
-            self.at -= 1
-            self.tokens[self.at], token = token[1:], token[0]
         return ("sym", f"{token}_{self.raw()}" if self.accept("_") else token)
 
     def raw(self) -> str:
