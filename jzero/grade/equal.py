@@ -1,13 +1,13 @@
 """Whether two parsed answers are the same answer.
 
 Rationals are compared exactly, other constants and formulas numerically, at points that follow from their symbols'
-names, to 25 and then 140 digits. Where a value is beyond the limits, sympy's automatic canonical form decides. Powers
+names, to many digits. Where a value is beyond the limits, sympy's automatic canonical form decides. Powers
 and factorials are sized before they are computed."""
 
 import functools
 import math
 import operator
-import zlib
+import random
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -21,7 +21,11 @@ LARGEST = 12000  # |log| of a value
 SYMBOLS = 12
 SIGNIFICANT = 6  # digits of a decimal that may stand for an exact value
 RANGES = ((0.3, 1.0), (1.0, 3.0), (3.0, 8.0), (0.01, 0.3), (1.0, 2.0))  # where symbols are sampled
-BAD = (ArithmeticError, LookupError, ValueError, TypeError, mpmath.mp.NoConvergence)  # there is no such value
+MP = mpmath.MPContext()
+MP.dps = 140
+TOLERANCE = 1e-80
+PERCENT = ("num", Fraction(1, 100), 0)
+BAD = (ArithmeticError, LookupError, ValueError, TypeError, MP.NoConvergence)  # there is no such value
 
 
 def parts(node: Node) -> list[Node]:
@@ -46,19 +50,10 @@ def bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
 
 
-def exact_power(base: Fraction, exponent: Fraction) -> Fraction:
-    small = exponent.denominator == 1 and bits(base) * abs(exponent) <= BITS / 2
-    return base ** int(exponent) if small and (base or exponent > 0) else refuse("a power")
-
-
-def exact_factorial(n: Fraction) -> Fraction:
-    return Fraction(math.factorial(int(n))) if n.denominator == 1 and 0 <= n <= 450 else refuse("a factorial")
-
-
 def power(base: Any, exponent: Any) -> Any:
     if not base:
         return base if exponent.real > 0 else refuse("a power of 0")
-    return base**exponent if abs(exponent * mpmath.log(base)) < LARGEST else refuse("size")
+    return base**exponent if abs(exponent * MP.log(base)) < LARGEST else refuse("size")
 
 
 def root(radicand: Any, degree: Any) -> Any:
@@ -68,11 +63,11 @@ def root(radicand: Any, degree: Any) -> Any:
 
 
 def bounded(name: str, largest: float = LARGEST) -> Callable[[Any], Any]:
-    return lambda x: getattr(mpmath, name)(x) if abs(x) < largest else refuse("size")
+    return lambda x: getattr(MP, name)(x) if abs(x) < largest else refuse("size")
 
 
 factorial = bounded("factorial", 3000)
-CONSTANTS = {"e": lambda: +mpmath.e, "π": lambda: +mpmath.pi, "i": lambda: mpmath.mpc(0, 1)}
+CONSTANTS = {"e": lambda: +MP.e, "π": lambda: +MP.pi, "i": lambda: MP.mpc(0, 1)}
 BOUNDED = ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp")
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "neg": operator.neg,
@@ -81,23 +76,23 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "mul": lambda *factors: math.prod(factors),
     "div": operator.truediv,
 }
-EXACT = ARITHMETIC | {"pow": exact_power, "factorial": exact_factorial}
+EXACT = ARITHMETIC | {  # what is too large or does not exist is None
+    "div": lambda a, b: a / b if b else None,
+    "pow": lambda a, n: a ** int(n) if n.denominator == 1 and (a or n > 0) and bits(a) * abs(n) <= BITS / 2 else None,
+    "factorial": lambda n: Fraction(math.factorial(int(n))) if n.denominator == 1 and 0 <= n <= 450 else None,
+}
 NUMERIC = ARITHMETIC | {
     **{name: bounded(name) for name in BOUNDED},
     "pow": power,
     "root": root,
-    "deg": lambda a: a * mpmath.pi / 180,
-    "log": lambda x, *base: mpmath.log(x, *base),
-    "abs": lambda x: mpmath.mpf(abs(x)),
+    "deg": lambda a: a * MP.pi / 180,
+    "log": lambda x, *base: MP.log(x, *base),
+    "abs": lambda x: MP.mpf(abs(x)),
     "factorial": factorial,
     "binom": lambda n, k: factorial(n) / factorial(k) / factorial(n - k),
-    "floor": lambda x: mpmath.floor(x) if not x.imag else refuse("complex"),
-    "ceil": lambda x: mpmath.ceil(x) if not x.imag else refuse("complex"),
+    "floor": lambda x: MP.floor(x) if not x.imag else refuse("complex"),
+    "ceil": lambda x: MP.ceil(x) if not x.imag else refuse("complex"),
 }
-
-
-def operation(node: Node) -> str:
-    return node[1] if node[0] == "fn" else node[0]
 
 
 @functools.lru_cache(4096)
@@ -105,38 +100,33 @@ def exact(node: Node) -> Fraction | None:
     """The value of rational arithmetic, or None."""
     if node[0] == "num":
         return node[1]
-    function = EXACT.get(operation(node))
+    function = EXACT.get(node[0])
     values = [exact(part) for part in parts(node)] if function else [None]
     known = [value for value in values if value is not None]
-    if not function or len(known) < len(values) or sum(map(bits, known)) > BITS:
+    if function is None or len(known) < len(values) or sum(map(bits, known)) > BITS:
         return None
-    try:
-        return function(*known)
-    except BAD:
-        return None
+    return function(*known)
 
 
 def value(node: Node, point: dict[str, Any]) -> Any:
     if node[0] == "num":
-        return mpmath.mpf(node[1].numerator) / node[1].denominator
+        return MP.mpf(node[1].numerator) / node[1].denominator
     if node[0] == "sym":
         return point[node[1]] if node[1] in point else CONSTANTS[node[1]]()
-    return NUMERIC[operation(node)](*[value(part, point) for part in parts(node)])
+    return NUMERIC[node[0]](*[value(part, point) for part in parts(node)])
 
 
-def evaluate(node: Node, point: dict[str, float], digits: int) -> Any:
+def evaluate(node: Node, point: dict[str, float] | None = None) -> Any:
     """A finite number, or None."""
     try:
-        with mpmath.workdps(digits):
-            found = value(node, {name: mpmath.mpf(x) for name, x in point.items()})
-            return found if mpmath.isfinite(found) else None
+        found = value(node, {name: MP.mpf(x) for name, x in (point or {}).items()})
+        return found if MP.isfinite(found) else None
     except BAD:
         return None
 
 
-def near(a: Any, b: Any, tolerance: float) -> bool:
-    with mpmath.workdps(140):
-        return bool(abs(a - b) <= tolerance * max(abs(a), abs(b)))
+def near(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
+    return bool(abs(a - b) <= tolerance * max(abs(a), abs(b)))
 
 
 # Numbers and formulas
@@ -158,24 +148,20 @@ def stands_for(a: Node, b: Node) -> bool:
         return False
     if gold is not None and not 10 ** min(BITS, bits(gold)) % gold.denominator:
         return False
-    y = evaluate(b, {}, 60)
+    y = evaluate(b)
     if y is None or y.imag or written.denominator == 1:
         return False
-    with mpmath.workdps(60):
-        x = mpmath.mpf(written.numerator) / written.denominator
-        last = mpmath.mpf(10) ** (mpmath.floor(mpmath.log10(abs(x))) + 1 - number[2])
-        return bool(abs(x - y) <= (last if abs(x) < abs(y) else last / 2))
+    x = MP.mpf(written.numerator) / written.denominator
+    last = MP.mpf(10) ** (MP.floor(MP.log10(abs(x))) + 1 - number[2])
+    return bool(abs(x - y) <= (last if abs(x) < abs(y) else last / 2))
 
 
 def same_at(a: Node, b: Node, point: dict[str, float], real: bool) -> bool | None:
-    """Whether two values agree to 25 and to 140 digits; None where one does not exist or, if `real`, is complex."""
-    for digits, tolerance in ((25, 1e-4), (140, 1e-80)):
-        x, y = evaluate(a, point, digits), evaluate(b, point, digits)
-        if x is None or y is None or (real and not (near(x, x.real, 1e-15) and near(y, y.real, 1e-15))):
-            return None
-        if not near(x, y, tolerance):
-            return False
-    return True
+    """Whether two values agree; None where one does not exist or, if `real`, is complex."""
+    x, y = evaluate(a, point), evaluate(b, point)
+    if x is None or y is None or (real and not (near(x, x.real, 1e-15) and near(y, y.real, 1e-15))):
+        return None
+    return near(x, y)
 
 
 @functools.lru_cache(4096)
@@ -183,9 +169,9 @@ def points(names: tuple[str, ...]) -> list[dict[str, float]]:
     """Positive points of several sizes, then points of both signs."""
     found = []
     for k, (low, high) in enumerate(RANGES * 2):
-        seeds = {name: zlib.crc32(f"{name}/{k}".encode()) for name in names}
-        signs = {name: -1 if k >= len(RANGES) and seed & 1 else 1 for name, seed in seeds.items()}
-        found.append({name: signs[name] * (low + (high - low) * (seed >> 8) / 2**24) for name, seed in seeds.items()})
+        draws = {name: random.Random(f"{name}/{k}") for name in names}
+        signs = (1, -1) if k >= len(RANGES) else (1,)
+        found.append({name: draw.choice(signs) * draw.uniform(low, high) for name, draw in draws.items()})
     return found if names else [{}]
 
 
@@ -202,7 +188,7 @@ def same_formula(a: Node, b: Node) -> bool:
                 return False
         if found.count(True) >= min(2, len(sampled)):
             return True
-    beyond = [{evaluate(node, point, 25) is None for node in (a, b)} for point in points(names)]
+    beyond = [{evaluate(node, point) is None for node in (a, b)} for point in points(names)]
     return all(len(both) == 1 for both in beyond) and same_form(a, b)
 
 
@@ -239,7 +225,7 @@ def is_name(node: Node) -> bool:
     """x, f(x), |AB|, A:B, (p, q), a fraction of names: no number, sum or power."""
     if node[0] == "sym":
         return node[1] not in CONSTANTS
-    return node[0] in ("mul", "div", "tuple", "fn") and all(map(is_name, parts(node)))
+    return node[0] in ("mul", "div", "tuple", "abs", "log", *BOUNDED) and all(map(is_name, parts(node)))
 
 
 def assigned(node: Node) -> Node | None:
@@ -255,7 +241,7 @@ def assigned(node: Node) -> Node | None:
             return None
     elif "≈" not in node[1]:
         return None
-    values = [evaluate(plain(part)[0], {}, 25) for part in chain]
+    values = [evaluate(plain(part)[0]) for part in chain]
     near_enough = 1e-2 if "≈" in node[1] else 1e-20
     held = len(chain) == 1 or all(v is not None and near(v, values[0], near_enough) for v in values)
     return chain[0] if held else None
@@ -287,9 +273,9 @@ def same_relation(a: Node, b: Node, strict: bool) -> bool:
     p, q = (("add", node[2], ("neg", node[3])) for node in (a, b))
     if a[1] != b[1] or len(a) > 4 or symbols(p) != symbols(q) or not symbols(p):
         return False
-    scales = [evaluate(("div", p, q), point, 140) for point in points(tuple(symbols(p)))]
+    scales = [evaluate(("div", p, q), point) for point in points(tuple(symbols(p)))]
     scales = [scale for scale in scales if scale is not None]
-    same = len(scales) > 1 and scales[0] and all(near(scales[0], scale, 1e-80) for scale in scales)
+    same = len(scales) > 1 and scales[0] and all(near(scales[0], scale) for scale in scales)
     return bool(same and (a[1] in "=≠" or scales[0].real > 0))
 
 
@@ -365,10 +351,8 @@ def equal(a: Node, b: Node, strict: bool) -> bool:
     if (unit and other and unit != other) or (unit[:1] == "_" and not other):
         return False
     if (unit == "percent") != (other == "percent") and literal(a):
-        p, q = (
-            exact(("div", n, ("num", Fraction(100), 0)) if u == "percent" else n) for n, u in ((a, unit), (b, other))
-        )
-        if p is not None and p == q:
+        x, y = (exact(("mul", n, PERCENT)) if u == "percent" else exact(n) for n, u in ((a, unit), (b, other)))
+        if x is not None and x == y:
             return True
     for kind, same in STRUCTURES.items():
         if kind in (a[0], b[0]):

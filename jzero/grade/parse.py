@@ -1,8 +1,9 @@
 r"""LaTeX or plain text of an answer -> tokens -> a tree of tuples, within limits. Evaluates nothing.
 
 Nodes: (num, Fraction, digits if it has a point) (sym, name) (text, words) (inf,) (add, ...) (mul, ...) (div, a, b)
-(neg, a) (pow, a, b) (mixed, a, b) (deg, a) (pm, a, b) (mp, a, b) (fn, name, ...) (unit, a, name) (list, ...) (set, ...)
-(tuple, brackets, ...) (union, ...) (ratio, ...) (matrix, (row, ...), ...) (rel, operators, ...)."""
+(neg, a) (pow, a, b) (mixed, a, b) (deg, a) (pm, a, b) (mp, a, b) (sin, x) (log, x, base) and other functions by name,
+(unit, a, name) (list, ...) (set, ...) (tuple, brackets, ...) (union, ...) (matrix, (row, ...), ...)
+(rel, operators, ...)."""
 
 import re
 from fractions import Fraction
@@ -264,7 +265,7 @@ class Parser:
             elif operator == "'":
                 node = ("sym", f"{node[1]}'") if node[0] == "sym" else refuse("a prime")
             elif operator:
-                node = ("deg", node) if operator == "°" else ("fn", "factorial", node)
+                node = ("deg", node) if operator == "°" else ("factorial", node)
             else:
                 return node
             if operator != "'" and self.tokens[self.at] == operator:
@@ -322,11 +323,11 @@ class Parser:
         found = self.items()
         self.bars = bars
         if opening == "{" and (operator := self.accept("\\over", "\\choose")):
-            kind = ("div",) if operator == "\\over" else ("fn", "binom")
-            found = [(*kind, found[0], self.sum())]
+            kind = "div" if operator == "\\over" else "binom"
+            found = [(kind, found[0], self.sum())]
         end = self.expect(*CLOSERS[opening])
         if opening in BARS:
-            return ("fn", BARS[opening], found[0]) if len(found) == 1 else refuse("a list inside bars")
+            return (BARS[opening], found[0]) if len(found) == 1 else refuse("a list inside bars")
         if len(found) == 1 and (opening == "{" or opening + end == "()" or found[0][0] == "matrix"):
             return found[0]
         return ("set", *found) if opening in ("{", "\\{") else ("tuple", opening + end, *found)
@@ -343,13 +344,13 @@ class Parser:
             if ("function", token[1:]) in KIND:
                 break
             factors.append(self.power())
-        node = ("fn", name, several("mul", factors), *base)
+        node = (name, several("mul", factors), *base)
         return ("pow", node, exponent) if exponent else node
 
     def root(self) -> Node:
         degree = self.sum() if self.accept("[") and self.tokens else number("2")
         self.accept("]")
-        return ("fn", "root", self.argument(), degree)
+        return ("root", self.argument(), degree)
 
     def matrix(self) -> Node:
         name = self.raw()
@@ -363,7 +364,7 @@ class Parser:
 
 SPECIAL = {
     "\\frac": lambda p: ("div", p.argument(digit=True), p.argument(digit=True)),
-    "\\binom": lambda p: ("fn", "binom", p.argument(digit=True), p.argument(digit=True)),
+    "\\binom": lambda p: ("binom", p.argument(digit=True), p.argument(digit=True)),
     "\\mathbb": lambda p: REAL if p.raw() == "R" else refuse("a number set"),
     "\\sqrt": Parser.root,
     "\\begin": Parser.matrix,
