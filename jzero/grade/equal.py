@@ -33,14 +33,12 @@ def parts(node: Node) -> list[Node]:
 
 
 @functools.lru_cache(4096)
-def kinds(node: Node) -> frozenset[str]:
-    """The kinds of nodes in a tree, and its symbols as "$x"."""
-    own = {"$" + node[1]} if node[0] == "sym" and node[1] not in CONSTANTS else set()
-    return frozenset({node[0]} | own).union(*map(kinds, parts(node)))
-
-
-def symbols(node: Node) -> list[str]:
-    return sorted(kind[1:] for kind in kinds(node) if kind[0] == "$")
+def names(node: Node) -> frozenset[str]:
+    """The symbols in a tree, and ± where it has plus-minus."""
+    own = {"±"} if node[0] in ("pm", "mp") else set()
+    if node[0] == "sym" and node[1] not in CONSTANTS:
+        own = {node[1]}
+    return frozenset(own).union(*map(names, parts(node)))
 
 
 # Values
@@ -144,7 +142,7 @@ def literal(node: Node) -> bool:
 def stands_for(a: Node, b: Node) -> bool:
     """A decimal of SIGNIFICANT digits or more, rounded or cut, for an exact constant that no decimal equals."""
     gold, written, number = exact(b), exact(a), a[1] if a[0] == "neg" else a
-    if number[0] != "num" or not SIGNIFICANT <= number[2] < 40 or not written or symbols(b):
+    if number[0] != "num" or not SIGNIFICANT <= number[2] < 40 or not written or names(b):
         return False
     if gold is not None and not 10 ** min(BITS, bits(gold)) % gold.denominator:
         return False
@@ -165,31 +163,32 @@ def same_at(a: Node, b: Node, point: dict[str, float], real: bool) -> bool | Non
 
 
 @functools.lru_cache(4096)
-def points(names: tuple[str, ...]) -> list[dict[str, float]]:
+def points(symbols: frozenset[str]) -> list[dict[str, float]]:
     """Positive points of several sizes, then points of both signs."""
     found = []
     for k, (low, high) in enumerate(RANGES * 2):
-        draws = {name: random.Random(f"{name}/{k}") for name in names}
+        draws = {name: random.Random(f"{name}/{k}") for name in sorted(symbols)}
         signs = (1, -1) if k >= len(RANGES) else (1,)
         found.append({name: draw.choice(signs) * draw.uniform(low, high) for name, draw in draws.items()})
-    return found if names else [{}]
+    return found if symbols else [{}]
 
 
 def same_formula(a: Node, b: Node) -> bool:
     """Identity at every sampled point where both are real or, where they never are, as complex numbers."""
-    names = tuple(symbols(a))
-    if list(names) != symbols(b) or len(names) > SYMBOLS:
+    if names(a) != names(b) or len(names(a)) > SYMBOLS:
         return False
-    for real, sampled in ((bool(names), points(names)), (False, points(names)[: len(RANGES)])):
-        found = []
+    sampled = points(names(a))
+    for real in (True, False):
+        agree = 0
         for point in sampled:
-            found.append(same_at(a, b, point, real))
-            if found[-1] is False:
+            same = same_at(a, b, point, real)
+            if same is False:
                 return False
-        if found.count(True) >= min(2, len(sampled)):
+            agree += same is True
+        if agree >= min(2, len(sampled)):
             return True
-    beyond = [{evaluate(node, point) is None for node in (a, b)} for point in points(names)]
-    return all(len(both) == 1 for both in beyond) and same_form(a, b)
+    beyond = all((evaluate(a, point) is None) == (evaluate(b, point) is None) for point in sampled)
+    return beyond and same_form(a, b)
 
 
 def same_form(a: Node, b: Node) -> bool:
@@ -237,7 +236,7 @@ def assigned(node: Node) -> Node | None:
         chain.reverse()
     if is_name(chain[0]):
         name = chain.pop(0)
-        if name[0] == "sym" and name[1] in symbols(chain[0]):
+        if name[0] == "sym" and name[1] in names(chain[0]):
             return None
     elif "≈" not in node[1]:
         return None
@@ -271,9 +270,9 @@ def same_relation(a: Node, b: Node, strict: bool) -> bool:
     if same_parts(a, b, False):
         return True
     p, q = (("add", node[2], ("neg", node[3])) for node in (a, b))
-    if a[1] != b[1] or len(a) > 4 or symbols(p) != symbols(q) or not symbols(p):
+    if a[1] != b[1] or len(a) > 4 or names(p) != names(q) or not names(p):
         return False
-    scales = [evaluate(("div", p, q), point) for point in points(tuple(symbols(p)))]
+    scales = [evaluate(("div", p, q), point) for point in points(names(p))]
     scales = [scale for scale in scales if scale is not None]
     same = len(scales) > 1 and scales[0] and all(near(scales[0], scale) for scale in scales)
     return bool(same and (a[1] in "=≠" or scales[0].real > 0))
@@ -305,7 +304,7 @@ def members(node: Node) -> list[Node]:
     """Of a list, set or union; plus-minus makes two."""
     found = []
     for part in node[1:] if node[0] in ("list", "set", "union") else [node]:
-        found += [one_of_two(part, 1), one_of_two(part, -1)] if kinds(part) & {"pm", "mp"} else [part]
+        found += [one_of_two(part, 1), one_of_two(part, -1)] if "±" in names(part) else [part]
     return found
 
 
@@ -357,6 +356,6 @@ def equal(a: Node, b: Node, strict: bool) -> bool:
     for kind, same in STRUCTURES.items():
         if kind in (a[0], b[0]):
             return same(a, b, strict)
-    if (kinds(a) | kinds(b)) & {"pm", "mp"}:
+    if "±" in names(a) | names(b):
         return same_members(a, b, strict)
     return same_number(a, b, strict)
