@@ -129,7 +129,6 @@ ENDS = {*STOPS, *"+-±∓*/∪^!_'°%?#@", "\\$"}  # no factor starts so
 MATRICES = ("pmatrix", "bmatrix", "matrix", "array")
 BARS = {"|": "abs", "\\lfloor": "floor", "\\lceil": "ceil"}
 REAL = ("tuple", "()", ("neg", ("inf",)), ("inf",))
-ATOMS = {"\\pi": ("sym", "π"), "\\infty": ("inf",), "\\emptyset": ("set",), "\\real": REAL}
 
 
 def several(kind: str, parts: list[Node]) -> Node:
@@ -148,9 +147,6 @@ class Parser:
         self.at += token in wanted
         return token if token in wanted else ""
 
-    def expect(self, *wanted: str) -> str:
-        return self.accept(*wanted) or refuse(f"{self.tokens[self.at]!r} instead of {wanted}")
-
     def chain(self, part: Any, *operators: str) -> list[Node]:
         parts = [part()]
         while self.accept(*operators):
@@ -167,7 +163,7 @@ class Parser:
         while operator := self.accept(*RELATIONS):
             operators += operator
             operands.append(self.operand())
-        if operators == "∈" or not operators:
+        if operators in ("", "∈"):
             return operands[-1]
         return ("rel", operators, *operands) if len(operators) < 8 else refuse("a long chain")
 
@@ -298,7 +294,7 @@ class Parser:
         elif ("function", token[1:]) in KIND:
             node = self.function(token[1:])
         else:
-            node = ATOMS[token] if token in ATOMS else SPECIAL[token](self) if token in SPECIAL else refuse(token)
+            node = SPECIAL[token](self) if token in SPECIAL else refuse(token)
         self.depth -= 1
         return node
 
@@ -325,7 +321,7 @@ class Parser:
         if opening == "{" and (operator := self.accept("\\over", "\\choose")):
             kind = "div" if operator == "\\over" else "binom"
             found = [(kind, found[0], self.sum())]
-        end = self.expect(*CLOSERS[opening])
+        end = self.accept(*CLOSERS[opening]) or refuse("no end of a group")
         if opening in BARS:
             return (BARS[opening], found[0]) if len(found) == 1 else refuse("a list inside bars")
         if len(found) == 1 and (opening == "{" or opening + end == "()" or found[0][0] == "matrix"):
@@ -359,10 +355,14 @@ class Parser:
         rows = [("row", *self.chain(self.sum, "&"))] if name in MATRICES else refuse("an environment")
         while self.accept("\\\\") and self.tokens[self.at] != "\\end":
             rows.append(("row", *self.chain(self.sum, "&")))
-        return ("matrix", *rows) if self.expect("\\end") and self.raw() == name else refuse("a matrix")
+        return ("matrix", *rows) if self.accept("\\end") and self.raw() == name else refuse("a matrix")
 
 
 SPECIAL = {
+    "\\pi": lambda p: ("sym", "π"),
+    "\\infty": lambda p: ("inf",),
+    "\\emptyset": lambda p: ("set",),
+    "\\real": lambda p: REAL,
     "\\frac": lambda p: ("div", p.argument(digit=True), p.argument(digit=True)),
     "\\binom": lambda p: ("binom", p.argument(digit=True), p.argument(digit=True)),
     "\\mathbb": lambda p: REAL if p.raw() == "R" else refuse("a number set"),

@@ -110,10 +110,10 @@ class Pool:
         """Queue one response; `task_name` is a key of tasks.TASKS or "module:function", `task` is config.Task."""
         assert not self._closed
         with self._changed:
-            number = self._submitted
+            message = json.dumps([self._submitted, task_name, response, gold, vars(task)], default=vars)
+            self._items.append(_Item(self._submitted, key, task.grade_seconds, message, failed=False))
             self._submitted += 1
-        message = json.dumps([number, task_name, response, gold, vars(task)], default=vars)
-        self._queue([_Item(number, key, task.grade_seconds, message, failed=False)])
+            self._changed.notify()
 
     def poll(self) -> list[tuple[Hashable, Grade]]:
         """What is graded by now, in no particular order."""
@@ -139,11 +139,6 @@ class Pool:
             raise answer
         self._returned += 1
         return answer
-
-    def _queue(self, items: list[_Item]) -> None:
-        with self._changed:
-            self._items.extend(items)
-            self._changed.notify(len(items))
 
     def _batch(self) -> deque[_Item]:
         """Wait for an item and take a share of what queues; empty once the pool is closed."""
@@ -194,22 +189,24 @@ class Pool:
 
     def _failed(self, batch: deque[_Item], why: str) -> None:
         """The first of a batch ended its worker."""
-        self._count("restarted", "timeouts" if why == "timeout" else "killed")
         first = batch.popleft()
+        if not first.failed:
+            batch.append(first._replace(failed=True))
+        with self._changed:
+            self.counters["restarted"] += 1
+            self.counters["timeouts" if why == "timeout" else "killed"] += 1
+            self._items.extend(batch)
+            self._changed.notify_all()
         if first.failed:
             self._answer(first, Grade(0.0, False, why, first.seconds if why == "timeout" else 0.0))
-        else:
-            batch.append(first._replace(failed=True))
-        self._queue(list(batch))
-
-    def _count(self, *names: str | None) -> None:
-        with self._changed:
-            for name in filter(None, names):
-                self.counters[name] += 1
 
     def _answer(self, item: _Item, grade: Grade) -> None:
-        reason = re.split("[:;]", grade.reason)[0]
-        self._count("graded", COUNTED.get(reason), "disagreed" if grade.reason.endswith("disagrees") else None)
+        name = COUNTED.get(re.split("[:;]", grade.reason)[0])
+        with self._changed:
+            self.counters["graded"] += 1
+            self.counters["disagreed"] += grade.reason.endswith("disagrees")
+            if name:
+                self.counters[name] += 1
         self._grades.put((item.key, grade))
 
 
