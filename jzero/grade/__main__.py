@@ -44,16 +44,11 @@ def question(line: bytes, where: str, verifier: str) -> tuple[Any, tuple[str, st
 
 
 def grades(source: str, verifier: str, workers: int) -> Iterator[dict[str, Any]]:
-    with (
-        open(source, "rb") as file,
-        Pool(workers) as pool,
-        tqdm(total=os.path.getsize(source), unit="B", unit_scale=True) as bar,
-    ):
-        lines = enumerate(file, 1)
+    with open(source, "rb") as file, Pool(workers) as pool:
+        lines = enumerate(tqdm(file, unit=" rows"), 1)
         while chunk := list(itertools.islice(lines, CHUNK)):
             ids = {}
             for number, line in chunk:
-                bar.update(len(line))
                 if line.strip():
                     ids[number], item = question(line, f"{source}:{number}", verifier)
                     pool.submit(number, *item)
@@ -61,7 +56,7 @@ def grades(source: str, verifier: str, workers: int) -> Iterator[dict[str, Any]]
             for number, row in ids.items():
                 grade = found[number]
                 yield {"id": row, "score": grade.score, "reason": grade.reason, "seconds": round(grade.seconds, 6)}
-        bar.write(json.dumps(pool.counters))
+        tqdm.write(json.dumps(pool.counters))
 
 
 def main() -> None:

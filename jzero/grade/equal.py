@@ -21,6 +21,7 @@ LARGEST = 12000  # |log| of a value
 SYMBOLS = 12
 SIGNIFICANT = 6  # digits of a decimal that may stand for an exact value
 RANGES = ((0.3, 1.0), (1.0, 3.0), (3.0, 8.0), (0.01, 0.3), (1.0, 2.0))  # where symbols are sampled
+LITERAL = {"neg": ("num", "mixed", "div", "pow", "mul"), "div": ("num", "neg", "pow"), "pow": ("num", "neg")}
 MP = mpmath.MPContext()
 MP.dps = 140
 TOLERANCE = 1e-80
@@ -65,7 +66,7 @@ def bounded(name: str, largest: float = LARGEST) -> Callable[[Any], Any]:
 
 
 factorial = bounded("factorial", 3000)
-CONSTANTS = {"e": lambda: +MP.e, "π": lambda: +MP.pi, "i": lambda: MP.mpc(0, 1)}
+CONSTANTS = {"e": +MP.e, "π": +MP.pi, "i": MP.mpc(0, 1)}
 BOUNDED = ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp")
 ARITHMETIC: dict[str, Callable[..., Any]] = {
     "neg": operator.neg,
@@ -99,25 +100,24 @@ def exact(node: Node) -> Fraction | None:
     if node[0] == "num":
         return node[1]
     function = EXACT.get(node[0])
-    values = [exact(part) for part in parts(node)] if function else [None]
-    known = [value for value in values if value is not None]
-    if function is None or len(known) < len(values) or sum(map(bits, known)) > BITS:
+    if function is None:
         return None
-    return function(*known)
+    known = [x for x in map(exact, parts(node)) if x is not None]
+    return function(*known) if len(known) == len(parts(node)) and sum(map(bits, known)) <= BITS else None
 
 
 def value(node: Node, point: dict[str, Any]) -> Any:
     if node[0] == "num":
         return MP.mpf(node[1].numerator) / node[1].denominator
     if node[0] == "sym":
-        return point[node[1]] if node[1] in point else CONSTANTS[node[1]]()
+        return CONSTANTS[node[1]] if node[1] in CONSTANTS else point[node[1]]
     return NUMERIC[node[0]](*[value(part, point) for part in parts(node)])
 
 
-def evaluate(node: Node, point: dict[str, float] | None = None) -> Any:
+def evaluate(node: Node, point: dict[str, Any]) -> Any:
     """A finite number, or None."""
     try:
-        found = value(node, {name: MP.mpf(x) for name, x in (point or {}).items()})
+        found = value(node, point)
         return found if MP.isfinite(found) else None
     except BAD:
         return None
@@ -132,11 +132,10 @@ def near(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
 
 def literal(node: Node) -> bool:
     """A number as it is written: decimal, fraction, mixed, scientific, a power. No arithmetic is left to do."""
-    kind, inner = node[0], [part for part in parts(node) if not literal(part)]
-    if kind == "mul":
+    if node[0] == "mul":
         return len(node) == 3 and node[1][0] == "num" and node[2][0] == "pow" and node[2][1][:2] == ("num", 10)
-    allowed = {"neg": ("num", "mixed", "div", "pow", "mul"), "div": ("num", "neg", "pow"), "pow": ("num", "neg")}
-    return kind in ("num", "mixed") or (not inner and all(part[0] in allowed.get(kind, ()) for part in node[1:]))
+    inside = LITERAL.get(node[0], ())
+    return node[0] in ("num", "mixed") or (node[0] in LITERAL and all(p[0] in inside and literal(p) for p in node[1:]))
 
 
 def stands_for(a: Node, b: Node) -> bool:
@@ -146,7 +145,7 @@ def stands_for(a: Node, b: Node) -> bool:
         return False
     if gold is not None and not 10 ** min(BITS, bits(gold)) % gold.denominator:
         return False
-    y = evaluate(b)
+    y = evaluate(b, {})
     if y is None or y.imag or written.denominator == 1:
         return False
     x = MP.mpf(written.numerator) / written.denominator
@@ -154,7 +153,7 @@ def stands_for(a: Node, b: Node) -> bool:
     return bool(abs(x - y) <= (last if abs(x) < abs(y) else last / 2))
 
 
-def same_at(a: Node, b: Node, point: dict[str, float], real: bool) -> bool | None:
+def same_at(a: Node, b: Node, point: dict[str, Any], real: bool) -> bool | None:
     """Whether two values agree; None where one does not exist or, if `real`, is complex."""
     x, y = evaluate(a, point), evaluate(b, point)
     if x is None or y is None or (real and not (near(x, x.real, 1e-15) and near(y, y.real, 1e-15))):
@@ -163,13 +162,13 @@ def same_at(a: Node, b: Node, point: dict[str, float], real: bool) -> bool | Non
 
 
 @functools.lru_cache(4096)
-def points(symbols: frozenset[str]) -> list[dict[str, float]]:
+def points(symbols: frozenset[str]) -> list[dict[str, Any]]:
     """Positive points of several sizes, then points of both signs."""
     found = []
     for k, (low, high) in enumerate(RANGES * 2):
-        draws = {name: random.Random(f"{name}/{k}") for name in sorted(symbols)}
+        draws = {name: random.Random(f"{name}/{k}") for name in symbols}
         signs = (1, -1) if k >= len(RANGES) else (1,)
-        found.append({name: draw.choice(signs) * draw.uniform(low, high) for name, draw in draws.items()})
+        found.append({name: MP.mpf(draw.choice(signs) * draw.uniform(low, high)) for name, draw in draws.items()})
     return found if symbols else [{}]
 
 
@@ -240,7 +239,7 @@ def assigned(node: Node) -> Node | None:
             return None
     elif "≈" not in node[1]:
         return None
-    values = [evaluate(plain(part)[0]) for part in chain]
+    values = [evaluate(plain(part)[0], {}) for part in chain]
     near_enough = 1e-2 if "≈" in node[1] else 1e-20
     held = len(chain) == 1 or all(v is not None and near(v, values[0], near_enough) for v in values)
     return chain[0] if held else None
@@ -317,13 +316,10 @@ def same_members(a: Node, b: Node, strict: bool) -> bool:
     return there and all(any(equal(p, q, strict) for p in x) for q in y)
 
 
-def same_text(a: Node, b: Node, strict: bool) -> bool:
-    def normal(node: Node) -> str:
-        if node[0] == "mul" and all(part[0] == "sym" for part in node[1:]):
-            return "".join(part[1] for part in node[1:]).lower()
-        return node[1] if node[0] == "text" else "not text"
-
-    return normal(a) == normal(b)
+def letters(node: Node) -> str:
+    if node[0] == "mul" and all(part[0] == "sym" for part in node[1:]):
+        return "".join(part[1] for part in node[1:]).lower()
+    return node[1] if node[0] == "text" else "not text"
 
 
 def same_parts(a: Node, b: Node, strict: bool) -> bool:
@@ -332,7 +328,7 @@ def same_parts(a: Node, b: Node, strict: bool) -> bool:
 
 
 STRUCTURES: dict[str, Callable[[Node, Node, bool], bool]] = {  # the first kind that is in one of the two
-    "text": same_text,
+    "text": lambda a, b, strict: letters(a) == letters(b),
     **dict.fromkeys(("matrix", "row", "tuple"), same_parts),
     **dict.fromkeys(("list", "set", "union", "pm", "mp"), same_members),
 }
