@@ -153,14 +153,6 @@ def stands_for(a: Node, b: Node) -> bool:
     return bool(abs(x - y) <= (last if abs(x) < abs(y) else last / 2))
 
 
-def same_at(a: Node, b: Node, point: dict[str, Any], real: bool) -> bool | None:
-    """Whether two values agree; None where one does not exist or, if `real`, is complex."""
-    x, y = evaluate(a, point), evaluate(b, point)
-    if x is None or y is None or (real and not (near(x, x.real, 1e-15) and near(y, y.real, 1e-15))):
-        return None
-    return near(x, y)
-
-
 @functools.lru_cache(4096)
 def points(symbols: frozenset[str]) -> list[dict[str, Any]]:
     """Positive points of several sizes, then points of both signs."""
@@ -177,17 +169,18 @@ def same_formula(a: Node, b: Node) -> bool:
     if names(a) != names(b) or len(names(a)) > SYMBOLS:
         return False
     sampled = points(names(a))
-    for real in (True, False):
-        agree = 0
-        for point in sampled:
-            same = same_at(a, b, point, real)
-            if same is False:
+    agree: dict[bool, list[bool]] = {True: [], False: []}  # by whether both are real
+    for point in sampled:
+        x, y = evaluate(a, point), evaluate(b, point)
+        if x is not None and y is not None:
+            real = near(x, x.real, 1e-15) and near(y, y.real, 1e-15)
+            agree[real].append(near(x, y))
+            if real and not agree[real][-1]:
                 return False
-            agree += same is True
-        if agree >= min(2, len(sampled)):
-            return True
-    beyond = all((evaluate(a, point) is None) == (evaluate(b, point) is None) for point in sampled)
-    return beyond and same_form(a, b)
+    enough, both = min(2, len(sampled)), agree[True] + agree[False]
+    if len(both) >= enough:
+        return len(agree[True]) >= enough or all(both)
+    return not both and same_form(a, b)
 
 
 def same_form(a: Node, b: Node) -> bool:

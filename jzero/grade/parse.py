@@ -253,19 +253,13 @@ class Parser:
             refuse("two numbers")
 
     def power(self) -> Node:
-        node = self.atom()
+        node, last = self.atom(), ""
         for _ in range(TOWER):
-            operator = self.accept("!", "^", "°", "'")
-            if operator == "^":
-                node = ("pow", node, self.argument())
-            elif operator == "'":
-                node = ("sym", f"{node[1]}'") if node[0] == "sym" else refuse("a prime")
-            elif operator:
-                node = ("deg", node) if operator == "°" else ("factorial", node)
-            else:
+            operator = self.accept(*POSTFIX)
+            if not operator:
                 return node
-            if operator != "'" and self.tokens[self.at] == operator:
-                break
+            node = POSTFIX[operator](self, node) if operator != last else refuse("a tower")
+            last = operator
         refuse("a tower")
 
     def argument(self, digit: bool = False) -> Node:
@@ -368,6 +362,14 @@ SPECIAL = {
     "\\mathbb": lambda p: REAL if p.raw() == "R" else refuse("a number set"),
     "\\sqrt": Parser.root,
     "\\begin": Parser.matrix,
+}
+
+
+POSTFIX = {
+    "^": lambda p, node: ("pow", node, p.argument()),
+    "!": lambda p, node: ("factorial", node),
+    "°": lambda p, node: ("deg", node),
+    "'": lambda p, node: ("sym", node[1] + "'") if node[0] == "sym" else refuse("a prime"),
 }
 
 
