@@ -9,23 +9,22 @@ from collections.abc import Callable
 LONGEST = 1200  # characters of an answer
 WINDOW = 100_000  # characters searched for the end of a box
 BLOCK = re.compile(r"\s*<answer>(.*)</answer>(?:\s|<\|(?:im_end|endoftext)\|>|</s>)*", re.DOTALL)
+BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 BRACE = re.compile(r"\\[\\{}]|[{}]")
-BARE_BOX = re.compile(r"[ ]*(-?[0-9][0-9.,]*[0-9]|-?[0-9]|[A-Za-z])(?![A-Za-z0-9])")
+BARE_BOX = re.compile(r"(-?[0-9][0-9.,]*[0-9]|-?[0-9]|[A-Za-z])(?![A-Za-z0-9])")
 WORDS = re.compile(r"(?<=[0-9])[ ]+([A-Za-z]+(?:[ ][A-Za-z]+){0,5})[ .]*\Z")
 NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 
 
 def last_box(text: str) -> str | None:
     r"""The argument of the last \boxed or \fbox; escaped braces do not count."""
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if start < 0:
+    *_, last = (None, *BOX.finditer(text))
+    if last is None:
         return None
-    start += 6 if text.startswith("\\boxed", start) else 5
-    opening = text[start : start + 10].lstrip()
-    if not opening.startswith("{"):
-        bare = BARE_BOX.match(text, start)
+    if not text.startswith("{", last.end()):
+        bare = BARE_BOX.match(text, last.end())
         return bare and bare[1]
-    start = text.index("{", start) + 1
+    start = last.end() + 1
     depth = 1
     for brace in BRACE.finditer(text, start, start + WINDOW):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)

@@ -50,12 +50,9 @@ def verdict(text: str, gold: str, question: str, strict: bool) -> str:
 def peer_agrees(text: str, golds: list[str], correct: bool) -> bool:
     import math_verify
 
+    parsed = functools.partial(math_verify.parse, parsing_timeout=1)
     try:
-        answer = math_verify.parse(f"${text}$", parsing_timeout=1)
-        theirs = any(
-            math_verify.verify(math_verify.parse(f"${gold}$", parsing_timeout=1), answer, timeout_seconds=1)
-            for gold in golds
-        )
+        theirs = any(math_verify.verify(parsed(f"${gold}$"), parsed(f"${text}$"), timeout_seconds=1) for gold in golds)
     except Exception:  # whatever it raises, it gives no verdict
         return True
     return theirs == correct
