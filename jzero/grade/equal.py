@@ -169,9 +169,11 @@ def same_formula(a: Node, b: Node) -> bool:
     if names(a) != names(b) or len(names(a)) > SYMBOLS:
         return False
     sampled = points(names(a))
+    beyond = True  # neither has a value anywhere
     agree: dict[bool, list[bool]] = {True: [], False: []}  # by whether both are real
     for point in sampled:
         x, y = evaluate(a, point), evaluate(b, point)
+        beyond = beyond and x is None and y is None
         if x is not None and y is not None:
             real = near(x, x.real, 1e-15) and near(y, y.real, 1e-15)
             agree[real].append(near(x, y))
@@ -180,7 +182,7 @@ def same_formula(a: Node, b: Node) -> bool:
     enough, both = min(2, len(sampled)), agree[True] + agree[False]
     if len(both) >= enough:
         return len(agree[True]) >= enough or all(both)
-    return not both and same_form(a, b)
+    return beyond and same_form(a, b)
 
 
 def same_form(a: Node, b: Node) -> bool:
