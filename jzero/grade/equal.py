@@ -303,12 +303,22 @@ def members(node: Node) -> list[Node]:
 
 
 def same_members(a: Node, b: Node, strict: bool) -> bool:
-    """As sets: what is said twice may be said once."""
+    """As multisets, but what is said twice may be said once."""
     x, y = members(a), members(b)
     if max(len(x), len(y)) > 2 * min(len(x), len(y)):
         return False
-    there = all(any(equal(p, q, strict) for q in y) for p in x)
-    return there and all(any(equal(p, q, strict) for p in x) for q in y)
+    if len(x) != len(y):
+        x, y = distinct(x), distinct(y)
+    for item in x:
+        match = next((k for k, other in enumerate(y) if equal(item, other, strict)), None)
+        if match is None:
+            return False
+        del y[match]
+    return not y
+
+
+def distinct(items: list[Node]) -> list[Node]:
+    return [item for k, item in enumerate(items) if not any(equal(item, other, False) for other in items[:k])]
 
 
 def letters(node: Node) -> str:

@@ -154,7 +154,7 @@ class Parser:
         return parts if len(parts) <= ITEMS else refuse("too many items")
 
     def items(self) -> list[Node]:
-        return self.chain(self.relation, *SEPARATORS)
+        return self.chain(self.relation, *SEPARATORS) if self.tokens[self.at] not in SEPARATORS else refuse("no first")
 
     def relation(self) -> Node:
         while self.accept(*SEPARATORS, "=", "≈"):
@@ -181,10 +181,12 @@ class Parser:
         sign = self.at + (self.tokens[self.at] == "-")
         dollars = "dollar" if self.tokens[sign] == "\\$" and self.tokens.pop(sign) else ""
         first, *others = self.chain(lambda: several("union", self.chain(self.sum, "∪")), ":")
-        shares = [("div", first, other) for other in others]
-        node = several("tuple", [":", *shares][len(shares) < 2 :]) if shares else first
+        if others:  # as a fraction, or as the shares of the first
+            first = (
+                ("tuple", ":", *[("div", other, first) for other in others]) if others[1:] else ("div", first, *others)
+            )
         unit = self.unit() or dollars
-        return ("unit", node, unit) if unit else node
+        return ("unit", first, unit) if unit else first
 
     def unit(self) -> str:
         """Words after a value and, once there are some, / and powers, in one spelling: "foot 2"."""
