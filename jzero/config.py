@@ -44,7 +44,7 @@ class Model:
 class Reward:
     """What a score is the weighted sum of. The numbers are open-r1's."""
 
-    functions: tuple[str, ...] = ("accuracy",)  # grade.rewards.NAMES, or module:function of (response, gold, task)
+    functions: tuple[str, ...] = ("accuracy",)  # tasks.rewards.NAMES, or module:function of (response, gold, task)
     weights: tuple[float, ...] = ()  # one each; () = all 1
     unit: str = "characters"  # of lengths in length and cosine: characters | tokens
     repetition_ngram: int = 3  # words

@@ -19,13 +19,12 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import cli, config, metrics, sharding, tokenizer
-from jzero.grade import rewards
 from jzero.grade.pool import Pool
 from jzero.model import hf
 from jzero.rollout import sample
 from jzero.rollout.engine import Engine
 from jzero.rollout.sample import Driver
-from jzero.tasks import math, suites
+from jzero.tasks import math, rewards, suites
 from jzero.types import Grade, Problem, Rollout
 
 

@@ -23,14 +23,13 @@ from tqdm import tqdm
 from jzero import algorithms, checkpoint, config, evaluate, metrics, sharding, tokenizer
 from jzero.config import to_json, validate
 from jzero.evaluate import Sampler, grade_of
-from jzero.grade import rewards
 from jzero.grade.pool import Pool
 from jzero.learn import Trainer, make_trainer, optimize
 from jzero.model import hf, qwen
 from jzero.rollout.engine import Engine
 from jzero.rollout.sample import Counters
 from jzero.sft import warm_start
-from jzero.tasks import TASKS, suites
+from jzero.tasks import TASKS, rewards, suites
 from jzero.types import Problem, Rollout, State
 
 ALARM = 1e-3  # share of gradings that may fail unsaid

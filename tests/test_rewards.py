@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jzero import config
-from jzero.grade import math, rewards
+from jzero.grade import math
 from jzero.grade.pool import Pool
+from jzero.tasks import rewards
 from jzero.types import Grade
 
 GOOD = "<think>\nSome reasoning\n</think>\n<answer>\nThe answer\n</answer>"

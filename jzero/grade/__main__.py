@@ -7,6 +7,7 @@ which any will do. Counts of reasons and of worker restarts follow on stdout."""
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from jzero.grade.pool import Pool
 
 MATH = "jzero.grade.math:grade_problem"
 TASKS = {"math": (MATH, "boxed"), "gsm8k": (MATH, "gsm8k"), "countdown": ("countdown", "answer")}  # grader, template
-IN_FLIGHT = 4096  # rows submitted and not yet written
+CHUNK = 4096  # rows submitted together
 
 
 def question(line: bytes, where: str, verifier: str) -> tuple[Any, tuple[str, str, Any, Any]]:
@@ -43,30 +44,19 @@ def question(line: bytes, where: str, verifier: str) -> tuple[Any, tuple[str, st
 
 
 def grades(source: str, verifier: str, workers: int) -> Iterator[dict[str, Any]]:
-    waiting: dict[int, Any] = {}  # ids of rows in flight, in order
-    done: dict[Any, Any] = {}
-    with (
-        open(source, "rb") as file,
-        Pool(workers) as pool,
-        tqdm(total=os.path.getsize(source), unit="B", unit_scale=True) as bar,
-    ):
-        for number, line in enumerate(file, 1):
-            bar.update(len(line))
-            if line.strip():
-                waiting[number], item = question(line, f"{source}:{number}", verifier)
-                pool.submit(number, *item)
-            done.update(pool.poll() if len(waiting) < IN_FLIGHT else pool.drain())
-            yield from finished(waiting, done)
-        done.update(pool.drain())
-        yield from finished(waiting, done)
-        bar.write(json.dumps(pool.counters))
-
-
-def finished(waiting: dict[int, Any], done: dict[Any, Any]) -> Iterator[dict[str, Any]]:
-    while waiting and (first := next(iter(waiting))) in done:
-        grade = done.pop(first)
-        row = {"id": waiting.pop(first), "score": grade.score, "reason": grade.reason}
-        yield row | {"seconds": round(grade.seconds, 6)}
+    with open(source, "rb") as file, Pool(workers) as pool:
+        lines = enumerate(tqdm(file, unit=" rows"), 1)
+        while chunk := list(itertools.islice(lines, CHUNK)):
+            ids = {}
+            for number, line in chunk:
+                if line.strip():
+                    ids[number], item = question(line, f"{source}:{number}", verifier)
+                    pool.submit(number, *item)
+            found = dict(pool.drain())
+            for number, row in ids.items():
+                grade = found[number]
+                yield {"id": row, "score": grade.score, "reason": grade.reason, "seconds": round(grade.seconds, 6)}
+        tqdm.write(json.dumps(pool.counters))
 
 
 def main() -> None:

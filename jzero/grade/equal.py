@@ -1,112 +1,58 @@
 """Whether two parsed answers are the same answer.
 
 Rationals are compared exactly, other constants and formulas numerically, at points that follow from their symbols'
-names, to 25 and then 140 digits. Where a value is beyond the limits, sympy's automatic canonical form decides. Powers
+names, to many digits. Where a value is beyond the limits, sympy's automatic canonical form decides. Powers
 and factorials are sized before they are computed."""
 
 import functools
 import math
 import operator
-import zlib
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
 import mpmath
 
-from jzero.grade.parse import Node, refuse, spellings
+from jzero.grade.parse import Node, refuse
 
-BITS = 4096  # of an exact rational
-FORM_BITS = 1 << 18  # of all powers of constants in a formula for sympy
+BITS = 8192  # of the operands of exact arithmetic
 LARGEST = 12000  # |log| of a value
 SYMBOLS = 12
 SIGNIFICANT = 6  # digits of a decimal that may stand for an exact value
 RANGES = ((0.3, 1.0), (1.0, 3.0), (3.0, 8.0), (0.01, 0.3), (1.0, 2.0))  # where symbols are sampled
-BAD = (ArithmeticError, LookupError, ValueError, TypeError, mpmath.mp.NoConvergence)  # there is no such value
+LITERAL = {"neg": ("num", "mixed", "div", "pow", "mul"), "div": ("num", "neg", "pow"), "pow": ("num", "neg")}
+MP = mpmath.MPContext()
+MP.dps = 140
+TOLERANCE = 1e-80
+PERCENT = ("num", Fraction(1, 100), 0)
+BAD = (ArithmeticError, LookupError, ValueError, TypeError, MP.NoConvergence)  # there is no such value
 
 
 def parts(node: Node) -> list[Node]:
     return [part for part in node[1:] if isinstance(part, tuple)]
 
 
-# Exact values
-
-
 @functools.lru_cache(4096)
-def exact(node: Node) -> Fraction | None:
-    """The value of rational arithmetic, or None."""
-    if node[0] == "num":
-        return node[1]
-    function = EXACT.get(node[1] if node[0] == "fn" else node[0])
-    values = [exact(part) for part in parts(node)] if function else [None]
-    value = function(*values) if function and None not in values else None
-    return value if value is not None and sized(value) <= BITS else None
+def names(node: Node) -> frozenset[str]:
+    """The symbols in a tree, and ± where it has plus-minus."""
+    own = {"±"} if node[0] in ("pm", "mp") else set()
+    if node[0] == "sym" and node[1] not in CONSTANTS:
+        own = {node[1]}
+    return frozenset(own).union(*map(names, parts(node)))
 
 
-def sized(value: Fraction) -> int:
+# Values
+
+
+def bits(value: Fraction) -> int:
     return max(value.numerator.bit_length(), value.denominator.bit_length())
-
-
-def folded(operation: Callable[[Any, Any], Any], values: Sequence[Fraction]) -> Fraction | None:
-    found = values[0]
-    for one in values[1:]:
-        found = operation(found, one)
-        if sized(found) > BITS:
-            return None
-    return found
-
-
-def exact_power(base: Fraction, exponent: Fraction) -> Fraction | None:
-    small = exponent.denominator == 1 and sized(base) * abs(exponent) <= BITS
-    return base ** int(exponent) if small and (base or exponent > 0) else None
-
-
-EXACT: dict[str, Callable[..., Any]] = {
-    "neg": lambda a: -a,
-    "add": lambda *terms: folded(operator.add, terms),
-    "mixed": operator.add,
-    "mul": lambda *factors: folded(operator.mul, factors),
-    "div": lambda a, b: a / b if b else None,
-    "pow": exact_power,
-    "factorial": lambda n: Fraction(math.factorial(int(n))) if n.denominator == 1 and 0 <= n <= 450 else None,
-}
-
-
-def literal(node: Node) -> bool:
-    """A number as it is written: decimal, fraction, mixed, scientific, a power. No arithmetic is left to do."""
-    kind, inner = node[0], [part for part in parts(node) if not literal(part)]
-    if kind == "mul":
-        return len(node) == 3 and node[1][0] == "num" and node[2][0] == "pow" and node[2][1][:2] == ("num", 10)
-    allowed = {"neg": ("num", "mixed", "div", "pow", "mul"), "div": ("num", "neg", "pow"), "pow": ("num", "neg")}
-    return kind in ("num", "mixed") or (not inner and all(part[0] in allowed.get(kind, ()) for part in node[1:]))
-
-
-# Numeric values
-
-
-@functools.lru_cache(4096)
-def kinds(node: Node) -> frozenset[str]:
-    """The kinds of nodes in a tree, and its symbols as "$x"."""
-    own = {"$" + node[1]} if node[0] == "sym" and node[1] not in CONSTANTS else set()
-    return frozenset({node[0]} | own).union(*map(kinds, parts(node)))
-
-
-def symbols(node: Node) -> list[str]:
-    return sorted(kind[1:] for kind in kinds(node) if kind[0] == "$")
-
-
-def value(node: Node, point: dict[str, Any]) -> Any:
-    if node[0] == "num":
-        return mpmath.mpf(node[1].numerator) / node[1].denominator
-    if node[0] == "sym":
-        return point[node[1]] if node[1] in point else CONSTANTS[node[1]]()
-    return NUMERIC[node[1] if node[0] == "fn" else node[0]](*[value(part, point) for part in parts(node)])
 
 
 def power(base: Any, exponent: Any) -> Any:
     if not base:
         return base if exponent.real > 0 else refuse("a power of 0")
-    return base**exponent if abs(exponent * mpmath.log(base)) < LARGEST else refuse("size")
+    return base**exponent if abs(exponent * MP.log(base)) < LARGEST else refuse("size")
 
 
 def root(radicand: Any, degree: Any) -> Any:
@@ -116,146 +62,153 @@ def root(radicand: Any, degree: Any) -> Any:
 
 
 def bounded(name: str, largest: float = LARGEST) -> Callable[[Any], Any]:
-    return lambda x: getattr(mpmath, name)(x) if abs(x) < largest else refuse("size")
+    return lambda x: getattr(MP, name)(x) if abs(x) < largest else refuse("size")
 
 
 factorial = bounded("factorial", 3000)
-CONSTANTS: dict[str, Callable[[], Any]] = {
-    "e": lambda: +mpmath.e,
-    "π": lambda: +mpmath.pi,
-    "i": lambda: mpmath.mpc(0, 1),
-}
-NUMERIC: dict[str, Callable[..., Any]] = {
-    **{name: bounded(name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan")},
-    **{name: bounded(name) for name in ("sinh", "cosh", "tanh", "exp")},
-    "neg": lambda a: -a,
+CONSTANTS = {"e": +MP.e, "π": +MP.pi, "i": MP.mpc(0, 1)}
+BOUNDED = ("sin", "cos", "tan", "cot", "sec", "csc", "asin", "acos", "atan", "sinh", "cosh", "tanh", "exp")
+ARITHMETIC: dict[str, Callable[..., Any]] = {
+    "neg": operator.neg,
     "add": lambda *terms: sum(terms),
-    "mixed": lambda whole, part: whole + part,
+    "mixed": operator.add,
     "mul": lambda *factors: math.prod(factors),
-    "div": lambda a, b: a / b,
+    "div": operator.truediv,
+}
+EXACT = ARITHMETIC | {  # what is too large or does not exist is None
+    "div": lambda a, b: a / b if b else None,
+    "pow": lambda a, n: a ** int(n) if n.denominator == 1 and (a or n > 0) and bits(a) * abs(n) <= BITS / 2 else None,
+    "factorial": lambda n: Fraction(math.factorial(int(n))) if n.denominator == 1 and 0 <= n <= 450 else None,
+}
+NUMERIC = ARITHMETIC | {
+    **{name: bounded(name) for name in BOUNDED},
     "pow": power,
-    "deg": lambda a: a * mpmath.pi / 180,
     "root": root,
-    "log": lambda x, *base: mpmath.log(x, *base),
-    "abs": lambda x: mpmath.mpf(abs(x)),
+    "deg": lambda a: a * MP.pi / 180,
+    "log": lambda x, *base: MP.log(x, *base),
+    "abs": lambda x: MP.mpf(abs(x)),
     "factorial": factorial,
     "binom": lambda n, k: factorial(n) / factorial(k) / factorial(n - k),
-    "floor": lambda x: mpmath.floor(x) if not x.imag else refuse("complex"),
-    "ceil": lambda x: mpmath.ceil(x) if not x.imag else refuse("complex"),
+    "floor": lambda x: MP.floor(x) if not x.imag else refuse("complex"),
+    "ceil": lambda x: MP.ceil(x) if not x.imag else refuse("complex"),
 }
 
 
-def evaluate(node: Node, point: dict[str, float], digits: int) -> Any:
+@functools.lru_cache(4096)
+def exact(node: Node) -> Fraction | None:
+    """The value of rational arithmetic, or None."""
+    if node[0] == "num":
+        return node[1]
+    function = EXACT.get(node[0])
+    if function is None:
+        return None
+    known = [x for x in map(exact, parts(node)) if x is not None]
+    return function(*known) if len(known) == len(parts(node)) and sum(map(bits, known)) <= BITS else None
+
+
+def value(node: Node, point: dict[str, Any]) -> Any:
+    if node[0] == "num":
+        return MP.mpf(node[1].numerator) / node[1].denominator
+    if node[0] == "sym":
+        return CONSTANTS[node[1]] if node[1] in CONSTANTS else point[node[1]]
+    return NUMERIC[node[0]](*[value(part, point) for part in parts(node)])
+
+
+def evaluate(node: Node, point: dict[str, Any]) -> Any:
     """A finite number, or None."""
     try:
-        with mpmath.workdps(digits):
-            found = value(node, {name: mpmath.mpf(x) for name, x in point.items()})
-            return found if mpmath.isfinite(found) else None
+        found = value(node, point)
+        return found if MP.isfinite(found) else None
     except BAD:
         return None
 
 
-def near(a: Any, b: Any, tolerance: float) -> bool:
-    with mpmath.workdps(140):
-        return bool(abs(a - b) <= tolerance * max(abs(a), abs(b)))
+def near(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
+    return bool(abs(a - b) <= tolerance * max(abs(a), abs(b)))
 
 
-def same_at(a: Node, b: Node, point: dict[str, float], real: bool) -> bool | None:
-    """Whether two values agree to 25 and to 140 digits; None where one does not exist or, if `real`, is complex."""
-    for digits, tolerance in ((25, 1e-4), (140, 1e-80)):
-        x, y = evaluate(a, point, digits), evaluate(b, point, digits)
-        if x is None or y is None or (real and not (near(x, x.real, 1e-15) and near(y, y.real, 1e-15))):
-            return None
-        if not near(x, y, tolerance):
-            return False
-    return True
+# Numbers and formulas
+
+
+def literal(node: Node) -> bool:
+    """A number as it is written: decimal, fraction, mixed, scientific, a power. No arithmetic is left to do."""
+    if node[0] == "mul":
+        return len(node) == 3 and node[1][0] == "num" and node[2][0] == "pow" and node[2][1][:2] == ("num", 10)
+    inside = LITERAL.get(node[0], ())
+    return node[0] in ("num", "mixed") or (node[0] in LITERAL and all(p[0] in inside and literal(p) for p in node[1:]))
+
+
+def stands_for(a: Node, b: Node) -> bool:
+    """A decimal of SIGNIFICANT digits or more, rounded or cut, for an exact constant that no decimal equals."""
+    gold, written, number = exact(b), exact(a), a[1] if a[0] == "neg" else a
+    if number[0] != "num" or not SIGNIFICANT <= number[2] < 40 or not written or names(b):
+        return False
+    if gold is not None and not 10 ** min(BITS, bits(gold)) % gold.denominator:
+        return False
+    y = evaluate(b, {})
+    if y is None or y.imag or written.denominator == 1:
+        return False
+    x = MP.mpf(written.numerator) / written.denominator
+    last = MP.mpf(10) ** (MP.floor(MP.log10(abs(x))) + 1 - number[2])
+    return bool(abs(x - y) <= (last if abs(x) < abs(y) else last / 2))
 
 
 @functools.lru_cache(4096)
-def points(names: tuple[str, ...]) -> list[dict[str, float]]:
+def points(symbols: frozenset[str]) -> list[dict[str, Any]]:
     """Positive points of several sizes, then points of both signs."""
     found = []
     for k, (low, high) in enumerate(RANGES * 2):
-        seeds = {name: zlib.crc32(f"{name}/{k}".encode()) for name in names}
-        signs = {name: -1 if k >= len(RANGES) and seed & 1 else 1 for name, seed in seeds.items()}
-        found.append({name: signs[name] * (low + (high - low) * (seed >> 8) / 2**24) for name, seed in seeds.items()})
-    return found if names else [{}]
+        draws = {name: random.Random(f"{name}/{k}") for name in symbols}
+        signs = (1, -1) if k >= len(RANGES) else (1,)
+        found.append({name: MP.mpf(draw.choice(signs) * draw.uniform(low, high)) for name, draw in draws.items()})
+    return found if symbols else [{}]
 
 
 def same_formula(a: Node, b: Node) -> bool:
     """Identity at every sampled point where both are real or, where they never are, as complex numbers."""
-    names = tuple(symbols(a))
-    if list(names) != symbols(b) or len(names) > SYMBOLS:
+    if names(a) != names(b) or len(names(a)) > SYMBOLS:
         return False
-    for real, sampled in ((bool(names), points(names)), (False, points(names)[: len(RANGES)])):
-        found = []
-        for point in sampled:
-            found.append(same_at(a, b, point, real))
-            if found[-1] is False:
+    sampled = points(names(a))
+    beyond = True  # neither has a value anywhere
+    agree: dict[bool, list[bool]] = {True: [], False: []}  # by whether both are real
+    for point in sampled:
+        x, y = evaluate(a, point), evaluate(b, point)
+        beyond = beyond and x is None and y is None
+        if x is not None and y is not None:
+            real = near(x, x.real, 1e-15) and near(y, y.real, 1e-15)
+            agree[real].append(near(x, y))
+            if real and not agree[real][-1]:
                 return False
-        if found.count(True) >= min(2, len(sampled)):
-            return True
-    beyond = [{evaluate(node, point, 25) is None for node in (a, b)} for point in points(names)]
-    return all(len(both) == 1 for both in beyond) and same_form(a, b)
+    enough, both = min(2, len(sampled)), agree[True] + agree[False]
+    if len(both) >= enough:
+        return len(agree[True]) >= enough or all(both)
+    return beyond and same_form(a, b)
 
 
 def same_form(a: Node, b: Node) -> bool:
-    """As sympy expressions, which sort and collect on their own. Constants that would be multiplied out are refused."""
-    if {kind for kind in kinds(a) | kinds(b) if kind[0] != "$"} - {"num", "sym", "neg", "add", "mul", "div", "pow"}:
-        return False
+    """As sympy's sums and products. All else, large numbers too, stands for itself: nothing large is computed."""
     import sympy
 
-    left = [FORM_BITS]
-    leaves = {"e": sympy.E, "π": sympy.pi, "i": sympy.I}
-    build = {"neg": lambda a: -a, "add": sympy.Add, "mul": sympy.Mul, "div": lambda a, b: a / b, "pow": sympy.Pow}
+    def form(node: Any) -> Any:
+        if not isinstance(node, tuple):
+            return sympy.Symbol(str(node))
+        number = exact(node)
+        if number is not None and bits(number) <= 64:
+            return sympy.Rational(number.numerator, number.denominator)
+        build = {"add": sympy.Add, "mul": sympy.Mul, "neg": operator.neg}.get(node[0]) or sympy.Function(node[0])
+        return build(*map(form, node[1:]))
 
-    def form(node: Node) -> Any:
-        if node[0] in ("num", "sym"):
-            return sympy.Rational(node[1]) if node[0] == "num" else leaves.get(node[1], sympy.Symbol("_" + node[1]))
-        found = [form(part) for part in parts(node)]
-        if node[0] == "pow" and found[1].is_number and not found[0].is_Symbol:
-            factor = found[0].as_coeff_Mul()[0]  # what would be raised on its own
-            left.append(left.pop() - (factor.p.bit_length() + factor.q.bit_length() - 1) * abs(int(found[1])))
-            if left[0] < 0 or not found[1].is_Integer:
-                refuse("size")
-        return build[node[0]](*found)
-
-    try:
-        return bool(form(a) == form(b))
-    except BAD:
-        return False
+    return bool(form(a) == form(b))
 
 
 def same_number(a: Node, b: Node, strict: bool) -> bool:
     """If `strict`, a gold that is written as a number takes only what is."""
     x, y = exact(a), exact(b)
-    if x is not None and y is not None:
-        return (literal(a) or not (strict and literal(b))) if x == y else stands_for(a, b)
-    if strict and y is not None and literal(b):
+    if strict and y is not None and literal(b) and not literal(a):
         return False
-    return stands_for(a, b) or same_formula(a, b)
-
-
-def decimals(node: Node) -> int:
-    return decimals(node[1]) if node[0] == "neg" else node[2] if node[0] == "num" else 0
-
-
-def terminates(value: Fraction) -> bool:
-    return not 10 ** min(BITS, value.denominator.bit_length()) % value.denominator
-
-
-def stands_for(a: Node, b: Node) -> bool:
-    """A decimal of SIGNIFICANT digits or more, rounded or cut, for an exact constant that no decimal equals."""
-    gold, digits, written = exact(b), decimals(a), exact(a)
-    if not SIGNIFICANT <= digits < 40 or symbols(b) or (gold is not None and terminates(gold)):
-        return False
-    y = evaluate(b, {}, 60)
-    if y is None or y.imag or written is None or written.denominator == 1:
-        return False
-    with mpmath.workdps(60):
-        x = mpmath.mpf(written.numerator) / written.denominator
-        last = mpmath.mpf(10) ** (mpmath.floor(mpmath.log10(abs(x))) + 1 - digits)
-        return bool(abs(x - y) <= (last if abs(x) < abs(y) else last / 2))
+    if x is not None and x == y:
+        return True
+    return stands_for(a, b) or ((x is None or y is None) and same_formula(a, b))
 
 
 # Relations
@@ -265,7 +218,7 @@ def is_name(node: Node) -> bool:
     """x, f(x), |AB|, A:B, (p, q), a fraction of names: no number, sum or power."""
     if node[0] == "sym":
         return node[1] not in CONSTANTS
-    return node[0] in ("mul", "div", "ratio", "tuple", "fn") and all(map(is_name, parts(node)))
+    return node[0] in ("mul", "div", "tuple", "abs", "log", *BOUNDED) and all(map(is_name, parts(node)))
 
 
 def assigned(node: Node) -> Node | None:
@@ -277,73 +230,59 @@ def assigned(node: Node) -> Node | None:
         chain.reverse()
     if is_name(chain[0]):
         name = chain.pop(0)
-        if name[0] == "sym" and name[1] in symbols(chain[0]):
+        if name[0] == "sym" and name[1] in names(chain[0]):
             return None
     elif "≈" not in node[1]:
         return None
-    values = [evaluate(plain(part)[0], {}, 25) for part in chain]
+    values = [evaluate(plain(part)[0], {}) for part in chain]
     near_enough = 1e-2 if "≈" in node[1] else 1e-20
     held = len(chain) == 1 or all(v is not None and near(v, values[0], near_enough) for v in values)
     return chain[0] if held else None
-
-
-def interval(node: Node) -> Node | None:
-    """A chain of inequalities about one name as an interval."""
-    if node[0] != "rel" or set(node[1]) - set("<>≤≥") or len(node[1]) > 2:
-        return None
-    node = flipped(node) if node[1][0] in ">≥" else node
-    named = [is_name(part) for part in node[2:]]
-    low, high = ("(" if node[1][0] == "<" else "["), (")" if node[1][-1] == "<" else "]")
-    if named == [False, True, False] and not set(node[1]) & set(">≥"):
-        return ("tuple", low + high, node[2], node[4])
-    if named == [True, False]:
-        return ("tuple", "(" + high, ("neg", ("inf",)), node[3])
-    return ("tuple", low + ")", node[2], ("inf",)) if named == [False, True] else None
 
 
 def flipped(node: Node) -> Node:
     return ("rel", node[1][::-1].translate(str.maketrans("<>≤≥", "><≥≤")), *node[:1:-1])
 
 
-def same_relation(a: Node, b: Node) -> bool:
+def interval(node: Node) -> Node | None:
+    """Inequalities about one name as an interval."""
+    if node[0] != "rel":
+        return None
+    _, operators, *sides = flipped(node) if node[1][0] in ">≥" else node
+    if len(operators) == 1:
+        below = is_name(sides[0])
+        operators = "<" + operators if below else operators + "<"
+        sides = [("neg", ("inf",)), *sides] if below else [*sides, ("inf",)]
+    if set(operators) - set("<≤") or [is_name(side) for side in sides] != [False, True, False]:
+        return None
+    return ("tuple", "(["[operators[0] == "≤"] + ")]"[operators[1] == "≤"], sides[0], sides[2])
+
+
+def same_relation(a: Node, b: Node, strict: bool) -> bool:
     """Link by link in either direction; the sides of a single link may be moved over and scaled."""
-    a = a if a[1] == b[1] or flipped(a)[1] != b[1] else flipped(a)
-    if a[1] != b[1]:
-        return False
-    if all(equal(p, q, False) for p, q in zip(a[2:], b[2:], strict=True)):
+    a = a if a[1] == b[1] else flipped(a)
+    if same_parts(a, b, False):
         return True
     p, q = (("add", node[2], ("neg", node[3])) for node in (a, b))
-    if len(a) > 4 or symbols(p) != symbols(q) or not symbols(p):
+    if a[1] != b[1] or len(a) > 4 or names(p) != names(q) or not names(p):
         return False
-    scales = [evaluate(("div", p, q), point, 140) for point in points(tuple(symbols(p)))]
+    scales = [evaluate(("div", p, q), point) for point in points(names(p))]
     scales = [scale for scale in scales if scale is not None]
-    same = len(scales) > 1 and scales[0] and all(near(scales[0], scale, 1e-80) for scale in scales)
+    same = len(scales) > 1 and scales[0] and all(near(scales[0], scale) for scale in scales)
     return bool(same and (a[1] in "=≠" or scales[0].real > 0))
 
 
 # Answers
 
-UNITS = spellings(
-    "percent pct percentage ; foot ft feet ; inch inche in ; centimeter cm ; meter m ; kilometer km ; "
-    "gram g gm ; kilogram kg ; pound lb ; second s sec ; minute min ; hour h hr ; dollar usd ; square sq ; "
-    "/ per"
-)
-WORDS = spellings("does-not-exist dne undefined doesnotexist")
-
 
 def plain(node: Node) -> tuple[Node, str]:
-    """An answer without its decoration, and that."""
+    """An answer without its unit, and that."""
     if node[0] == "neg" and node[1][0] in ("unit", "deg"):
         inside, unit = plain(node[1])
         return ("neg", inside), unit
-    if node[0] != "unit":
-        return (node[1], "degree") if node[0] == "deg" else (node, "")
-    words = [word.removesuffix("s") if len(word) > 2 else word for word in node[2].split()]
-    words = [UNITS.get(word, word) for word in words]
-    shape = {"square": " ^ 2", "cubic": " ^ 3"}
-    return plain(node[1])[0], " ".join(w for w in words if w not in shape) + "".join(
-        shape[w] for w in words if w in shape
-    )
+    if node[0] == "unit":
+        return plain(node[1])[0], node[2]
+    return (node[1], "degree") if node[0] == "deg" else (node, "")
 
 
 def one_of_two(node: Node, sign: int) -> Node:
@@ -356,53 +295,36 @@ def one_of_two(node: Node, sign: int) -> Node:
 
 
 def members(node: Node) -> list[Node]:
-    """Of a list or set; plus-minus makes two."""
+    """Of a list, set or union; plus-minus makes two."""
     found = []
-    for part in node[1:] if node[0] in ("list", "set") else [node]:
-        found += [one_of_two(part, 1), one_of_two(part, -1)] if kinds(part) & {"pm", "mp"} else [part]
+    for part in node[1:] if node[0] in ("list", "set", "union") else [node]:
+        found += [one_of_two(part, 1), one_of_two(part, -1)] if "±" in names(part) else [part]
     return found
 
 
-def pieces(node: Node) -> list[Node]:
-    """Of a union, or of a list of inequalities."""
-    return [interval(part) or part for part in node[1:]] if node[0] in ("union", "list") else [node]
-
-
-def same_members(a: list[Node], b: list[Node], strict: bool) -> bool:
+def same_members(a: Node, b: Node, strict: bool) -> bool:
     """As multisets, but what is said twice may be said once."""
-    if len(a) != len(b):
-        a, b = (distinct(a), distinct(b)) if max(len(a), len(b)) <= 2 * min(len(a), len(b)) else ([], b or a)
-    left = list(b)
-    for item in a:
-        match = next((k for k, other in enumerate(left) if equal(item, other, strict)), None)
+    x, y = members(a), members(b)
+    if max(len(x), len(y)) > 2 * min(len(x), len(y)):
+        return False
+    if len(x) != len(y):
+        x, y = distinct(x), distinct(y)
+    for item in x:
+        match = next((k for k, other in enumerate(y) if equal(item, other, strict)), None)
         if match is None:
             return False
-        del left[match]
-    return not left
+        del y[match]
+    return not y
 
 
 def distinct(items: list[Node]) -> list[Node]:
     return [item for k, item in enumerate(items) if not any(equal(item, other, False) for other in items[:k])]
 
 
-def same_text(a: Node, b: Node) -> bool:
-    def normal(node: Node) -> str:
-        if node[0] == "mul" and all(part[0] == "sym" for part in node[1:]):
-            return "".join(part[1] for part in node[1:]).lower()
-        words = node[1].lower().split() if node[0] == "text" else ["", "not text"]
-        joined = "".join(word for word in words if word not in ("a", "an", "the"))
-        return WORDS.get(joined, joined)
-
-    return normal(a) == normal(b)
-
-
-def same_ratio(a: Node, b: Node, strict: bool) -> bool:
-    a, b = (("div", *n[1:]) if len(n) == 3 and a[0] != b[0] and n[0] == "ratio" else n for n in (a, b))
-    if a[0] != b[0]:
-        return "ratio" not in (a[0], b[0]) and same_number(a, b, strict)
-    if len(a) != len(b) or any(exact(part) == 0 for part in a[1:] + b[1:]):
-        return len(a) == len(b) and all(equal(p, q, strict) for p, q in zip(a[1:], b[1:], strict=True))
-    return all(equal(("div", p, a[1]), ("div", q, b[1]), False) for p, q in zip(a[1:], b[1:], strict=True))
+def letters(node: Node) -> str:
+    if node[0] == "mul" and all(part[0] == "sym" for part in node[1:]):
+        return "".join(part[1] for part in node[1:]).lower()
+    return node[1] if node[0] == "text" else "not text"
 
 
 def same_parts(a: Node, b: Node, strict: bool) -> bool:
@@ -410,35 +332,31 @@ def same_parts(a: Node, b: Node, strict: bool) -> bool:
     return len(a) == len(b) and all(equal(p, q, strict) if isinstance(p, tuple) else p == q for p, q in pairs)
 
 
-STRUCTURES: dict[str, Callable[[Node, Node, bool], bool]] = {  # the first kind that one of the two is
-    "text": lambda a, b, strict: same_text(a, b),
-    "matrix": same_parts,
-    "row": same_parts,
-    "tuple": same_parts,
-    "union": lambda a, b, strict: same_members(pieces(a), pieces(b), strict),
-    "list": lambda a, b, strict: same_members(members(a), members(b), strict),
-    "set": lambda a, b, strict: same_members(members(a), members(b), strict),
-    "ratio": same_ratio,
+STRUCTURES: dict[str, Callable[[Node, Node, bool], bool]] = {  # the first kind that is in one of the two
+    "text": lambda a, b, strict: letters(a) == letters(b),
+    **dict.fromkeys(("matrix", "row", "tuple"), same_parts),
+    **dict.fromkeys(("list", "set", "union", "pm", "mp"), same_members),
 }
 
 
 def equal(a: Node, b: Node, strict: bool) -> bool:
     """`a` is the prediction and `b` the gold."""
+    if a == b:
+        return True
     if (a[0] == "rel") != (b[0] == "rel"):
         a, b = (assigned(node) or interval(node) or node for node in (a, b))
     if "rel" in (a[0], b[0]):
-        return a[0] == b[0] and same_relation(a, b)
+        return a[0] == b[0] and same_relation(a, b, strict)
     (a, unit), (b, other) = plain(a), plain(b)
     if (unit and other and unit != other) or (unit[:1] == "_" and not other):
         return False
     if (unit == "percent") != (other == "percent") and literal(a):
-        x, y = (Fraction(1, 100) if u == "percent" else 1 for u in (unit, other))
-        p, q = exact(a), exact(b)
-        if p is not None and q is not None and p * x == q * y:
+        x, y = (exact(("mul", n, PERCENT)) if u == "percent" else exact(n) for n, u in ((a, unit), (b, other)))
+        if x is not None and x == y:
             return True
     for kind, same in STRUCTURES.items():
         if kind in (a[0], b[0]):
-            return a == b or same(a, b, strict)
-    if (kinds(a) | kinds(b)) & {"pm", "mp"}:
-        return same_members(members(a), members(b), strict)
+            return same(a, b, strict)
+    if "±" in names(a) | names(b):
+        return same_members(a, b, strict)
     return same_number(a, b, strict)

@@ -8,24 +8,23 @@ from collections.abc import Callable
 
 LONGEST = 1200  # characters of an answer
 WINDOW = 100_000  # characters searched for the end of a box
-TAIL = re.compile(r"(?:\s|<\|(?:im_end|endoftext)\|>|</s>)*\Z")
+BLOCK = re.compile(r"\s*<answer>(.*)</answer>(?:\s|<\|(?:im_end|endoftext)\|>|</s>)*", re.DOTALL)
+BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 BRACE = re.compile(r"\\[\\{}]|[{}]")
-BARE_BOX = re.compile(r"[ ]*(-?[0-9][0-9.,]*[0-9]|-?[0-9]|[A-Za-z])(?![A-Za-z0-9])")
+BARE_BOX = re.compile(r"(-?[0-9][0-9.,]*[0-9]|-?[0-9]|[A-Za-z])(?![A-Za-z0-9])")
 WORDS = re.compile(r"(?<=[0-9])[ ]+([A-Za-z]+(?:[ ][A-Za-z]+){0,5})[ .]*\Z")
 NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 
 
 def last_box(text: str) -> str | None:
     r"""The argument of the last \boxed or \fbox; escaped braces do not count."""
-    start = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
-    if start < 0:
+    *_, last = (None, *BOX.finditer(text))
+    if last is None:
         return None
-    start += 6 if text.startswith("\\boxed", start) else 5
-    opening = text[start : start + 10].lstrip()
-    if not opening.startswith("{"):
-        bare = BARE_BOX.match(text, start)
+    if not text.startswith("{", last.end()):
+        bare = BARE_BOX.match(text, last.end())
         return bare and bare[1]
-    start = text.index("{", start) + 1
+    start = last.end() + 1
     depth = 1
     for brace in BRACE.finditer(text, start, start + WINDOW):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
@@ -34,59 +33,44 @@ def last_box(text: str) -> str | None:
     return None
 
 
-def thoughts_removed(text: str) -> str:
-    return text.rpartition("</think>")[2]
-
-
-def box(response: str) -> str | None:
-    return last_box(thoughts_removed(response))
-
-
-def box_after_thoughts(response: str) -> str | None:
-    return box(response) if "</think>" in response else None
-
-
-def answer_block(response: str) -> str | None:
-    """The one <answer> block that directly follows the thoughts and ends the response."""
-    if "</think>" not in response:
-        return None
-    end = TAIL.search(response, max(0, len(response) - 200))
-    text = thoughts_removed(response[: end.start()] if end else response).strip()
-    if not (text.startswith("<answer>") and text.endswith("</answer>")) or text.count("<answer>") > 1:
-        return None
-    inside = text[len("<answer>") : -len("</answer>")]
-    return None if "</answer>" in inside else unboxed(inside)
-
-
-def marked_line(response: str) -> str | None:
-    """The rest of the line of the last ####; words that end it are a unit."""
-    _, marker, after = thoughts_removed(response).rpartition("####")
-    line = after.partition("\n")[0].lstrip(" :") if marker else ""
-    return unboxed(WORDS.sub(r"\\text{ \1}", line[: 2 * LONGEST]))
-
-
-def last_number(response: str) -> str | None:
-    found = NUMBER.findall(thoughts_removed(response)[-WINDOW:])
-    return found[-1] if found else None
-
-
 def unboxed(answer: str) -> str | None:
     """An answer that may itself stand in a box."""
     return last_box(answer) if "\\boxed" in answer else answer
 
 
-TEMPLATES: dict[str, Callable[[str], str | None]] = {
-    "boxed": box,
-    "think_boxed": box_after_thoughts,
+def answer_block(text: str) -> str | None:
+    """The one <answer> block that directly follows the thoughts and ends the response."""
+    found = BLOCK.fullmatch(text)
+    return unboxed(found[1]) if found and "answer>" not in found[1] else None
+
+
+def marked_line(text: str) -> str | None:
+    """The rest of the line of the last ####; words that end it are a unit."""
+    _, marker, after = text.rpartition("####")
+    line = after.partition("\n")[0].lstrip(" :") if marker else ""
+    return unboxed(WORDS.sub(r"\\text{ \1}", line[: 2 * LONGEST]))
+
+
+def last_number(text: str) -> str | None:
+    found = NUMBER.findall(text[-WINDOW:])
+    return found[-1] if found else None
+
+
+TEMPLATES: dict[str, Callable[[str], str | None]] = {  # of what follows the thoughts
+    "boxed": last_box,
+    "think_boxed": last_box,
     "r1": answer_block,
     "gsm8k": marked_line,
     "number": last_number,
     "answer": unboxed,  # the response is the answer
 }
+THINKING = ("think_boxed", "r1")  # need thoughts
 
 
 def extract(response: str, template: str) -> str | None:
     if template not in TEMPLATES:
         raise ValueError(f"template={template!r} is not one of {', '.join(TEMPLATES)}")
-    answer = (TEMPLATES[template](response) or "").strip().strip("*`").strip()
+    _, thought, text = response.rpartition("</think>")
+    answer = TEMPLATES[template](text) if thought or template not in THINKING else None
+    answer = (answer or "").strip().strip("*`").strip()
     return answer if answer and len(answer) <= LONGEST else None

@@ -5,7 +5,7 @@ echo (the question's own formula), no gold. The verifier "fast" wants a number w
 "math_verify" takes arithmetic, too, and notes where the math-verify package disagrees. The score stays ours."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from jzero.grade.equal import equal
 from jzero.grade.extract import extract
@@ -16,54 +16,43 @@ PROMPT = 20_000  # characters of a question
 DISAGREES = "; math-verify disagrees"
 
 
-class Answer(NamedTuple):
-    tokens: list[str]
-    node: Node | None  # None: not parsed
-
-
-def read(text: str) -> Answer:
+def read(text: str) -> tuple[list[str], Node | None]:
+    """Tokens and, if the grammar knows them, their tree."""
     found = tokens(text)
     try:
-        return Answer(found, parse(found))
+        return found, parse(found)
     except Refused:
-        return Answer(found, None)
+        return found, None
 
 
 @functools.lru_cache(8192)
-def read_gold(text: str) -> Answer:
+def read_gold(text: str) -> tuple[list[str], Node | None]:
     return read(extract(text, "answer") or "")
 
 
-def formula(found: list[str]) -> str:
-    return f" {' '.join(token for token in found if token not in '{}')} "
-
-
 @functools.lru_cache(1024)
-def read_question(text: str) -> str:
-    return formula(tokens(text[:PROMPT]))
+def formula(text: str) -> str:
+    return f" {' '.join(token for token in tokens(text) if token not in '{}')} "
 
 
-def verdict(answer: Answer, gold: Answer, question: str, strict: bool) -> str:
-    if answer.tokens and answer.tokens == gold.tokens:
+def verdict(text: str, gold: str, question: str, strict: bool) -> str:
+    (found, answer), (wanted, right) = read(text), read_gold(gold)
+    if found and found == wanted:
         return "correct"
-    if answer.node is None:
+    if answer is None:
         return "unparsed"
-    if gold.node is None or not equal(answer.node, gold.node, strict):
+    if right is None or not equal(answer, right, strict):
         return "wrong value"
-    if answer.node == gold.node or answer.node[0] in ("num", "sym", "text") or not question:
-        return "correct"
-    return "echo" if formula(answer.tokens) in read_question(question) else "correct"
+    echo = answer != right and answer[0] not in ("num", "sym", "text") and formula(text) in formula(question[:PROMPT])
+    return "echo" if echo else "correct"
 
 
 def peer_agrees(text: str, golds: list[str], correct: bool) -> bool:
     import math_verify
 
+    parsed = functools.partial(math_verify.parse, parsing_timeout=1)
     try:
-        answer = math_verify.parse(f"${text}$", parsing_timeout=1)
-        theirs = any(
-            math_verify.verify(math_verify.parse(f"${gold}$", parsing_timeout=1), answer, timeout_seconds=1)
-            for gold in golds
-        )
+        theirs = any(math_verify.verify(parsed(f"${gold}$"), parsed(f"${text}$"), timeout_seconds=1) for gold in golds)
     except Exception:  # whatever it raises, it gives no verdict
         return True
     return theirs == correct
@@ -75,9 +64,9 @@ def grade(response: str, gold: Any, *, template: str, question: str = "", verifi
     if text is None:
         return Grade(0.0, False, "no answer")
     golds = [str(one) for one in (gold if isinstance(gold, list) else [gold]) if one is not None and str(one).strip()]
-    answer, reason = read(text), "no gold"
+    reason = "no gold"
     for one in golds:
-        reason = verdict(answer, read_gold(one), question, verifier == "fast")
+        reason = verdict(text, one, question, verifier == "fast")
         if reason == "correct":
             break
     correct = reason == "correct"

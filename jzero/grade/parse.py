@@ -1,8 +1,9 @@
 r"""LaTeX or plain text of an answer -> tokens -> a tree of tuples, within limits. Evaluates nothing.
 
 Nodes: (num, Fraction, digits if it has a point) (sym, name) (text, words) (inf,) (add, ...) (mul, ...) (div, a, b)
-(neg, a) (pow, a, b) (mixed, a, b) (deg, a) (pm, a, b) (mp, a, b) (fn, name, ...) (unit, a, name) (list, ...) (set, ...)
-(tuple, brackets, ...) (union, ...) (ratio, ...) (matrix, (row, ...), ...) (rel, operators, ...)."""
+(neg, a) (pow, a, b) (mixed, a, b) (deg, a) (pm, a, b) (mp, a, b) (sin, x) (log, x, base) and other functions by name,
+(unit, a, name) (list, ...) (set, ...) (tuple, brackets, ...) (union, ...) (matrix, (row, ...), ...)
+(rel, operators, ...)."""
 
 import re
 from fractions import Fraction
@@ -32,7 +33,7 @@ SPELLINGS = spellings(r"""\frac dfrac tfrac cfrac ; \binom dbinom tbinom ; \empt
 \pi π ; \theta θ ; \sqrt √ ; \infty ∞ ; \{ lbrace ; \} rbrace ; * times cdot ast × · ⋅ ; / div ÷ ; - − – ‐ ; ± pm
 ∓ mp ; ∪ cup ; ∈ in ; : colon {:} ; , {,} ; ≤ le leq leqslant <= ; ≥ ge geq geqslant >= ; < lt ; > gt ; ≠ ne neq !=
 ≈ approx ; | lvert rvert vert mid \| ; ( langle lparen ⟨ ; ) rangle rparen ⟩ ; % \% percent
-^ ** ; ' prime ‘ ’ ; ° circ degree""")
+^ ** ; ' prime ‘ ’ ; ° circ degree ; \log ln ; \asin arcsin ; \acos arccos ; \atan arctan""")
 LISTS = r"""dropped left right displaystyle quad qquad big Big bigl bigr mathbf mathit bm boldsymbol mathsf boxed rm
 dropped bf it large Large vec
 function sin cos tan cot sec csc sinh cosh tanh exp log ln asin acos atan arcsin arccos arctan
@@ -43,10 +44,16 @@ greek psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell angle triangle
 hedge or and not if is it are was maybe perhaps but either neither otherwise both no wrong incorrect false answer then
 hedge to than mod else possibly also unless when where"""
 KIND = {(line.split()[0], name) for line in LISTS.splitlines() for name in line.split()[1:]}
-FUNCTIONS = {"ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan"}
-BARE = {name: "\\" + name for kind, name in KIND if kind == "function"} | {"sqrt": "\\sqrt", "pi": "\\pi"}
+UNITS = spellings("""percent % pct percentage ; foot ft feet ; inch inche in ; centimeter cm ; meter m ; kilometer km
+gram g gm ; kilogram kg ; pound lb ; second s sec ; minute min ; hour h hr ; dollar usd ; 2 square sq
+3 cubic ; / per""")
+NOTHING = spellings("doesnotexist dne undefined does-not-exist")
+BARE = {name: SPELLINGS.get(name, "\\" + name) for kind, name in KIND if kind == "function"} | {
+    "sqrt": "\\sqrt",
+    "pi": "\\pi",
+}
 LEXER = re.compile(
-    r"""(?P<space>[\s~$]+|\\[,!;:>\s()\[\]])
+    r"""(?P<space>[\s~$]+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
     |\\(?:text(?:bf|it|rm|normal)?|mbox|(?P<roman>mathrm|operatorname))\s*\{(?P<text>[^{}]*)\}
     |(?P<recurring>[0-9]*\.[0-9]*\\overline\s*\{?[0-9]+\}?)
     |(?P<grouped>[0-9]{1,3}(?:(?:,|\{,\}|\\,|[ ]|,\s*\\!\s*|\\!\s*,\s*|\\[ ])[0-9]{3}(?![0-9]))+(?:\.[0-9]+)?)
@@ -59,23 +66,25 @@ LEXER = re.compile(
 )
 WORD = re.compile(r"[A-Za-z]+(?:\.[A-Za-z]+)*\.?|[0-9]+|[^A-Za-z0-9\s~]")
 MARKED = re.compile(r"\{,\}|\\[!, ]")  # separators of thousands that cannot be a list's
-NESTING = {"(": 1, "[": 1, "\\{": 1, ")": -1, "]": -1, "\\}": -1}
+BRACKETS = (("(", ")"), ("[", "]"), ("\\{", "\\}"))
 
 
-def lex(match: re.Match[str], depth: int) -> list[str]:
-    """The tokens of one match at a depth of brackets: there, a plain comma does not group digits."""
-    kind, piece = match.lastgroup, match[0]
+def lex(match: re.Match[str]) -> list[str]:
+    """The tokens of one match."""
+    kind, piece, before = match.lastgroup, match[0], match.string[: match.start()]
     if kind == "command":
         name = match["command"]
         return [] if ("dropped", name) in KIND else [SPELLINGS.get(name, "\\" + name)]
     if kind == "run":
-        apart = not match.start() or match.string[match.start() - 1] in " \n$"
+        apart = not before or before[-1] in " \n$"
         word = ("word", piece) in KIND or (apart and len(piece) > 3) or (piece.isupper() and len(piece) > 2)
-        return [BARE.get(piece, '"' + piece if word else piece)]
+        return [BARE[piece]] if piece in BARE else ['"' + piece] if word else list(piece)
     if kind == "grouped":
         whole, point, decimals = piece.partition(".")
-        plain = depth and not MARKED.search(piece)
-        return WORD.findall(piece) if plain else [re.sub(r"[^0-9]", "", whole) + point + decimals]
+        inside = any(before.count(opening) > before.count(closing) for opening, closing in BRACKETS)
+        if inside and not MARKED.search(piece):  # (1,200) is a pair
+            return WORD.findall(piece)
+        return [re.sub(r"[^0-9]", "", whole) + point + decimals]
     if kind == "recurring":
         fixed, _, repeated = piece.partition("\\overline")
         return [f"{fixed}({repeated.strip('{} ')})"]
@@ -84,21 +93,13 @@ def lex(match: re.Match[str], depth: int) -> list[str]:
         if inside in ("e", "i") or (match["roman"] and inside in BARE):
             return [BARE.get(inside, inside)]
         return ['"' + word.replace(".", "") if word[0].isalpha() else word for word in WORD.findall(inside)]
-    return ["°"] if kind == "degree" else [SPELLINGS.get(piece, piece)]
+    return {"space": [], "degree": ["°"]}.get(kind or "", [SPELLINGS.get(piece, piece)])
 
 
 def tokens(text: str) -> list[str]:
     if "\\\\" in text and "\\begin" not in text:
         text = text.replace("\\\\", "\\")  # escaped twice
-    found: list[str] = []
-    depth = 0
-    for match in LEXER.finditer(text):
-        if match.lastgroup == "number":
-            found.append(match[0])
-        elif match.lastgroup != "space":
-            pieces = lex(match, depth)
-            depth += NESTING.get(pieces[0], 0) if pieces else 0
-            found += pieces
+    found = [token for match in LEXER.finditer(text) for token in lex(match)]
     while found and found[-1] in (".", "\\", ",", ";"):
         found.pop()
     return found
@@ -121,20 +122,13 @@ def number(token: str) -> Node:
 
 RELATIONS = "=<>≤≥≠≈∈"
 SEPARATORS = (",", ";", '"and', '"or')
-CLOSERS = {
-    "(": ")]",
-    "[": "])",
-    "\\{": ("\\}",),
-    "{": "}",
-    "|": "|",
-    "\\lfloor": ("\\rfloor",),
-    "\\lceil": ("\\rceil",),
-}
+CLOSERS = {"(": ")]", "[": "])", "{": "}", "|": "|"}
+CLOSERS |= {"\\{": ("\\}",), "\\lfloor": ("\\rfloor",), "\\lceil": ("\\rceil",)}
 STOPS = {*SEPARATORS, *RELATIONS, *")]}|&:", "\\}", "\\\\", "\\end", "\\rfloor", "\\rceil", "\\over", "\\choose", ""}
 ENDS = {*STOPS, *"+-±∓*/∪^!_'°%?#@", "\\$"}  # no factor starts so
+MATRICES = ("pmatrix", "bmatrix", "matrix", "array")
 BARS = {"|": "abs", "\\lfloor": "floor", "\\lceil": "ceil"}
 REAL = ("tuple", "()", ("neg", ("inf",)), ("inf",))
-ATOMS = {"\\pi": ("sym", "π"), "\\infty": ("inf",), "\\emptyset": ("set",), "\\real": REAL}
 
 
 def several(kind: str, parts: list[Node]) -> Node:
@@ -153,9 +147,6 @@ class Parser:
         self.at += token in wanted
         return token if token in wanted else ""
 
-    def expect(self, *wanted: str) -> str:
-        return self.accept(*wanted) or refuse(f"{self.tokens[self.at]!r} instead of {wanted}")
-
     def chain(self, part: Any, *operators: str) -> list[Node]:
         parts = [part()]
         while self.accept(*operators):
@@ -163,20 +154,16 @@ class Parser:
         return parts if len(parts) <= ITEMS else refuse("too many items")
 
     def items(self) -> list[Node]:
-        def item() -> Node:
-            while self.accept(*SEPARATORS):
-                pass
-            return self.relation()
-
-        return self.chain(item, *SEPARATORS) if self.tokens[self.at] not in SEPARATORS else refuse("no first item")
+        return self.chain(self.relation, *SEPARATORS) if self.tokens[self.at] not in SEPARATORS else refuse("no first")
 
     def relation(self) -> Node:
-        self.accept("=", "≈")
+        while self.accept(*SEPARATORS, "=", "≈"):
+            pass
         operands, operators = [self.operand()], ""
         while operator := self.accept(*RELATIONS):
             operators += operator
             operands.append(self.operand())
-        if operators == "∈" or not operators:
+        if operators in ("", "∈"):
             return operands[-1]
         return ("rel", operators, *operands) if len(operators) < 8 else refuse("a long chain")
 
@@ -188,24 +175,33 @@ class Parser:
         found = self.tokens[self.at : end]
         if self.tokens[end] in STOPS and any(len(word) > 2 and word[0] == '"' for word in found):
             self.at = end
-            words = " ".join(found).replace('"', "")
-            return REAL if words == "all real numbers" else ("text", words)
+            words = [word.lstrip('"').lower() for word in found]
+            text = "".join(word for word in words if word not in ("a", "an", "the"))
+            return REAL if text == "allrealnumbers" else ("text", NOTHING.get(text, text))
         sign = self.at + (self.tokens[self.at] == "-")
         dollars = "dollar" if self.tokens[sign] == "\\$" and self.tokens.pop(sign) else ""
-        node = several("ratio", self.chain(lambda: several("union", self.chain(self.sum, "∪")), ":"))
+        first, *others = self.chain(lambda: several("union", self.chain(self.sum, "∪")), ":")
+        if others:  # as a fraction, or as the shares of the first
+            first = (
+                ("tuple", ":", *[("div", other, first) for other in others]) if others[1:] else ("div", first, *others)
+            )
         unit = self.unit() or dollars
-        return ("unit", node, unit) if unit else node
+        return ("unit", first, unit) if unit else first
 
     def unit(self) -> str:
-        """Words after a value and, once there are some, / and powers: "cm ^ 2"."""
+        """Words after a value and, once there are some, / and powers, in one spelling: "foot 2"."""
         found: list[str] = []
         while (token := self.tokens[self.at]) and token not in SEPARATORS:
             word = token[0] == '"' or (token == "%" and not found)
-            if not word and (not found or found[0] == "percent" or not (token in "^/{}" or token.isdigit())):
+            if not word and (found in ([], ["percent"]) or not (token in "^/{}" or token.isdigit())):
                 break
-            found += {"{": [], "}": [], "%": ["percent"]}.get(token, [token.lstrip('"').lower()])
+            name = token.lstrip('"').lower()
+            if ("hedge", name) in KIND or len(found) > 5:
+                refuse("prose")
+            name = name.removesuffix("s") if len(name) > 2 else name
+            found += [] if name in "^{}" else [UNITS.get(name, name)]
             self.at += 1
-        return refuse("prose") if len(found) > 6 or any(("hedge", word) in KIND for word in found) else " ".join(found)
+        return " ".join(sorted(found, key=str.isdigit))
 
     def signs(self) -> bool:
         negative = False
@@ -245,37 +241,28 @@ class Parser:
 
     def fraction(self, above: list[Node], token: str) -> None:
         """An integer right before a proper fraction makes a mixed number; numbers side by side mean nothing."""
-        before, numeral = self.tokens[self.at - 1], token != "\\frac"
+        before = self.tokens[self.at - 1]
         whole = before.isdigit() and len(above) == 1 and above[0][0] == "num"
         node = self.power()
-        if numeral and whole and node[0] == "num" and self.accept("/"):
-            node, numeral = ("div", node, self.power()), False
+        if whole and node[0] == "num" and self.accept("/"):
+            node = ("div", node, self.power())
         integers = node[0] == "div" and all(part[0] == "num" and not part[2] for part in node[1:])
-        if numeral and (before[0] in "0123456789." or (before != ")" and node[0] != "pow")):
-            refuse("two numbers")
         if whole and integers and node[1][1] < node[2][1]:
             above[0] = ("mixed", above[0], node)
+        elif token == "\\frac" or before == ")" or (node[0] == "pow" and before[0] not in "0123456789."):
+            above.append(node)
         else:
-            above.append(node if token == "\\frac" or numeral else refuse("two numbers"))
+            refuse("two numbers")
 
     def power(self) -> Node:
-        node = self.atom()
+        node, last = self.atom(), ""
         for _ in range(TOWER):
-            operator = self.accept("!", "^", "°", "'")
+            operator = self.accept(*POSTFIX)
             if not operator:
                 return node
-            if operator == "^":
-                node = ("pow", node, self.exponent(0))
-            elif operator == "'":
-                node = ("sym", f"{node[1]}'") if node[0] == "sym" else refuse("a prime")
-            else:
-                node = ("deg", node) if operator == "°" else ("fn", "factorial", node)
-                node = node if self.tokens[self.at] != "!" else refuse("a double factorial")
+            node = POSTFIX[operator](self, node) if operator != last else refuse("a tower")
+            last = operator
         refuse("a tower")
-
-    def exponent(self, height: int) -> Node:
-        exponent = self.argument() if height < TOWER else refuse("a tower")
-        return ("pow", exponent, self.exponent(height + 1)) if self.accept("^") else exponent
 
     def argument(self, digit: bool = False) -> Node:
         r"""Of ^ or a command: a group, a signed atom or, after \frac, one digit."""
@@ -301,18 +288,15 @@ class Parser:
         elif token in CLOSERS:
             node = self.group(token)
         elif ("function", token[1:]) in KIND:
-            node = self.function(FUNCTIONS.get(token[1:], token[1:]))
+            node = self.function(token[1:])
         else:
-            node = ATOMS[token] if token in ATOMS else SPECIAL[token](self) if token in SPECIAL else refuse(token)
+            node = SPECIAL[token](self) if token in SPECIAL else refuse(token)
         self.depth -= 1
         return node
 
     def symbol(self, token: str) -> Node:
         if token[0] == '"':
             token = token[1:] if len(token) == 2 else refuse("a word in a formula")
-        elif token[0] != "\\" and len(token) > 1:
-            self.at -= 1
-            self.tokens[self.at], token = token[1:], token[0]
         return ("sym", f"{token}_{self.raw()}" if self.accept("_") else token)
 
     def raw(self) -> str:
@@ -331,11 +315,11 @@ class Parser:
         found = self.items()
         self.bars = bars
         if opening == "{" and (operator := self.accept("\\over", "\\choose")):
-            kind = ("div",) if operator == "\\over" else ("fn", "binom")
-            found = [(*kind, found[0], self.sum())]
-        end = self.expect(*CLOSERS[opening])
+            kind = "div" if operator == "\\over" else "binom"
+            found = [(kind, found[0], self.sum())]
+        end = self.accept(*CLOSERS[opening]) or refuse("no end of a group")
         if opening in BARS:
-            return ("fn", BARS[opening], found[0]) if len(found) == 1 else refuse("a list inside bars")
+            return (BARS[opening], found[0]) if len(found) == 1 else refuse("a list inside bars")
         if len(found) == 1 and (opening == "{" or opening + end == "()" or found[0][0] == "matrix"):
             return found[0]
         return ("set", *found) if opening in ("{", "\\{") else ("tuple", opening + end, *found)
@@ -352,33 +336,42 @@ class Parser:
             if ("function", token[1:]) in KIND:
                 break
             factors.append(self.power())
-        node = ("fn", name, several("mul", factors), *base)
+        node = (name, several("mul", factors), *base)
         return ("pow", node, exponent) if exponent else node
 
     def root(self) -> Node:
         degree = self.sum() if self.accept("[") and self.tokens else number("2")
         self.accept("]")
-        return ("fn", "root", self.argument(), degree)
+        return ("root", self.argument(), degree)
 
     def matrix(self) -> Node:
-        name, rows = self.raw(), []
+        name = self.raw()
         if name == "array":
             self.raw()  # how its columns are set
-        while (
-            name in ("pmatrix", "bmatrix", "matrix", "array") and self.tokens[self.at] != "\\end" and len(rows) < ITEMS
-        ):
+        rows = [("row", *self.chain(self.sum, "&"))] if name in MATRICES else refuse("an environment")
+        while self.accept("\\\\") and self.tokens[self.at] != "\\end":
             rows.append(("row", *self.chain(self.sum, "&")))
-            if not self.accept("\\\\"):
-                break
-        return ("matrix", *rows) if self.expect("\\end") and self.raw() == name else refuse("a matrix")
+        return ("matrix", *rows) if self.accept("\\end") and self.raw() == name else refuse("a matrix")
 
 
 SPECIAL = {
+    "\\pi": lambda p: ("sym", "π"),
+    "\\infty": lambda p: ("inf",),
+    "\\emptyset": lambda p: ("set",),
+    "\\real": lambda p: REAL,
     "\\frac": lambda p: ("div", p.argument(digit=True), p.argument(digit=True)),
-    "\\binom": lambda p: ("fn", "binom", p.argument(digit=True), p.argument(digit=True)),
+    "\\binom": lambda p: ("binom", p.argument(digit=True), p.argument(digit=True)),
     "\\mathbb": lambda p: REAL if p.raw() == "R" else refuse("a number set"),
     "\\sqrt": Parser.root,
     "\\begin": Parser.matrix,
+}
+
+
+POSTFIX = {
+    "^": lambda p, node: ("pow", node, p.argument()),
+    "!": lambda p, node: ("factorial", node),
+    "°": lambda p, node: ("deg", node),
+    "'": lambda p, node: ("sym", node[1] + "'") if node[0] == "sym" else refuse("a prime"),
 }
 
 
