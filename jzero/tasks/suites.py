@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jzero.grade.extract import last_box, last_number
 from jzero.tasks import countdown, data, math
 from jzero.types import Grade, Problem
 
@@ -115,16 +116,5 @@ def grade_choice(response: str, gold: Any, task: "config.Task") -> Grade:
 def answer(response: str) -> str:
     """What a response answers, for votes: the last boxed or tagged text or, without one, the last number."""
     text = response.rpartition("</think>")[2]
-    start = text.rfind("\\boxed{")
-    if start >= 0:
-        text, depth = text[start + len("\\boxed{") :], 1
-        for end, character in enumerate(text):
-            depth += (character == "{") - (character == "}")
-            if not depth:
-                return re.sub(r"\s", "", text[:end])
-        return re.sub(r"\s", "", text)
-    tagged = countdown.extract(text)
-    if tagged is not None:
-        return re.sub(r"\s", "", tagged)
-    numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
-    return numbers[-1].replace(",", "") if numbers else ""
+    found = last_box(text) or countdown.extract(text) or (last_number(text) or "").replace(",", "")
+    return re.sub(r"\s", "", found)
