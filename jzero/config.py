@@ -4,6 +4,7 @@ Fields take the types that `--config.section.field=value` can parse: bool, int, 
 0 (or "") turns a number (or a name) off."""
 
 import dataclasses
+import importlib.util
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -265,6 +266,8 @@ def impossible(config: Config) -> Iterator[str]:
     if arch.num_attention_heads % arch.num_key_value_heads:
         heads = f"model.arch.num_attention_heads={arch.num_attention_heads}"
         yield f"model.arch.num_key_value_heads={arch.num_key_value_heads} does not divide {heads}"
+    if config.task.verifier == "math_verify" and importlib.util.find_spec("math_verify") is None:
+        yield "task.verifier=math_verify needs the package: pip install math-verify"
     if arch.head_dim % 2:
         yield f"model.arch.head_dim={arch.head_dim} must be even: RoPE turns pairs"
     if rollout.temperature <= 0:

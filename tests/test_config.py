@@ -192,6 +192,14 @@ def test_impossible_settings_are_refused(changes, message):
 GROUP_OF_ONE = {"rollout.group": 1, "algorithm.advantage": "gae"}
 
 
+def test_an_audit_needs_its_package(monkeypatch):
+    settings = config.Config()
+    settings.task.verifier = "math_verify"
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="task.verifier=math_verify needs the package: pip install math-verify"):
+        config.validate(settings)
+
+
 def test_all_of_them_are_named_at_once():
     settings = config.Config()
     settings.rollout.group, settings.model.dtype = 1, "f16"

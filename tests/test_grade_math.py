@@ -307,7 +307,6 @@ def test_the_question_is_no_answer():
     assert grade("x^2-1", "(x-1)(x+1)", template="answer", question=question).reason == "echo"
     assert score("(x+1)(x-1)", "(x-1)(x+1)", question=question) == 1
     assert score("x^{2} - 1", "x^2-1", question=question) == 1
-    assert score(r"6\cdot7", "42", verifier="math_verify", question=r"What is $6\cdot 7$?") == 0
 
 
 def test_a_problem_carries_its_question():
@@ -323,6 +322,7 @@ def test_math_verify_only_notes_that_it_disagrees():
     pytest.importorskip("math_verify")
     found = grade("2r+R", "2R+r", template="answer", verifier="math_verify")
     assert found.score == 0 and found.reason == "wrong value; math-verify disagrees"
+    assert score(r"6\cdot7", "42", verifier="math_verify", question=r"What is $6\cdot 7$?") == 0
     assert grade(r"\frac12", "0.5", template="answer", verifier="math_verify").reason == "correct"
 
 
