@@ -9,22 +9,13 @@ Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The Qwen pres
 (or --config.model.path=DIRECTORY) and need one accelerator host; expect 0.5B to fail and 3B to learn, as TinyZero
 saw."""
 
-from functools import partial
-
 from jzero import algorithms
+from jzero.config import QWEN25 as HUB
 from jzero.config import Arch, Config, Critic, Eval, Mesh, Model, Optimizer, Rollout, Task, Train, WarmStart, choose
-
-HUB = {
-    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
-    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
-    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
-    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
-}
 
 
 def get_config(preset: str = "") -> Config:
-    presets = {"tiny": tiny} | {name: partial(qwen, name) for name in HUB}
-    return choose(preset, presets, accelerator="qwen2.5-3b")
+    return choose(preset, tiny, qwen, HUB, accelerator="qwen2.5-3b")
 
 
 def qwen(preset: str) -> Config:

@@ -10,22 +10,13 @@ from --config.task.data=DIRECTORY (train.jsonl and test.jsonl), --config.model.p
 all parts fit.
 Published: PPO from a supervised 1B model (oat's documentation), test accuracy 40.6 % -> 55.7 % in 6 hours on 8 A100."""
 
-from functools import partial
-
 from jzero import algorithms
+from jzero.config import QWEN25 as HUB
 from jzero.config import Arch, Config, Critic, Eval, Mesh, Model, Optimizer, Reward, Rollout, Task, Train, choose
-
-HUB = {
-    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
-    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
-    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
-    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
-}
 
 
 def get_config(preset: str = "") -> Config:
-    presets = {"tiny": tiny} | {name: partial(qwen, name) for name in HUB}
-    return choose(preset, presets, accelerator="qwen2.5-1.5b")
+    return choose(preset, tiny, qwen, HUB, accelerator="qwen2.5-1.5b")
 
 
 def qwen(preset: str) -> Config:

@@ -12,8 +12,6 @@ Published, greedy with 3,000 new tokens, in percent (AIME24 AMC MATH500 Minerva 
 1.5b 20.0 53.0 74.2 25.7 37.6, 42.1; 7b 43.3 62.7 80.0 30.1 41.0, 51.4. The average is the target: AIME24 has but 30
 problems."""
 
-from functools import partial
-
 from jzero import algorithms
 from jzero.config import Arch, Config, Eval, Mesh, Model, Optimizer, Reward, Rollout, Task, Train, choose
 
@@ -22,8 +20,7 @@ SUITES = ("aime24", "amc", "math500", "minerva", "olympiad_bench")
 
 
 def get_config(preset: str = "") -> Config:
-    presets = {"tiny": tiny} | {name: partial(qwen, name) for name in HUB}
-    return choose(preset, presets, accelerator="qwen2.5-math-1.5b")
+    return choose(preset, tiny, qwen, HUB, accelerator="qwen2.5-math-1.5b")
 
 
 def qwen(preset: str) -> Config:

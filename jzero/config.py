@@ -6,7 +6,7 @@ Fields take the types that `--config.section.field=value` can parse: bool, int, 
 import dataclasses
 import importlib.util
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -186,17 +186,22 @@ class Config:
     mesh: Mesh = field(default_factory=Mesh)
 
 
-def choose(argument: str, presets: Mapping[str, Callable[[], Config]], accelerator: str) -> Config:
-    """A recipe's config for "preset", "preset,algorithm" or "": the preset `accelerator` where one is attached, or
-    tiny."""
+QWEN25 = {f"qwen2.5-{size}": f"Qwen/Qwen2.5-{size.upper()}" for size in ("0.5b", "1.5b", "3b", "7b")}  # preset: hub id
+
+
+def choose(
+    argument: str, tiny: Callable[[], Config], qwen: Callable[[str], Config], hub: Collection[str], accelerator: str
+) -> Config:
+    """A recipe's config for "preset", "preset,algorithm" or "". Presets are tiny and qwen's of `hub`; without one it is
+    `accelerator` where one is attached, or tiny."""
     preset, _, algorithm = argument.partition(",")
     if not preset:
         platform = jax.default_backend()
         preset = "tiny" if platform == "cpu" else accelerator
         print(f"no preset given and platform {platform} attached: using {preset}", flush=True)
-    if preset not in presets:
-        raise ValueError(f"no preset {preset!r} in this recipe; there are {', '.join(presets)}")
-    config = presets[preset]()
+    if preset not in ("tiny", *hub):
+        raise ValueError(f"no preset {preset!r} in this recipe; there are {', '.join(('tiny', *hub))}")
+    config = tiny() if preset == "tiny" else qwen(preset)
     if algorithm:
         if algorithm not in algorithms.PRESETS:
             raise ValueError(f"no algorithm {algorithm!r}; there are {', '.join(algorithms.PRESETS)}")

@@ -15,12 +15,12 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import cli, config, metrics, sharding, tokenizer
 from jzero.grade.pool import Pool
-from jzero.model import hf
+from jzero.model import hf, qwen
 from jzero.rollout import sample
 from jzero.rollout.engine import Engine
 from jzero.rollout.sample import Driver
@@ -65,6 +65,21 @@ class Sampler:
         lengths = [len(rollout.text) for rollout in rollouts], [rollout.response_length for rollout in rollouts]
         grades = rewards.of_batch(grades, *lengths, self.task.reward)
         return [rollout.graded(grade) for rollout, grade in zip(rollouts, grades, strict=True)]
+
+
+def make_sampler(
+    settings: config.Config,
+    architecture: qwen.QwenConfig,
+    tok: tokenizer.PreTrainedTokenizerFast,
+    directory: str,
+    mesh: Mesh,
+    pool: Pool,
+) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
+    """A sampler on the devices of a training mesh, and `publish`, which makes its weights of the trainer's. directory:
+    of the model, or ""."""
+    decode, dtype = sharding.decode_mesh(mesh), settings.model.dtype
+    engine = Engine(architecture, settings.rollout, decode, tokenizer.eos_ids(tok, directory), dtype)
+    return Sampler(engine, tok, pool, settings.task), sharding.publisher(architecture, mesh, decode, dtype)
 
 
 @jax.jit
@@ -191,12 +206,8 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, Any]:
     architecture, _ = hf.load_config(directory)
     tok = tokenizer.load(settings.model.tokenizer or str(directory))
     mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
-    decode = sharding.decode_mesh(mesh)
-    stops = tokenizer.eos_ids(tok, str(directory))
-    engine = Engine(architecture, settings.rollout, decode, stops, settings.model.dtype)
-    publish = sharding.publisher(architecture, mesh, decode, settings.model.dtype)
-    params = publish(hf.load(directory, architecture, sharding.param_shardings(architecture, mesh)))
-    return Sampler(engine, tok, pool, settings.task), params
+    sampler, publish = make_sampler(settings, architecture, tok, str(directory), mesh, pool)
+    return sampler, publish(hf.load(directory, architecture, sharding.param_shardings(architecture, mesh)))
 
 
 def problem_rows(rollouts: list[Rollout], samples: int) -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """From graded rollouts to the next state: rewards, advantages, packed batches, scores, optimizer steps."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,8 +39,8 @@ class Part:
     batches: tuple[Batch, ...]  # of `packed`, on the mesh
     counts: jax.Array
 
-    def fill(self, learner: update.Learner, name: str, arrays: list[np.ndarray]) -> None:
-        """Set a field of the batches from one f32[T] a rollout, of all rollouts."""
+    def fill(self, learner: update.Learner, name: str, arrays: Sequence[np.ndarray] | Mapping[int, np.ndarray]) -> None:
+        """Set a field of the batches from one f32[T] a rollout, of all rollouts or of the part's own."""
         values = learner.put_rows([p.fill([arrays[i] for i in self.chosen]) for p in self.packed])
         self.set(name, values)
 
@@ -86,16 +87,15 @@ def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int)
         critic_only = trainer.critic is not None and step <= trainer.config.critic.warmup
         policy_state, critic_state = replace(state, critic=None), state.critic
         stats, critic_stats, lr = [], [], 0.0
+        horizon = train.steps * train.epochs * train.minibatches
         for epoch in range(train.epochs):
             for n, part in enumerate(parts):
                 index = ((step - 1) * train.epochs + epoch) * train.minibatches + n
-                horizon = train.steps * train.epochs * train.minibatches
                 rate = lambda settings: update.learning_rate(settings, index, horizon)  # noqa: B023
                 arguments = part.batches, part.counts, trainer.layouts
                 if not critic_only:
                     lr = rate(trainer.config.optimizer)
-                    fresh = index == (step - 1) * train.epochs * train.minibatches
-                    fresh = fresh and trainer.config.algorithm.old == "trainer"
+                    fresh = epoch == n == 0 and trainer.config.algorithm.old == "trainer"
                     policy_state, sums = trainer.policy.update(policy_state, *arguments, lr, fresh)
                     stats.append(sums)
                 if trainer.critic is not None and critic_state is not None:
@@ -103,9 +103,8 @@ def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int)
                     critic_state, sums = trainer.critic.update(critic_state, *arguments, rate(settings))
                     critic_stats.append(sums)
         values = update_metrics(*jax.device_get((stats, critic_stats)))
-    real = sum(p.real for part in parts for p in part.packed)
-    rows = zip((p for part in parts for p in part.packed), trainer.rows * len(parts), strict=True)
-    paid = sum(p.count * r * p.layout.tokens for p, r in rows)
+    packed = [p for part in parts for p in part.packed]
+    real, paid = sum(p.real for p in packed), sum(p.count * p.batch.tokens[0].size for p in packed)
     values |= {"optimizer/lr": lr, "update/tokens": real, "update/padding": 1 - real / paid}
     return replace(policy_state, critic=critic_state), values, [b for part in parts for b in part.batches]
 
@@ -164,13 +163,15 @@ def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Roll
                 p.read(batch, mine)
     penalties = [algorithm.kl_reward * (o - r) for o, r in zip(old, ref, strict=True)]
     A, returns = algorithms.advantages(episodes(rollouts, trainer.config, penalties, values), algorithm)
+    fields = {"advantages": spread(A, rollouts)}
+    if trainer.critic is not None:
+        fields["returns"] = spread(returns, rollouts)
     for part in parts:
-        part.fill(policy, "advantages", spread(A, rollouts))
-        if trainer.critic is not None:
-            part.fill(policy, "returns", spread(returns, rollouts))
+        for name, arrays in fields.items():
+            part.fill(policy, name, arrays)
         if algorithm.kl_coef and algorithm.kl_weight:
             weights = token_weights(rollouts, part.chosen, algorithm.kl_weight, trainer.config)
-            part.fill(policy, "kl_weights", [weights.get(i, np.zeros(0)) for i in range(len(rollouts))])
+            part.fill(policy, "kl_weights", weights)
     jax.block_until_ready([part.batches for part in parts])
 
 
@@ -217,8 +218,8 @@ def update_metrics(stats: list[dict[str, Any]], critic_stats: list[dict[str, Any
     if critic_stats:
         values |= means(critic_stats, {"critic/loss": "value_loss", "critic/clip_fraction": "value_clip_fraction"})
     for prefix, each in (("optimizer", stats), ("critic", critic_stats)):
-        for name, key in (("grad_norm", "grad_norm"), ("skipped", "skipped")) if each else ():
-            values[f"{prefix}/{name}"] = float(np.mean([s[key] for s in each]))
+        for name in ("grad_norm", "skipped") if each else ():
+            values[f"{prefix}/{name}"] = float(np.mean([s[name] for s in each]))
     if stats:
         values["optimizer/loss"] = float(np.mean([s["loss"] for s in stats]))
     return values

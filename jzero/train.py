@@ -26,7 +26,6 @@ from jzero.evaluate import Sampler, grade_of
 from jzero.grade.pool import Pool
 from jzero.learn import Trainer, make_trainer, optimize
 from jzero.model import hf, qwen
-from jzero.rollout.engine import Engine
 from jzero.rollout.sample import Counters
 from jzero.sft import warm_start
 from jzero.tasks import TASKS, rewards, suites
@@ -51,7 +50,10 @@ class Run:
     directory: Path | None  # of the model to load; None: random init
     critic_directory: Path | None
     hf_config: dict[str, Any]  # its config.json
-    clock: metrics.Clock
+
+    @property
+    def clock(self) -> metrics.Clock:
+        return self.trainer.clock
 
 
 def train(config: config.Config, workdir: Path) -> dict[str, Any]:
@@ -191,9 +193,7 @@ def build(config: config.Config, pool: Pool) -> Run:
                 f"mesh.tensor={mesh.shape['tensor']} does not divide the model's {heads} key-value heads; "
                 "set it to one of their divisors"
             )
-    decode_mesh = sharding.decode_mesh(mesh)
-    stops = tokenizer.eos_ids(tok, str(directory) if directory else "")
-    engine = Engine(architecture, config.rollout, decode_mesh, stops, model.dtype)
+    sampler, publish = evaluate.make_sampler(config, architecture, tok, str(directory or ""), mesh, pool)
     trainer = make_trainer(config, architecture, critic, mesh)
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     devices = f"{mesh.devices.size} {mesh.devices.flat[0].device_kind} devices ({axes})"
@@ -201,12 +201,11 @@ def build(config: config.Config, pool: Pool) -> Run:
     return Run(
         config=config,
         trainer=trainer,
-        sampler=Sampler(engine, tok, pool, config.task),
-        publish=sharding.publisher(architecture, mesh, decode_mesh, model.dtype),
+        sampler=sampler,
+        publish=publish,
         directory=directory,
         critic_directory=critic_directory,
         hf_config=hf_config,
-        clock=trainer.clock,
     )
 
 

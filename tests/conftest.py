@@ -8,6 +8,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX_PLATFORMS=cuda pytest -m gp
 
 import jax
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 jax.config.update("jax_num_cpu_devices", 8)
 
@@ -39,6 +40,31 @@ def pytest_collection_modifyitems(config, items):
         for mark, reason in missing.items():
             if item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def quick_compilation():
+    """For programs that compile for longer than they run."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@pytest.fixture
+def quick_runs(quick_compilation, tmp_path):
+    """And each of them is compiled once, however many runs of a test make it anew."""
+    options = {
+        "jax_compilation_cache_dir": (str(tmp_path / "programs"), None),
+        "jax_persistent_cache_min_compile_time_secs": (0.0, 1.0),
+        "jax_persistent_cache_min_entry_size_bytes": (-1, 0),
+    }
+    for name, (during, _) in options.items():
+        jax.config.update(name, during)
+    compilation_cache.reset_cache()
+    yield
+    for name, (_, after) in options.items():
+        jax.config.update(name, after)
+    compilation_cache.reset_cache()
 
 
 @pytest.fixture

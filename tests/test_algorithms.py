@@ -23,12 +23,7 @@ PACKINGS = {"plain": (0, 18), "own slot": (1, 18), "four slots": (4, 54)}  # tra
 ROWS = (1, 2, 4)  # of a microbatch, a device
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation():
-    """These programs compile for longer than they run."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 # -- the loss of packed batches, by given log-probs ------------------------------------------------------------------

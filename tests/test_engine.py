@@ -30,12 +30,7 @@ PROMPTS = [np.random.default_rng(length).integers(0, 96, length).astype(np.int32
 Completions = dict[tuple[int, int], Sequence]  # (prompt, sample) -> what came of it
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation():
-    """These programs compile for seconds and run for milliseconds."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 @cache

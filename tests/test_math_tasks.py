@@ -6,9 +6,7 @@ import json
 from pathlib import Path
 
 import datasets
-import jax
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 
 from jzero import config, evaluate, tokenizer, train
 from jzero.tasks import TASKS, countdown, data, math, suites
@@ -225,22 +223,6 @@ def test_choices_are_read(response, answer):
     grade = suites.grade_choice(response, "B", None)
     assert (grade.correct, grade.reason) == ((True, "correct") if answer else (False, "no answer"))
     assert not suites.grade_choice(response, "C", None).correct
-
-
-@pytest.fixture
-def quick_runs(tmp_path):
-    """Programs compile once, and quickly."""
-    options = {
-        "jax_disable_most_optimizations": (True, False),
-        "jax_compilation_cache_dir": (str(tmp_path / "programs"), None),
-    }
-    for name, (during, _) in options.items():
-        jax.config.update(name, during)
-    compilation_cache.reset_cache()
-    yield
-    for name, (_, after) in options.items():
-        jax.config.update(name, after)
-    compilation_cache.reset_cache()
 
 
 def recipe(name: str):

@@ -12,7 +12,6 @@ import slow
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from jax.experimental.compilation_cache import compilation_cache
 
 from jzero import algorithms, config, learn, train
 from jzero.batch import Item, pack
@@ -162,24 +161,6 @@ def test_check_refuses_and_writes_nothing(tmp_path):
             train.check(slow.settings(**changes), tmp_path / workdir)
     train.check(slow.settings(), tmp_path / "a/b/c")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "sealed"]
-
-
-@pytest.fixture
-def quick_runs(tmp_path):
-    """Programs compile once, and quickly."""
-    options = {
-        "jax_disable_most_optimizations": (True, False),
-        "jax_compilation_cache_dir": (str(tmp_path / "programs"), None),
-        "jax_persistent_cache_min_compile_time_secs": (0.0, 1.0),
-        "jax_persistent_cache_min_entry_size_bytes": (-1, 0),
-    }
-    for name, (during, _) in options.items():
-        jax.config.update(name, during)
-    compilation_cache.reset_cache()
-    yield
-    for name, (_, after) in options.items():
-        jax.config.update(name, after)
-    compilation_cache.reset_cache()
 
 
 def run_config(steps: int, **algorithm) -> config.Config:

@@ -71,16 +71,17 @@ BRACKETS = (("(", ")"), ("[", "]"), ("\\{", "\\}"))
 
 def lex(match: re.Match[str]) -> list[str]:
     """The tokens of one match."""
-    kind, piece, before = match.lastgroup, match[0], match.string[: match.start()]
+    kind, piece, start = match.lastgroup, match[0], match.start()
     if kind == "command":
         name = match["command"]
         return [] if ("dropped", name) in KIND else [SPELLINGS.get(name, "\\" + name)]
     if kind == "run":
-        apart = not before or before[-1] in " \n$"
+        apart = not start or match.string[start - 1] in " \n$"
         word = ("word", piece) in KIND or (apart and len(piece) > 3) or (piece.isupper() and len(piece) > 2)
         return [BARE[piece]] if piece in BARE else ['"' + piece] if word else list(piece)
     if kind == "grouped":
         whole, point, decimals = piece.partition(".")
+        before = match.string[:start]
         inside = any(before.count(opening) > before.count(closing) for opening, closing in BRACKETS)
         if inside and not MARKED.search(piece):  # (1,200) is a pair
             return WORD.findall(piece)
