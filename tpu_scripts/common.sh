@@ -1,0 +1,129 @@
+# shellcheck shell=bash
+# Sourced by the other scripts: the settings, their options, and how a command is run here and on the workers.
+set -euo pipefail
+
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+ROOT=$(dirname "$HERE")
+# shellcheck source=settings.env
+. "${SETTINGS:-$HERE/settings.env}"
+export DRY_RUN=${DRY_RUN:-}
+CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/jzero
+REMOTE="bash .jzero/checkout/tpu_scripts/remote.sh"
+WHERE=("--project=$PROJECT" "--zone=$ZONE")
+REST=()
+
+die() {
+  echo "error: $*" >&2
+  exit 1
+}
+
+# parse "yes worker=" "$@": --yes sets yes=1, --worker 3 or --worker=3 sets worker=3; what follows -- becomes REST.
+parse() {
+  local allowed=" $1 " name
+  shift
+  while (($#)); do
+    name=${1#--}
+    case $1 in
+      -h | --help) sed -n '2,/^$/s/^# \{0,1\}//p' "$0" && exit ;;
+      --dry-run) DRY_RUN=1 ;;
+      --) REST=("${@:2}") && return ;;
+      --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" && continue ;;
+      *) case "$1 in $allowed" in
+        --*" $name= "*)
+          (($# > 1)) || die "$1 needs a value"
+          printf -v "$name" %s "$2" && shift
+          ;;
+        --*" $name "*) printf -v "$name" 1 ;;
+        *) die "unknown argument $1, see $(basename "$0") --help" ;;
+      esac ;;
+    esac
+    shift
+  done
+}
+
+# need PROJECT ZONE: one line for the settings that are missing; need_tpu: those of the TPU, and gcloud.
+need() {
+  local name missing=()
+  for name; do [[ ${!name:-} ]] || missing+=("$name"); done
+  ((${#missing[@]} == 0)) || die "${missing[*]} not set: edit $HERE/settings.env, or set it in the environment"
+}
+need_tpu() {
+  need PROJECT ZONE NAME
+  [[ $DRY_RUN ]] || command -v gcloud >/dev/null || die "no gcloud: https://cloud.google.com/sdk/docs/install"
+}
+
+# The words as a shell reads them back.
+quote() {
+  local word space=
+  for word; do
+    case $word in
+      '' | *[!A-Za-z0-9_./:=@%+,-]*) word="'$(printf %s "$word" | sed "s/'/'\\\\''/g")'" ;;
+    esac
+    printf '%s%s' "$space" "$word"
+    space=' '
+  done
+}
+
+# split "a 'b c'": the array WORDS of a and b c.
+split() {
+  local lines line
+  WORDS=()
+  [[ $1 =~ [^[:space:]] ]] || return 0
+  lines=$(xargs -n 1 printf '%s\n' <<<"$1" 2>/dev/null) || die "a quote without its pair in: $1"
+  while IFS= read -r line; do WORDS+=("$line"); done <<<"$lines"
+}
+
+# Runs a command, or prints it; its failure ends the script.
+run() {
+  if [[ $DRY_RUN ]]; then
+    quote "$@" && echo
+  else
+    echo "+ $(quote "$@")" >&2
+    "$@" || die "exit status $? of: $(quote "$@")"
+  fi
+}
+
+# A command line on the workers, and a file to or from them. gpu.sh has its own two.
+remote() { run gcloud compute tpus tpu-vm ssh "$NAME" "${WHERE[@]}" --quiet "--worker=${WORKER:-all}" "--command=$1"; }
+copy() { run gcloud compute tpus tpu-vm scp "$1" "$NAME:$2" "${WHERE[@]}" --quiet "--worker=${WORKER:-all}" "${@:3}"; }
+
+# The state of the queued resource, MISSING where there is none.
+DESCRIBE=(gcloud compute tpus queued-resources describe "$NAME" "${WHERE[@]}" "--format=value(state.state)")
+state() {
+  local answer
+  if answer=$("${DESCRIBE[@]}" 2>&1); then
+    echo "${answer##*$'\n'}"
+  elif [[ $answer == *NOT_FOUND* ]]; then
+    echo MISSING
+  else
+    die "$(quote "${DESCRIBE[@]}"): $answer"
+  fi
+}
+
+# install_jzero EXTRA: the committed checkout and jzero[EXTRA] on the workers.
+install_jzero() {
+  local file=$CACHE/$NAME.tar.gz busy="{ echo error: a run is on, stop it first >&2; exit 1; }"
+  git -C "$ROOT" diff --quiet HEAD || echo "note: changes that are not committed are not copied" >&2
+  run mkdir -p "$CACHE"
+  run git -C "$ROOT" archive --format=tar.gz -o "$file" HEAD
+  copy "$file" jzero.tar.gz
+  remote "mkdir -p -m 700 .jzero && { flock -n .jzero/lock true || $busy; } && rm -rf .jzero/checkout && \
+mkdir .jzero/checkout && tar -xzf jzero.tar.gz -C .jzero/checkout && $REMOTE setup $(quote "$1" ${MOUNT:+"$MOUNT"})"
+}
+
+# start_run: jzero.main with REST, or else with RUN, on every worker that is idle.
+start_run() {
+  local file=$CACHE/$NAME.secrets name secrets=
+  if ((${#REST[@]} == 0)); then split "$RUN" && REST=(${WORDS[@]+"${WORDS[@]}"}); fi
+  case " ${REST[*]-} " in *" -workdir"* | *" --workdir"*) die "set WORKDIR instead of giving --workdir" ;; esac
+  remote "$REMOTE idle"
+  for name in HF_TOKEN WANDB_API_KEY; do [[ -z ${!name:-} ]] || { export "${name?}" && secrets+=" $name"; }; done
+  if [[ $secrets ]]; then # in a file: a command line is seen by every user of a machine
+    [[ $DRY_RUN ]] || trap 'rm -f "$CACHE/$NAME.secrets"' EXIT
+    run mkdir -p "$CACHE"
+    run bash -c "rm -f $(quote "$file") && umask 077 && declare -p$secrets >$(quote "$file")"
+    copy "$file" .jzero/secrets.env
+    run rm -f "$file"
+  fi
+  remote "$REMOTE start $(quote "$WORKDIR" ${REST[@]+"${REST[@]}"})"
+}

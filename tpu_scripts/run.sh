@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Starts python -m jzero.main on every worker; it goes on when the connection ends. Refused where a run is on.
+# The same command resumes a run that was stopped.
+#
+#   tpu_scripts/run.sh [--dry-run] [-- --config configs/countdown.py:qwen2.5-3b --config.train.steps=100 ...]
+
+. "$(dirname "$0")/common.sh"
+parse "" "$@"
+need_tpu
+need WORKDIR
+start_run
