@@ -16,7 +16,7 @@ import time
 import jax
 import numpy as np
 
-from jzero import evaluate, learn, main, metrics, train
+from jzero import cli, evaluate, learn, metrics, train
 from jzero.algorithms import grpo
 from jzero.config import Config, Mesh, Model, Optimizer, Rollout, Train
 from jzero.grade.pool import Pool
@@ -70,7 +70,7 @@ def step(run: train.Run, state, number: int, prompts: list[np.ndarray]):
 
 def measure(arguments: argparse.Namespace) -> dict:
     started = process_started()
-    main.use_cores()
+    cli.start([])
     with open(os.path.join(arguments.workload, "prompts.json")) as file:
         rows = json.load(file)["rows"]
     times, cpu = [], []

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax import lax
 
-from jzero import metrics, types
+from jzero import hosts, types
 
 # What a resumed run may change of its config; anything else is another run.
 MAY_CHANGE = ("train.steps", "train.checkpoint_every", "eval.every")
@@ -155,8 +155,7 @@ def check_workdir(workdir: str | os.PathLike, config_json: str) -> None:
             )
         if old == new:
             return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    metrics.write_atomic(path, config_json)
+    hosts.write(path, config_json)
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:

@@ -10,19 +10,22 @@ import re
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import jax
 from absl import flags
 from ml_collections import config_flags
 
-from jzero import config
+from jzero import config, hosts
 
 Settings = TypeVar("Settings")
 
 
 def fail(message: str) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    if hosts.joined():
+        os._exit(2)  # an orderly exit would wait for the others
     sys.exit(2)
 
 
@@ -37,6 +40,12 @@ def mistakes() -> Iterator[None]:
         if not (where.line or "").startswith("raise ValueError"):
             raise
         fail(" ".join(str(error).split()))
+    except Exception as error:
+        if not hosts.joined():
+            raise
+        traceback.print_exc()
+        why = "another host may be gone" if isinstance(error, jax.errors.JaxRuntimeError) else type(error).__name__
+        hosts.lost(f"host {jax.process_index()} of {jax.process_count()} cannot go on: {why}")
 
 
 def fields(section: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
@@ -83,7 +92,31 @@ def parser(command: str, doc: str | None) -> argparse.ArgumentParser:
     return made
 
 
-def use_cores() -> None:
-    """Without an accelerator, one virtual device a core (at most 2): decoding on two beats threads inside one."""
+def use_cache(directory: Path) -> None:
+    """Compiled programs are kept there (or in JAX_COMPILATION_CACHE_DIR): a resumed run starts at once."""
+    if not jax.config.values["jax_compilation_cache_dir"]:
+        jax.config.update("jax_compilation_cache_dir", str(directory.absolute()))
+
+
+JOINING = {
+    "coordinator": "of several processes: HOST:PORT of process 0. A Cloud TPU, SLURM and Open MPI need none of these",
+    "num_processes": "how many there are",
+    "process_id": "which one this is, from 0",
+}
+
+
+def start(arguments: Sequence[str]) -> list[str]:
+    """Devices, and the other processes of the run where there are any; returns the other arguments.
+
+    Without an accelerator one virtual device a core (at most 2): decoding on two beats threads inside one."""
+    takes = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in JOINING:
+        takes.add_argument(f"--{name}", type=str if name == "coordinator" else int)
+    takes.error = fail
+    given, rest = takes.parse_known_args(arguments)
     if "JAX_NUM_CPU_DEVICES" not in os.environ:
         jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count() or 1))
+    if not {"-h", "-help", "--help"} & set(rest):
+        with mistakes():
+            hosts.join(given.coordinator, given.num_processes, given.process_id)
+    return rest

@@ -4,12 +4,13 @@ Rollouts from problems, and how good they are: the engine, graders and templates
 or on whole suites. The command writes every problem's responses, a summary, and prints it as a table. Greedy alone
 unless --config.eval.samples says how many samples, at --config.rollout.temperature."""
 
+import io
 import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jzero import cli, config, metrics, sharding, tokenizer
+from jzero import cli, config, hosts, metrics, sharding, tokenizer
 from jzero.grade.pool import Pool
 from jzero.model import hf, qwen
 from jzero.rollout import sample
@@ -41,29 +42,37 @@ class Sampler:
     def rollouts(
         self, params, problems: list[Problem], group: int, temperature: float, key: tuple[int, int], version: int
     ) -> tuple[list[Rollout], sample.Counters]:
-        """`group` rollouts of every problem, in order, not graded yet: each was given to the pool as it finished.
-        The noise is a function of key (two integers), the problem's place and the token's position."""
+        """`group` rollouts of each of this host's share of the problems, in order, not graded yet: each was given to
+        the pool as it finished. The noise is a function of key (two integers), the problem's place among all and the
+        token's position."""
+        share = hosts.share(len(problems))
+        problems = problems[share]
         prompts = [np.array(encode(self.tokenizer, problem), np.int32) for problem in problems]
         driver = Driver(self.engine, params, lambda ids: tokenizer.decode(self.tokenizer, ids))
         done: dict[tuple[int, int], Rollout] = {}
         seed = make_seed(self.engine, key)
         try:
-            for sequence in driver.run(prompts, group, temperature, seed, self.engine.settings.max_new):
+            for sequence in driver.run(prompts, group, temperature, seed, self.engine.settings.max_new, share.start):
                 rollout = to_rollout(problems[sequence.prompt], sequence, version)
                 place = (sequence.prompt, sequence.sample)
                 done[place] = rollout
                 self.pool.submit(place, rollout.problem.task, rollout.text, rollout.problem.gold, self.task)
                 self.on_finish()
+        except hosts.Interrupted as reason:
+            hosts.meet(str(reason))  # the others wait in `graded`
         finally:
             driver.cancel()  # an interruption leaves the engine free
         return [done[i, j] for i in range(len(problems)) for j in range(group)], driver.counters
 
-    def graded(self, rollouts: list[Rollout], group: int) -> list[Rollout]:
-        """Wait for the grades of what `rollouts` submitted."""
+    def graded(self, rollouts: list[Rollout], problems: list[Problem], group: int) -> list[Rollout]:
+        """Wait for the grades of what `rollouts` submitted on every host -> the graded rollouts of all problems."""
+        hosts.meet()
         drained: dict = dict(self.pool.drain())
-        grades = [drained[i // group, i % group] for i in range(len(rollouts))]
+        rollouts = [rollout.graded(drained[i // group, i % group]) for i, rollout in enumerate(rollouts)]
+        if jax.process_count() > 1:
+            rollouts = from_bytes(hosts.gather(to_bytes(rollouts)), problems, group)
         lengths = [len(rollout.text) for rollout in rollouts], [rollout.response_length for rollout in rollouts]
-        grades = rewards.of_batch(grades, *lengths, self.task.reward)
+        grades = rewards.of_batch([grade_of(rollout) for rollout in rollouts], *lengths, self.task.reward)
         return [rollout.graded(grade) for rollout, grade in zip(rollouts, grades, strict=True)]
 
 
@@ -78,8 +87,43 @@ def make_sampler(
     """A sampler on the devices of a training mesh, and `publish`, which makes its weights of the trainer's. directory:
     of the model, or ""."""
     decode, dtype = sharding.decode_mesh(mesh), settings.model.dtype
-    engine = Engine(architecture, settings.rollout, decode, tokenizer.eos_ids(tok, directory), dtype)
+    rollout = host_share(settings.rollout, mesh.size // decode.size)
+    engine = Engine(architecture, rollout, decode, tokenizer.eos_ids(tok, directory), dtype)
     return Sampler(engine, tok, pool, settings.task), sharding.publisher(architecture, mesh, decode, dtype)
+
+
+def host_share(rollout: config.Rollout, count: int) -> config.Rollout:
+    """The slots and pages of one of `count` hosts."""
+    return replace(rollout, slots=-(-rollout.slots // count), pages=-(-rollout.pages // count))
+
+
+ARRAYS = {"tokens": np.int32, "sampled": np.bool_, "logps": np.float32, "versions": np.int32}  # of a rollout
+
+
+def to_bytes(rollouts: list[Rollout]) -> bytes:
+    """Rollouts for other hosts, without their problems, which those know."""
+    names = ("sample", "text", "finish")
+    rows = [{name: getattr(r, name) for name in names} | {"grade": vars(grade_of(r))} for r in rollouts]
+    join = lambda name, kind: np.concatenate([np.zeros(0, kind), *(getattr(r, name) for r in rollouts)])
+    lengths = np.array([len(rollout.tokens) for rollout in rollouts], np.int64)
+    said = np.frombuffer(json.dumps(rows).encode(), np.uint8)
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {name: join(name, kind) for name, kind in ARRAYS.items()}
+    np.savez(buffer, rows=said, lengths=lengths, **arrays)
+    return buffer.getvalue()
+
+
+def from_bytes(parts: list[bytes], problems: list[Problem], group: int) -> list[Rollout]:
+    """What every host gave, in order: `group` rollouts of every problem."""
+    out: list[Rollout] = []
+    for part in parts:
+        data = np.load(io.BytesIO(part))
+        cuts = np.cumsum(data["lengths"])[:-1]
+        arrays = {name: np.split(data[name], cuts) for name in ARRAYS}
+        for i, row in enumerate(json.loads(data["rows"].tobytes())):
+            row |= {name: arrays[name][i] for name in ARRAYS} | {"grade": Grade(**row["grade"])}
+            out.append(Rollout(problem=problems[len(out) // group], **row))
+    return out
 
 
 @jax.jit
@@ -169,7 +213,7 @@ def evaluate(
     values = {}
     for kind, (samples, heat) in kinds(settings, temperature).items():
         rollouts, _ = sampler.rollouts(params, problems, samples, heat, key=(0, 0), version=0)
-        found = scores(sampler.graded(rollouts, samples), samples)
+        found = scores(sampler.graded(rollouts, problems, samples), samples)
         values |= {f"{kind}/{name}/{metric}" if name else f"{kind}/{metric}": v for metric, v in found.items()}
     return values
 
@@ -259,32 +303,32 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:
     summary: dict[str, Any] = {}
     with Pool(settings.task.grade_workers) as pool:
         sampler, params = load(settings, pool)
-        out.mkdir(parents=True, exist_ok=True)
         for name, problems in todo.items():
             fit = fitting(problems, sampler.tokenizer, longest)
             if len(fit) < len(problems):
-                print(f"{name}: {len(problems) - len(fit)} of {len(problems)} prompts are longer than {longest} tokens")
+                lost = f"{len(problems) - len(fit)} of {len(problems)}"
+                hosts.say(f"{name}: {lost} prompts are longer than {longest} tokens")
             if not fit:
                 raise ValueError(f"suite {name}: no prompt has at most rollout.max_prompt={longest} tokens")
             summary[name] = {"problems": len(fit), "dropped": len(problems) - len(fit), "kinds": {}}
             for label, (samples, heat) in kinds(settings.eval, settings.rollout.temperature).items():
                 rollouts, _ = sampler.rollouts(params, fit, samples, heat, key=(seed, 0), version=0)
-                rollouts = sampler.graded(rollouts, samples)
+                rollouts = sampler.graded(rollouts, fit, samples)
                 kind = "greedy" if label == "eval_greedy" else f"avg@{samples}"
                 summary[name]["kinds"][kind] = scores(rollouts, samples)
                 lines = [json.dumps(row) + "\n" for row in problem_rows(rollouts, samples)]
-                metrics.write_atomic(out / f"{name}-{kind}.jsonl", "".join(lines))
+                hosts.write(out / f"{name}-{kind}.jsonl", "".join(lines))
     said = {"config": json.loads(config.to_json(settings)), "suites": summary, "versions": metrics.versions()}
-    metrics.write_atomic(out / "summary.json", json.dumps(said, indent=1))
+    hosts.write(out / "summary.json", json.dumps(said, indent=1))
     return summary
 
 
 def main() -> None:
-    cli.use_cores()
+    arguments = cli.start(sys.argv[1:])
     with cli.mistakes():
-        specs, out, settings = parse(sys.argv[1:])
-        print(table(run(specs, out, settings)))
-        print(f"written to {out}")
+        specs, out, settings = parse(arguments)
+        hosts.say(table(run(specs, out, settings)))
+        hosts.say(f"written to {out}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from jzero import algorithms, config, metrics, update
+from jzero import algorithms, config, hosts, metrics, update
 from jzero.algorithms import Episodes
 from jzero.batch import Item, Packed, layouts, pack
 from jzero.evaluate import grade_of
@@ -159,8 +159,8 @@ def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Roll
         wanted |= {"old_values": values} if trainer.critic is not None else {}
         for name, arrays in wanted.items():
             mine = [arrays[i] for i in part.chosen]
-            for p, batch in zip(part.packed, jax.device_get([getattr(b, name) for b in part.batches]), strict=True):
-                p.read(batch, mine)
+            for p, batch in zip(part.packed, part.batches, strict=True):
+                p.read(hosts.fetch(getattr(batch, name)), mine)
     penalties = [algorithm.kl_reward * (o - r) for o, r in zip(old, ref, strict=True)]
     A, returns = algorithms.advantages(episodes(rollouts, trainer.config, penalties, values), algorithm)
     fields = {"advantages": spread(A, rollouts)}

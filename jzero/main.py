@@ -10,8 +10,8 @@ from pathlib import Path
 from absl import app, flags, logging
 from ml_collections import config_flags
 
-from jzero import config
-from jzero.cli import check_names, fail, fields, mistakes, use_cores
+from jzero import config, hosts
+from jzero.cli import JOINING, check_names, fail, fields, mistakes, start, use_cache
 
 CONFIG = config_flags.DEFINE_config_file(
     "config", None, "Recipe, e.g. configs/countdown.py or configs/countdown.py:tiny"
@@ -51,7 +51,8 @@ def usage() -> str:
     recipes = [ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(RECIPES.glob("*.py"))]
     lines = [f"  {f'--config.{name}={value}':<52}{comment}".rstrip() for name, value, comment in fields()]
     settings = "\n".join(["Settings, with the defaults that a recipe overrides:", *lines])
-    return "\n\n".join([str(__doc__), *map(str, recipes), settings])
+    processes = "\n".join(f"  {f'--{name}':<52}{meaning}" for name, meaning in JOINING.items())
+    return "\n\n".join([str(__doc__), *map(str, recipes), f"Several hosts:\n{processes}", settings])
 
 
 def main(settings: config.Config) -> None:
@@ -59,15 +60,16 @@ def main(settings: config.Config) -> None:
 
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # libraries log every save at INFO
-    workdir = Path(WORKDIR.value or f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}")
-    print(f"config {settings.name}, workdir {workdir}", flush=True)
     with mistakes():
+        name = hosts.agree(f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}")[0]
+        workdir = Path(WORKDIR.value or name)
+        hosts.say(f"config {settings.name}, workdir {workdir}")
+        use_cache(workdir / "programs")
         train(settings, workdir)
 
 
 def run() -> None:
-    use_cores()
-    app.run(main, flags_parser=parse)
+    app.run(main, [sys.argv[0], *start(sys.argv[1:])], flags_parser=parse)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 Names are flat, `group/name`; a value is one finite number. The names the step line shows are in `LINE`."""
 
+import functools
 import importlib.metadata
 import json
 import math
@@ -9,7 +10,7 @@ import os
 import platform
 import resource
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,12 +51,16 @@ def write_atomic(path: str | os.PathLike, text: str) -> None:
 class Writer:
     """Appends to `metrics.jsonl`, `samples.jsonl` and `tensorboard/` of a workdir; a line survives a kill once written.
 
+    Without a workdir (a host that is not the first) nothing is written, and a bad value still raises.
     `resume_step` is the checkpoint the run goes on from: what was written of later steps is dropped, so that a killed
     and resumed run leaves the same lines as one that was not. None is a run from its start: everything is dropped."""
 
-    def __init__(self, workdir: str | os.PathLike, resume_step: int | None):
+    def __init__(self, workdir: str | os.PathLike | None, resume_step: int | None):
         from tensorboardX import SummaryWriter  # 1 s to import
 
+        self._on = workdir is not None
+        if workdir is None:
+            return
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
         last = -1 if resume_step is None else resume_step
@@ -70,6 +75,8 @@ class Writer:
         bad = {name: number for name, number in numbers.items() if not math.isfinite(number)}
         if bad:
             raise ValueError(f"step {step}: not finite: {', '.join(f'{name}={bad[name]}' for name in bad)}")
+        if not self._on:
+            return
         _append(self._metrics, {"step": step, **numbers})
         for name, number in numbers.items():
             self._tensorboard.add_scalar(name, number, step)
@@ -77,10 +84,12 @@ class Writer:
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """One line {"step": step, **row} a row; rows are plain JSON values."""
-        for row in rows:
+        for row in rows if self._on else ():
             _append(self._samples, {"step": step, **row})
 
     def close(self) -> None:
+        if not self._on:
+            return
         self._metrics.close()
         self._samples.close()
         self._tensorboard.close()
@@ -123,6 +132,26 @@ class Clock:
         values = {f"time/{phase}": seconds for phase, seconds in self._step.items()}
         self._step.clear()
         return values
+
+
+@functools.cache
+def compilations() -> Callable[[], dict[str, float]]:
+    """A function: programs compiled since its last call, and the seconds that took. A steady run compiles none."""
+    import jax
+
+    seconds: list[float] = []
+
+    def hear(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            seconds.append(duration_secs)
+
+    def pop() -> dict[str, float]:
+        values = {"compile/programs": float(len(seconds)), "compile/seconds": sum(seconds)}
+        seconds.clear()
+        return values
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    return pop
 
 
 def peak_rss_bytes() -> int:

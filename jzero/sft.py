@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from tqdm import tqdm
 
-from jzero import config, tokenizer, update
+from jzero import config, hosts, tokenizer, update
 from jzero.algorithms import grpo
 from jzero.batch import Item, pack
 from jzero.model import qwen
@@ -42,7 +42,8 @@ def warm_start(
     shards = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
     rows = max(1, settings.train.tokens // (layout.tokens * shards)) * shards
     state = learner.start(params)
-    for step in (progress := tqdm(range(warm.steps), desc="warm start", mininterval=1)):
+    bar = {"desc": "warm start", "mininterval": 1, "disable": not hosts.first()}
+    for step in (progress := tqdm(range(warm.steps), **bar)):
         interrupted()
         first = step * warm.batch
         pairs = [example(settings.task, settings.train.seed, first + i, warm.tries) for i in range(warm.batch)]

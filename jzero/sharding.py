@@ -27,7 +27,7 @@ ROWS = P(None, ("data", "fsdp"))  # of a batch [M, B, T]
 
 def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = None) -> Mesh:
     """One of the sizes may be -1: what the others leave of the devices."""
-    devices = list(devices or jax.devices())
+    devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
     sizes = [data, fsdp, tensor]
     named = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
     if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
@@ -37,13 +37,18 @@ def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = Non
         sizes[sizes.index(-1)] = len(devices) // known
     if int(np.prod(sizes)) != len(devices):
         raise ValueError(f"{named} does not fill the {len(devices)} devices")
+    local = sum(device.process_index == devices[0].process_index for device in devices)
+    if local % sizes[2]:
+        raise ValueError(f"mesh.tensor={sizes[2]} must divide the {local} devices of a host, which decode together")
     return mesh(devices, dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
 
 
-def decode_mesh(train: Mesh) -> Mesh:
-    """The same devices; tensor as in training, the rest are slots."""
+def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
+    """The devices of one host (default: this one); tensor as in training, the rest are slots."""
+    process = jax.process_index() if process is None else process
+    local = [device for device in train.devices.flat if device.process_index == process]
     tensor = train.shape["tensor"]
-    return mesh(list(train.devices.flat), {"slots": train.devices.size // tensor, "tensor": tensor})
+    return mesh(local, {"slots": len(local) // tensor, "tensor": tensor})
 
 
 def mesh(devices: Sequence, sizes: dict[str, int]) -> Mesh:
@@ -88,7 +93,13 @@ def like_params(tree, params, shardings, mesh: Mesh):
 
 
 def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype):
-    """A function from training params to the decoder's: cast, then all-gather over data and fsdp, on device."""
-    cast = jax.jit(lambda params: jax.tree.map(lambda x: x.astype(dtype), params))
-    shardings = param_shardings(config, decode)
-    return lambda params: jax.device_put(cast(params), shardings)
+    """A function from training params to the decoder's: one program that casts and all-gathers over data and fsdp, so
+    that every host's devices hold whole (over tensor, split) weights, then this host's own shards of them."""
+    every = mesh(list(train.devices.flat), {"slots": -1, "tensor": train.shape["tensor"]})
+    gather = jax.jit(lambda params: qwen.cast(params, dtype), out_shardings=param_shardings(config, every))
+
+    def view(x: jax.Array, sharding: NamedSharding) -> jax.Array:
+        return jax.make_array_from_single_device_arrays(x.shape, sharding, [s.data for s in x.addressable_shards])
+
+    local = param_shardings(config, decode)
+    return lambda params: jax.tree.map(view, gather(params), local)

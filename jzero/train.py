@@ -3,24 +3,21 @@
 The only file that sees the whole Config. One step is a pure function of (config, seed, step, State), so a run that is
 killed anywhere and started again with the same command ends in the same numbers."""
 
-import contextlib
 import json
 import os
 import shutil
-import signal
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jzero import algorithms, checkpoint, config, evaluate, metrics, sharding, tokenizer
+from jzero import algorithms, checkpoint, config, evaluate, hosts, metrics, sharding, tokenizer
 from jzero.config import to_json, validate
 from jzero.evaluate import Sampler, grade_of
 from jzero.grade.pool import Pool
@@ -33,10 +30,6 @@ from jzero.types import Problem, Rollout, State
 
 ALARM = 1e-3  # share of gradings that may fail unsaid
 ROUNDS = 10**6  # steps apart in the stream of problems: where dynamic sampling takes new ones
-
-
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM, raised where the state is whole."""
 
 
 @dataclass
@@ -60,14 +53,16 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
     """Run or resume `config` in `workdir`; returns what summary.json holds."""
     started = time.time()
     check(config, workdir)
-    with Pool(config.task.grade_workers) as pool, interruptible() as interrupted:
+    with Pool(config.task.grade_workers) as pool, hosts.Stop() as stop:
         run = build(config, pool)
         held_out = evaluation_problems(run)
         checkpoint.check_workdir(workdir, to_json(config))  # the first thing written: what is refused leaves nothing
-        metrics.write_atomic(workdir / "versions.json", json.dumps(metrics.versions(), indent=1))
+        hosts.write(workdir / "versions.json", json.dumps(metrics.versions(), indent=1))
+        hosts.check_shared(workdir / "versions.json")
         saved = checkpoint.Checkpoints(workdir, config.train.keep_checkpoints)
         latest = saved.latest()
-        writer = metrics.Writer(workdir, latest)
+        writer = metrics.Writer(workdir if hosts.first() else None, latest)
+        compiled = metrics.compilations()
         host: dict[str, Any] = {"step": 0, "eval": {}, "seconds": 0.0, "seconds_by_phase": {}}
         state: State | None = None
 
@@ -75,16 +70,16 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
             if not any(held_out.values()):
                 return {}
             # An update is in the state before its metrics are written: from there to the end of its step no stop.
-            run.sampler.on_finish = interrupted if state is None else lambda: None
+            run.sampler.on_finish = stop.soon if state is None else lambda: None
             with run.clock("eval"):
                 weights = run.publish(params)
                 values: dict[str, float] = {}
                 for suite, problems in held_out.items():
                     settings = config.eval, config.rollout.temperature
                     values |= evaluate.evaluate(run.sampler, weights, problems, *settings, suite) if problems else {}
-            run.sampler.on_finish = interrupted
+            run.sampler.on_finish = stop.soon
             host["eval"][name] = values
-            tqdm.write(f"eval {name}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
+            hosts.say(f"eval {name}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
             return values
 
         def spent() -> dict[str, Any]:
@@ -104,36 +99,40 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 assess("before", params)
                 if config.warm_start.steps:
                     with run.clock("warm_start"):
-                        params = warm_start(run.trainer.policy, config, run.sampler.tokenizer, params, interrupted)
+                        params = warm_start(run.trainer.policy, config, run.sampler.tokenizer, params, stop.together)
                     assess("after_warm_start", params)
                 state = initial_state(run, params)
                 save(state, wait=True)
                 del params
             else:
                 state, host = saved.restore(latest, abstract_state(run))
-                tqdm.write(f"resumed {workdir} at step {latest}")
+                hosts.say(f"resumed {workdir} at step {latest}")
             if algorithms.needs_reference(config.algorithm):
                 run.trainer.reference = reference(run, workdir, host["step"], state.params, saved.oldest())
             first, steps = host["step"] + 1, config.train.steps
-            for step in tqdm(range(first, steps + 1), initial=first - 1, total=steps, desc="RL", mininterval=1):
+            bar = {"desc": "RL", "mininterval": 1, "disable": not hosts.first()}
+            for step in tqdm(range(first, steps + 1), initial=first - 1, total=steps, **bar):
                 run.clock.pop()
+                compiled()
                 begin = time.perf_counter()
                 state, values, rollouts = rl_step(run, state, step, workdir)
                 values |= run.clock.pop() | {"time/step": time.perf_counter() - begin}
-                values |= rates(values)
+                values |= rates(values) | compiled()
                 host["step"] = step
+                if step > first + 1 and values["compile/seconds"] > 1:
+                    hosts.say(f"step {step}: {values['compile/programs']:.0f} programs compiled: shapes are still new")
                 if step == steps or (config.eval.every and step % config.eval.every == 0):
                     values |= assess("after" if step == steps else f"step_{step}", state.params)
                 writer.write(step, values)
                 writer.samples(step, [sample_row(rollout) for rollout in rollouts[: config.train.samples]])
-                tqdm.write(metrics.line(step, steps, values))
+                hosts.say(metrics.line(step, steps, values))
                 if run.trainer.reference is not None and refreshed(config.algorithm, step) == step:
                     run.trainer.reference = reference(run, workdir, step, state.params, saved.oldest())
                 if step == steps or step % config.train.checkpoint_every == 0:
                     save(state, wait=False)
-                interrupted()
-        except Interrupted as reason:
-            tqdm.write(f"{reason}: stopped after step {host['step']}; the same command resumes")
+                stop.together()
+        except hosts.Interrupted as reason:
+            hosts.say(f"{reason}: stopped after step {host['step']}; the same command resumes")
         export = None
         if state is not None:
             save(state, wait=True)
@@ -197,7 +196,7 @@ def build(config: config.Config, pool: Pool) -> Run:
     trainer = make_trainer(config, architecture, critic, mesh)
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     devices = f"{mesh.devices.size} {mesh.devices.flat[0].device_kind} devices ({axes})"
-    tqdm.write(f"{architecture.model_type} of {qwen.num_params(architecture) / 1e6:.1f}M parameters on {devices}")
+    hosts.say(f"{architecture.model_type} of {qwen.num_params(architecture) / 1e6:.1f}M parameters on {devices}")
     return Run(
         config=config,
         trainer=trainer,
@@ -214,7 +213,7 @@ def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
     dropped because its prompt is too long."""
     config = run.config
     for note in TASKS[config.task.name].notes(config.task):
-        tqdm.write(note)
+        hosts.say(note)
     every = {"": TASKS[config.task.name].eval_problems(config.task, config.eval.problems)}
     every |= dict(
         suites.problems(spec, config.task, config.eval.limit, config.train.seed)
@@ -224,7 +223,7 @@ def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
     fit = {name: evaluate.fitting(each, run.sampler.tokenizer, longest) for name, each in every.items()}
     for name, each in every.items():
         if lost := len(each) - len(fit[name]):
-            tqdm.write(f"{name or 'held out'}: {lost} of {len(each)} prompts dropped, longer than {longest} tokens")
+            hosts.say(f"{name or 'held out'}: {lost} of {len(each)} prompts dropped, longer than {longest} tokens")
     return fit
 
 
@@ -247,7 +246,7 @@ def initial_state(run: Run, params: qwen.Params) -> State:
         assert run.critic_directory is not None
         model = replace(critic.model, value_head=False)
         backbone = hf.load(run.critic_directory, model, sharding.param_shardings(model, critic.mesh))
-    copy = lambda x, place: jax.device_put(x, place, may_alias=False)  # both states are donated
+    copy = lambda x, place: jax.jit(jnp.copy, out_shardings=place)(x)  # both states are donated
     names = ("embed", "layers", "norm")
     values = {name: jax.tree.map(copy, backbone[name], critic.shardings[name]) for name in names}
     head = lambda: qwen.init(critic.model, jax.random.key(run.config.train.seed))["value"]
@@ -264,8 +263,9 @@ def abstract_state(run: Run) -> State:
 def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, dict[str, float], list[Rollout]]:
     """One batch of rollouts and the optimizer steps on it."""
     with run.clock("publish"):
-        weights = run.publish(state.params)
+        weights = jax.block_until_ready(run.publish(state.params))
     rollouts, values = collect(run, weights, step)
+    values["publish/bytes"] = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(weights))  # of a device
     del weights
     state, update_values, batches = optimize(run.trainer, state, rollouts, step)
     values |= update_values
@@ -273,7 +273,9 @@ def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, di
     if bad:
         path = workdir / f"nonfinite_step_{step}.npz"
         arrays = [(i, name, x) for i, batch in enumerate(batches) for name, x in vars(batch).items() if x is not None]
-        np.savez(path, **{f"{name}_{i}": x for i, name, x in jax.device_get(arrays)})
+        fetched: dict[str, Any] = {f"{name}_{i}": hosts.fetch(x) for i, name, x in arrays}
+        if hosts.first():
+            np.savez(path, **fetched)
         raise FloatingPointError(f"step {step}: {', '.join(bad)} not finite; its batch is in {path}")
     return state, values, rollouts
 
@@ -300,19 +302,20 @@ def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], d
             )
         totals.add(counters)
         with run.clock("grade"):  # what did not overlap with decoding
-            rollouts = sampler.graded(rollouts, group)
+            rollouts = sampler.graded(rollouts, fitting, group)
         groups += [rollouts[i : i + group] for i in range(0, len(rollouts), group)]
         if sum(not uniform(each) for each in groups) >= prompts:
             break
     every = [rollout for each in groups for rollout in each]
     values = rollout_metrics(every, group)
     values["rollout/dropped_prompts"] = (round + 1) * prompts - len(groups)
-    values["rollout/preempted"] = totals.preempted
-    values["rollout/slot_use"] = totals.tokens / max(totals.slot_steps, 1)
-    counts = {f"grade/{name}": count - before[name] for name, count in sampler.pool.counters.items()}
+    graded = {f"grade/{name}": count - before[name] for name, count in sampler.pool.counters.items()}
+    counts = hosts.total(vars(totals) | graded)
+    values["rollout/preempted"] = counts["preempted"]
+    values["rollout/slot_use"] = counts["tokens"] / max(counts["slot_steps"], 1)
     if (failed := counts["grade/timeouts"] + counts["grade/killed"]) > ALARM * len(every):
-        tqdm.write(f"step {step}: {failed} of {len(every)} gradings ran out of time or killed their worker; scored 0")
-    values |= {name: count for name, count in counts.items() if name != "grade/graded"}
+        hosts.say(f"step {step}: {failed} of {len(every)} gradings ran out of time or killed their worker; scored 0")
+    values |= {name: counts[name] for name in graded if name != "grade/graded"}
     if config.algorithm.dynamic_rounds:
         values["rollout/rounds"] = round + 1
         groups = sorted(groups, key=uniform)[:prompts]  # stable: those that differ first
@@ -368,30 +371,6 @@ def sample_row(rollout: Rollout) -> dict[str, Any]:
 # -- the run's surroundings --------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
-    """Yields a function that raises Interrupted once Ctrl-C or SIGTERM came. A second one stops at once."""
-    received: list[int] = []
-    signals = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-
-    def handle(number, _frame):
-        received.append(number)
-        for each in signals:
-            signal.signal(each, signal.default_int_handler)
-        print(f"{signal.Signals(number).name}: saving a checkpoint; again to stop at once", file=sys.stderr, flush=True)
-
-    def check() -> None:
-        if received:
-            raise Interrupted(signal.Signals(received[0]).name)
-
-    before = {number: signal.signal(number, handle) for number in signals}
-    try:
-        yield check
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def refreshed(algorithm: algorithms.Algorithm, step: int) -> int:
     """The RL step after which the policy became the reference that holds after `step`."""
     return step - step % algorithm.reference_every if algorithm.reference_every else 0
@@ -402,9 +381,9 @@ def reference(run: Run, workdir: Path, step: int, params: qwen.Params, oldest: i
     policy, algorithm = run.trainer.policy, run.config.algorithm
     made = refreshed(algorithm, step)
     directory = workdir / "reference" / str(made)
-    if made == step and not directory.exists():  # it does where a kill came before the checkpoint
+    if made == step and not hosts.agree(directory.exists())[0]:  # it does where a kill came before the checkpoint
         hf.save(directory, policy.model, params, dtype="float32", hf_config_extra={})
-    for other in directory.parent.iterdir():
+    for other in directory.parent.iterdir() if hosts.first() else ():
         if other.name.isdigit() and int(other.name) < refreshed(algorithm, oldest):
             shutil.rmtree(other)
     return hf.load(directory, policy.model, policy.shardings)
@@ -412,15 +391,17 @@ def reference(run: Run, workdir: Path, step: int, params: qwen.Params, oldest: i
 
 def export_policy(run: Run, params: qwen.Params, directory: Path) -> str:
     """A directory that `transformers` loads. One that is whole is this step's, and stays."""
-    if not (directory / "generation_config.json").exists():  # the last to be written
-        shutil.rmtree(directory, ignore_errors=True)
+    if not hosts.agree((directory / "generation_config.json").exists())[0]:  # the last to be written
+        if hosts.first():
+            shutil.rmtree(directory, ignore_errors=True)
         tok = run.sampler.tokenizer
         stops = list(run.sampler.engine.stop_ids)
         extra = {"max_position_embeddings": run.sampler.engine.max_total} | run.hf_config | {"eos_token_id": stops[0]}
         hf.save(directory, run.trainer.policy.model, params, dtype=run.config.model.dtype, hf_config_extra=extra)
-        tok.save_pretrained(str(directory))
+        if hosts.first():
+            tok.save_pretrained(str(directory))
         generation = {"eos_token_id": stops, "temperature": run.config.rollout.temperature, "do_sample": True}
-        metrics.write_atomic(directory / "generation_config.json", json.dumps(generation, indent=1))
+        hosts.write(directory / "generation_config.json", json.dumps(generation, indent=1))
     return str(directory)
 
 
@@ -440,5 +421,5 @@ def summarize(config: config.Config, workdir: Path, host: dict[str, Any], export
         "export": export,
         "versions": metrics.versions(),
     }
-    metrics.write_atomic(workdir / "summary.json", json.dumps(summary, indent=1))
+    hosts.write(workdir / "summary.json", json.dumps(summary, indent=1))
     return summary

@@ -17,7 +17,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jzero import algorithms, attention, config, sharding
+from jzero import algorithms, attention, config, hosts, sharding
 from jzero.batch import Packed
 from jzero.model import qwen
 from jzero.types import Batch, Layout, State
@@ -123,26 +123,28 @@ class Learner:
         return jax.tree.map(place, state, self.state_shardings())
 
     def init_params(self, seed: int) -> qwen.Params:
-        key = jax.device_put(jax.random.key(seed), NamedSharding(self.mesh, P()))
-        return jax.jit(partial(qwen.init, self.model), out_shardings=self.shardings)(key)
+        init = lambda seed: qwen.init(self.model, jax.random.key(seed))
+        return jax.jit(init, out_shardings=self.shardings)(self._place(np.uint32(seed), P()))
 
     def start(self, params: qwen.Params) -> State:
         """A fresh optimizer around params."""
         place = self.state_shardings()
         opt_state = jax.jit(self.optimizer.init, out_shardings=place.opt_state)(params)
-        return State(params, opt_state, jax.device_put(np.int32(0), place.step))
+        return State(params, opt_state, hosts.put(np.zeros((), np.int32), place.step))
 
     # -- programs ----------------------------------------------------------------------------------------------
 
     def put(self, packed: Sequence[Packed]) -> tuple[tuple[Batch, ...], jax.Array]:
         """Batches on the mesh, and how many microbatches of each hold something, i32[layouts]."""
-        place = lambda x, spec: jax.device_put(x, NamedSharding(self.mesh, spec))
-        batches = tuple(jax.tree.map(lambda x: place(x, sharding.ROWS), p.batch) for p in packed)  # None stays None
-        return batches, place(np.array([p.count for p in packed], np.int32), P())
+        batches = tuple(jax.tree.map(lambda x: self._place(x, sharding.ROWS), p.batch) for p in packed)
+        return batches, self._place(np.array([p.count for p in packed], np.int32), P())
 
     def put_rows(self, arrays: Sequence[np.ndarray]) -> list[jax.Array]:
         """Arrays [M, B, T], placed as the batches are."""
-        return [jax.device_put(x, NamedSharding(self.mesh, sharding.ROWS)) for x in arrays]
+        return [self._place(x, sharding.ROWS) for x in arrays]
+
+    def _place(self, x, spec: P) -> jax.Array:
+        return hosts.put(x, NamedSharding(self.mesh, spec))
 
     def update(
         self, state: State, batches, counts, layouts: Sequence[Layout], lr: float, fresh: bool = True
@@ -155,7 +157,7 @@ class Learner:
             place, scalar = self.state_shardings(), NamedSharding(self.mesh, P())
             run = partial(self._update, layouts=key)
             self._updates[key] = jax.jit(run, donate_argnums=0, out_shardings=(place, scalar))
-        numbers = [jax.device_put(x, NamedSharding(self.mesh, P())) for x in (np.float32(lr), np.bool_(fresh))]
+        numbers = self._place(np.float32(lr), P()), self._place(np.bool_(fresh), P())
         return self._updates[key](state, batches, counts, *numbers)
 
     def score(self, params, batches, counts, layouts: Sequence[Layout]) -> list[jax.Array]:

@@ -67,6 +67,19 @@ def quick_runs(quick_compilation, tmp_path):
     compilation_cache.reset_cache()
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Of a run as a process: two devices, no network, and programs that are compiled once, and quickly."""
+    cache = {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("programs")),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+    }
+    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path_factory.mktemp("hub"))}
+    return os.environ | cache | offline | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+
+
 @pytest.fixture
 def shared() -> Path:
     """The folder of reference material beside the repository; not part of it."""

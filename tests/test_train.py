@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from jzero import algorithms, config, learn, train
+from jzero import algorithms, config, hosts, learn, train
 from jzero.batch import Item, pack
 from jzero.model import hf
 from jzero.sharding import train_mesh
@@ -187,7 +187,7 @@ def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path, qu
 
     def numbers(workdir):
         rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-        timed = lambda name: name.startswith(("time/", "eval")) or name.endswith("per_second")
+        timed = lambda name: name.startswith(("time/", "compile/", "eval")) or name.endswith("per_second")
         return [{name: value for name, value in row.items() if not timed(name)} for row in rows]
 
     whole, resumed = numbers(tmp_path / "whole"), numbers(tmp_path / "resumed")
@@ -245,11 +245,13 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path, quick_run
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_at_the_next_check_and_a_second_one_at_once(number, capsys):
     before = signal.getsignal(number)
-    with train.interruptible() as interrupted:
-        interrupted()
+    with hosts.Stop() as stop:
+        stop.soon()
+        stop.together()
         os.kill(os.getpid(), number)
-        with pytest.raises(train.Interrupted, match=number.name):
-            interrupted()
+        for check in (stop.soon, stop.together):
+            with pytest.raises(hosts.Interrupted, match=number.name):
+                check()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
             signal.pause()

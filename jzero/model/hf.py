@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from jzero import hub
+from jzero import hosts, hub
 from jzero.model.qwen import Params, QwenConfig, abstract
 
 # Ours -> (theirs, how many of our leading axes are the input of a Linear; 0: no Linear, flattened; None: as it is).
@@ -167,15 +167,9 @@ def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -
             if value.shape != tensor.hf_shape:
                 raise ValueError(f"{path}: {tensor.name} is {value.shape}, config.json says {tensor.hf_shape}")
             slot[...] = tensor.ours(value)
-        params[leaf] = place(host if stacked else host[0], shardings.get(leaf))
+        host = host if stacked else host[0]
+        params[leaf] = hosts.put(host, shardings[leaf]) if leaf in shardings else jax.device_put(host, may_alias=False)
     return unflatten(params)
-
-
-def place(host: np.ndarray, sharding: Any) -> jax.Array:
-    """host -> device; each process puts only the shards it holds."""
-    if sharding is None:
-        return jax.device_put(host, may_alias=False)
-    return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])
 
 
 def shards(leaves: dict[str, list[Tensor]], itemsize: int, max_bytes: int) -> list[list[tuple[str, Tensor]]]:
@@ -201,12 +195,18 @@ def save(
     hf_config_extra: dict[str, Any],
     max_shard_bytes: int = 5 * 10**9,
 ) -> None:
-    """Write what `transformers` loads: config.json and safetensors in `dtype`. `path` appears when it is whole.
+    """Write what `transformers` loads: config.json and safetensors in `dtype`. `path` appears when it is whole. Every
+    host calls it; the first writes.
 
     `hf_config_extra` are entries of config.json beside the model's own: eos_token_id, max_position_embeddings, ..."""
     path = Path(path)
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: one of {', '.join(DTYPES)}")
+    if not hosts.first():
+        for leaf in tensors(config):  # the first host cannot fetch alone
+            hosts.fetch(flatten(params)[leaf])
+        hosts.agree("written")
+        return
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ValueError(f"{path} exists and is not an empty directory: remove it or choose another")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -219,6 +219,7 @@ def save(
     except BaseException:
         shutil.rmtree(partial)
         raise
+    hosts.agree("written")
 
 
 def write_weights(path: Path, config: QwenConfig, params: Params, dtype: str, max_shard_bytes: int) -> None:
@@ -230,7 +231,7 @@ def write_weights(path: Path, config: QwenConfig, params: Params, dtype: str, ma
         block = {}
         for leaf, tensor in run:
             if leaf != name:  # tensors of a leaf are consecutive: each leaf is fetched once
-                name, host = leaf, np.asarray(jax.device_get(values[leaf])).astype(kind)
+                name, host = leaf, hosts.fetch(values[leaf]).astype(kind)
             block[tensor.name] = tensor.theirs(host if tensor.layer is None else host[tensor.layer])
         save_file(block, path / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(block, file)

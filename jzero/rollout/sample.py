@@ -74,14 +74,16 @@ class Driver:
         self.fresh: list[tuple[int, Prefix, int, int]] = []  # put into a slot since the last call
         self.births = 0
 
-    def run(self, prompts: list[np.ndarray], group: int, temperature: float, seed, max_new: int) -> Iterator[Sequence]:
+    def run(
+        self, prompts: list[np.ndarray], group: int, temperature: float, seed, max_new: int, first: int = 0
+    ) -> Iterator[Sequence]:
         """prompts i32[...] each, `group` samples a prompt; seed is a key -> finished sequences, in finishing order.
-        Noise is keyed by the place prompt * group + sample. Whoever stops iterating calls `cancel`."""
+        Noise is keyed by the place (first + prompt) * group + sample. Whoever stops iterating calls `cancel`."""
         assert not self.engine.placed, "the engine is busy: an unfinished run was not cancelled"
         longest, room = max(map(len, prompts), default=0), self.engine.max_total
         assert max_new >= 1 and longest + max_new <= room, f"{longest=} prompt and {max_new=} exceed {room=} tokens"
         self.group, self.temperature, self.seed = group, temperature, seed
-        make = lambda i, j: Sequence(i, j, i * group + j, np.asarray(prompts[i], np.int32), max_new)
+        make = lambda i, j: Sequence(i, j, (first + i) * group + j, np.asarray(prompts[i], np.int32), max_new)
         self.queue = deque([make(i, j) for j in range(group)] for i in range(len(prompts)))
         inflight: deque[Call] = deque()
         while self.queue or self.owners or inflight or any(self.pending):

@@ -1,0 +1,56 @@
+"""Whole runs of `python -m jzero.main`, as processes."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS = 18
+RUN = [  # a second a run, once compiled; the warm start makes rewards differ
+    f"--config={ROOT}/configs/countdown.py:tiny",
+    *(
+        f"--config.{setting}"
+        for setting in (
+            "model.arch.num_hidden_layers=2 model.arch.hidden_size=32 model.arch.intermediate_size=64 "
+            "model.arch.num_attention_heads=2 model.arch.num_key_value_heads=1 model.arch.head_dim=16 "
+            "task.numbers_min=2 task.numbers_max=2 task.value_max=9 task.format_score=0.3 "
+            "rollout.prompts=4 rollout.group=4 rollout.max_prompt=16 rollout.max_new=24 rollout.slots=32 "
+            "warm_start.steps=60 warm_start.lr=2e-2 warm_start.batch=8 warm_start.tries=1 rollout.page=8 "
+            f"train.tokens=256 train.steps={STEPS} train.checkpoint_every=4 train.samples=2 optimizer.lr=1e-3 "
+            "eval.problems=16 eval.samples=2 eval.every=2"  # half of the time: where signals come, too
+        ).split()
+    ),
+]
+
+
+def launch(environment, workdir: Path, *changes: str) -> subprocess.Popen:
+    command = [sys.executable, "-m", "jzero.main", *RUN, f"--workdir={workdir}", *changes]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+def finish(process: subprocess.Popen, code: int = 0) -> tuple[str, str]:
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, err[-3000:]
+    return out, err
+
+
+def rows(path: Path) -> list[dict]:
+    """Whole lines, as far as they are written."""
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
+
+def timeless(path: Path) -> list[dict]:
+    timed = lambda name: name.startswith(("time/", "compile/")) or name.endswith("tokens_per_second")
+    return [{name: value for name, value in row.items() if not timed(name)} for row in rows(path)]
+
+
+def wait_for(process: subprocess.Popen, path: Path, count: int) -> None:
+    while len(rows(path)) < count:
+        if process.poll() is not None:
+            pytest.fail(f"ended before line {count}: {process.communicate()}")
+        time.sleep(0.005)

@@ -1,0 +1,131 @@
+"""Several hosts: shares, what they tell each other, and real runs of two processes that are stopped and killed."""
+
+import signal
+import socket
+import time
+
+import numpy as np
+import pytest
+import slow
+from hypothesis import given
+from hypothesis import strategies as st
+from runs import finish, launch, rows, timeless, wait_for
+
+from jzero import evaluate, hosts
+from jzero.model import hf
+from jzero.sharding import mesh, train_mesh
+
+STEPS = 8
+# Several updates of different rewards, and both kinds of evaluation over a number of problems that does not divide.
+CHANGES = [
+    f"--config.train.steps={STEPS}",
+    "--config.train.checkpoint_every=1",
+    "--config.eval.problems=5",
+    "--config.eval.every=4",
+    "--config.rollout.prompts=5",
+    "--config.mesh.data=2",
+    "--config.mesh.fsdp=-1",
+    "--config.task.reward.functions=('accuracy', 'length')",
+    "--config.warm_start.steps=30",
+    "--config.train.tokens=640",
+]
+
+
+@given(st.integers(0, 40), st.integers(1, 9))
+def test_shares_are_neighbours_and_even(count, processes):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jax.process_count", lambda: processes)
+        taken = []
+        for index in range(processes):
+            patch.setattr("jax.process_index", lambda index=index: index)
+            taken.append(range(count)[hosts.share(count)])
+    assert [i for each in taken for i in each] == list(range(count))
+    assert max(map(len, taken)) - min(map(len, taken)) <= 1
+
+
+def test_rollouts_cross_hosts_as_they_are():
+    rollouts = slow.random_rollouts(3, 3, 2)
+    problems = [rollouts[i].problem for i in range(0, 6, 2)]
+    parts = [evaluate.to_bytes(rollouts[:2]), evaluate.to_bytes([]), evaluate.to_bytes(rollouts[2:])]
+    for got, want in zip(evaluate.from_bytes(parts, problems, 2), rollouts, strict=True):
+        for name, value in vars(want).items():
+            np.testing.assert_array_equal(getattr(got, name), value) if name in evaluate.ARRAYS else None
+            assert name in evaluate.ARRAYS or getattr(got, name) == value, name
+
+
+def test_alone_everything_is_immediate(tmp_path):
+    assert hosts.agree({"a": [1]}) == [{"a": [1]}] and hosts.total({"a": 2}) == {"a": 2}
+    assert hosts.share(3) == slice(0, 3)
+    hosts.meet()
+    with pytest.raises(hosts.Interrupted, match="enough"):
+        hosts.meet("enough")
+    hosts.write(tmp_path / "new/file", "x")
+    hosts.check_shared(tmp_path / "new/file")
+    with pytest.raises(ValueError, match="not the same directory on every host"):
+        hosts.check_shared(tmp_path / "other")
+
+
+@pytest.mark.parametrize("arguments", [("localhost:1", None, None), (None, 2, 0), (None, None, 1)])
+def test_joining_needs_all_of_it(arguments):
+    with pytest.raises(ValueError, match="together"):
+        hosts.join(*arguments)
+
+
+def test_a_mesh_keeps_tensor_inside_a_host(monkeypatch):
+    import jax
+
+    class Device:
+        def __init__(self, id, process_index):
+            self.id, self.process_index = id, process_index
+
+    devices = [Device(i, i % 2) for i in range(8)]  # ids that alternate between hosts
+    with pytest.raises(ValueError, match="mesh.tensor=8 must divide the 4 devices of a host"):
+        train_mesh(1, 1, 8, devices)
+    monkeypatch.setattr("jzero.sharding.mesh", lambda devices, sizes: devices)
+    assert [device.process_index for device in train_mesh(1, -1, 2, devices)] == [0] * 4 + [1] * 4
+    assert mesh(jax.devices(), {"data": 8}).size == 8
+
+
+def two(environment, workdir, *changes: str) -> list:
+    """Two processes of 4 devices each, on one run."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    devices = environment | {"JAX_NUM_CPU_DEVICES": "4"}
+    names = [f"--coordinator=localhost:{port}", "--num_processes=2"]
+    return [launch(devices, workdir, *CHANGES, *changes, *names, f"--process_id={i}") for i in range(2)]
+
+
+def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(environment, tmp_path):
+    """2 x 4 devices, told to stop (process 1 alone), killed (process 1 alone), resumed = 1 x 8 devices in one go."""
+    workdir, log = tmp_path / "two", tmp_path / "two/metrics.jsonl"
+    processes = two(environment, workdir)
+    wait_for(processes[0], log, 2)
+    processes[1].send_signal(signal.SIGTERM)
+    (out, _), (silent, err) = [finish(process) for process in processes]
+    assert "SIGTERM on host 1: stopped after step" in out and "saving a checkpoint" in err and "step" not in silent
+    stopped = len(rows(log))
+    assert 2 <= stopped < STEPS
+
+    processes = two(environment, workdir)
+    wait_for(processes[0], log, stopped + 2)
+    processes[1].kill()
+    begin = time.monotonic()
+    _, err = processes[0].communicate(timeout=120)
+    assert processes[0].returncode not in (0, None) and time.monotonic() - begin < 2 * hosts.PATIENCE
+    assert "Start the same command on all hosts again" in err or "another task died" in err
+    processes[1].communicate()
+
+    for process in two(environment, workdir):
+        finish(process)
+    finish(launch(environment | {"JAX_NUM_CPU_DEVICES": "8"}, tmp_path / "one", *CHANGES))
+    pairs = list(zip(timeless(log), timeless(tmp_path / "one/metrics.jsonl"), strict=True))
+    assert len(pairs) == STEPS and any(one["optimizer/grad_norm"] > 0 for _, one in pairs)
+    for got, want in pairs:
+        assert got.keys() == want.keys()
+        for name in want:
+            near = 0.1 if name == "policy/mismatch" else 1e-5  # that one is rounding errors
+            assert got[name] == pytest.approx(want[name], rel=near, abs=1e-6), (want["step"], name)
+    assert rows(workdir / "samples.jsonl") == rows(tmp_path / "one/samples.jsonl")
+    exports = [hf.tensor_files(path / f"export-{STEPS}") for path in (workdir, tmp_path / "one")]
+    assert exports[0].keys() == exports[1].keys()
