@@ -114,6 +114,7 @@ class Optimizer:
     eps: float = 1e-8
     weight_decay: float = 0.0  # matrices only
     clip_norm: float = 1.0  # global gradient norm; 0 = off
+    mu_dtype: str = "float32"  # of Adam's first moment: float32 | bfloat16 (2 of 12 bytes a parameter less)
     skip_norm: float = 0.0  # a step whose gradient norm is larger changes nothing; 0 = off
 
 
@@ -253,6 +254,8 @@ def impossible(config: Config) -> Iterator[str]:
         "rollout.kv_dtype": (rollout.kv_dtype, ("bfloat16", "float32")),
         "task.verifier": (config.task.verifier, ("fast", "math_verify")),
         "task.reward.unit": (config.task.reward.unit, ("characters", "tokens")),
+        "optimizer.mu_dtype": (config.optimizer.mu_dtype, ("float32", "bfloat16")),
+        "critic.optimizer.mu_dtype": (config.critic.optimizer.mu_dtype, ("float32", "bfloat16")),
         "optimizer.schedule": (config.optimizer.schedule, SCHEDULES),
         "critic.optimizer.schedule": (config.critic.optimizer.schedule, SCHEDULES),
     } | {f"algorithm.{name}": (getattr(algorithm, name), choices) for name, choices in algorithms.CHOICES.items()}

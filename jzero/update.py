@@ -31,7 +31,7 @@ def optimizer(settings: config.Optimizer) -> optax.GradientTransformation:
     decayed = lambda params: jax.tree.map_with_path(lambda path, _: not path[-1].key.endswith(("bias", "norm")), params)
     return optax.chain(
         optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity(),
-        optax.scale_by_adam(settings.b1, settings.b2, settings.eps),
+        optax.scale_by_adam(settings.b1, settings.b2, settings.eps, mu_dtype=jnp.dtype(settings.mu_dtype)),
         optax.add_decayed_weights(settings.weight_decay, decayed) if settings.weight_decay else optax.identity(),
     )
 

@@ -334,3 +334,18 @@ def test_no_clipping_when_off():
         rule = optimizer(Optimizer(clip_norm=clip_norm, b1=0.0, eps=1e30))  # eps makes Adam linear
         step, _ = rule.update(gradient, rule.init(params), params)
         np.testing.assert_allclose(np.asarray(step["q"]) * 1e30, largest, rtol=1e-5)
+
+
+def test_a_first_moment_of_16_bits_is_half_as_large_and_nearly_the_same():
+    whole, half = (optimizer(Optimizer(mu_dtype=dtype, clip_norm=0)) for dtype in ("float32", "bfloat16"))
+    states = [each.init(PARAMS) for each in (whole, half)]
+    bytes_of = lambda state: sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    assert bytes_of(states[1]) == pytest.approx(3 / 4 * bytes_of(states[0]), rel=1e-3)
+    for seed in range(3):
+        gradient = slow.random_params(scale=0.1 * (seed - 0.7))
+        (a, states[0]), (b, states[1]) = (
+            whole.update(gradient, states[0], PARAMS),
+            half.update(gradient, states[1], PARAMS),
+        )
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(y, x, rtol=0.02, atol=0.02)
