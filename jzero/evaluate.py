@@ -78,7 +78,9 @@ def make_sampler(
     """A sampler on the devices of a training mesh, and `publish`, which makes its weights of the trainer's. directory:
     of the model, or ""."""
     decode, dtype = sharding.decode_mesh(mesh), settings.model.dtype
-    engine = Engine(architecture, settings.rollout, decode, tokenizer.eos_ids(tok, directory), dtype)
+    engine = Engine(
+        architecture, settings.rollout, decode, tokenizer.eos_ids(tok, directory), dtype, settings.model.attention
+    )
     return Sampler(engine, tok, pool, settings.task), sharding.publisher(architecture, mesh, decode, dtype)
 
 
