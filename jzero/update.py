@@ -166,7 +166,11 @@ class Learner:
         key = tuple(layouts)
         if key not in self._scores:
             rows = NamedSharding(self.mesh, sharding.ROWS)  # as `put` places them: else the next call compiles again
-            self._scores[key] = jax.jit(partial(self._score, layouts=key), out_shardings=rows)
+            run: Callable = partial(self._score, layouts=key)
+            if self.data_parallel:
+                specs, out = (P(), P(None, "data"), P()), P(None, "data")
+                run = jax.shard_map(run, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
+            self._scores[key] = jax.jit(run, out_shardings=rows)
         inputs = tuple(Batch(b.tokens, b.targets, b.segments, b.positions, None, None) for b in batches)
         return self._scores[key](params, inputs, counts)
 

@@ -17,7 +17,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jzero.types import Layout
 
 LANES = 128
-BLOCKS = (512, 384, 256)  # of queries and of keys; larger ones do not fit the scratch memory
+BLOCKS = (512, 384, 256, 128)  # of queries and of keys, fastest first; 2048 does not fit the scratch memory
 COMPUTE_TOKENS = 512  # that paged attention reads at a time
 
 
@@ -56,13 +56,12 @@ def visible(prefix: int, code: jax.Array, key: jax.Array) -> jax.Array:
 @functools.cache
 def kernel(layout: Layout, length: int, block: int, heads: int, interpret: bool) -> Any:
     """Splash for one row. Held as NumPy arrays: it outlives the trace that made it."""
-    sizes = {
-        name: block for name in ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
-    }
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         made = splash.make_splash_mha(
             masks.MultiHeadMask([RowMask(layout, length)] * heads),
-            block_sizes=splash.BlockSizes(**sizes),
+            block_sizes=splash.BlockSizes(
+                block, block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
+            ),
             head_shards=1,
             q_seq_shards=1,
             interpret=interpret,
@@ -74,7 +73,7 @@ def packed(q, k, v, segments, layout: Layout, interpret: bool = False) -> jax.Ar
     """Needs each segment of a slot to be one run of tokens, as packing makes them."""
     P, _, N = layout
     _, T, H, D = q.shape
-    block = min(BLOCKS, key=lambda b: (-T % b, -b)) if min(BLOCKS) < T else T + -T % LANES
+    block = next(b for b in (T + -T % LANES, *BLOCKS) if b <= BLOCKS[0] and -T % b <= max(T // 8, LANES - 1))
     length = T + -T % block
     if length >= 1 << 16:
         raise ValueError(f"a row of {T} tokens: splash attention here takes fewer than 65536; set model.attention=xla")
@@ -86,11 +85,11 @@ def packed(q, k, v, segments, layout: Layout, interpret: bool = False) -> jax.Ar
     real = (segments > 0).astype(jnp.int32)  # padding sees padding, itself at least: no row without a key
     of = kernel(layout, length, block, H, interpret)
 
-    def row(q, k, v, code, real):
+    def row(q, k, v, code, real) -> Any:
         infos = [info._replace(q_sequence=code) for info in (of.fwd_mask_info, of.dq_mask_info, of.dkv_mask_info)]
         return splash.SplashAttentionKernel(*infos, **of.kwargs)(q, k, v, splash.SegmentIds(real, real))
 
-    out = jax.vmap(row)(by_head(q * D**-0.5), by_head(k), by_head(v), codes.astype(jnp.int32), real)
+    out: jax.Array = jax.vmap(row)(by_head(q * D**-0.5), by_head(k), by_head(v), codes.astype(jnp.int32), real)
     return out.swapaxes(1, 2)[:, :T].astype(q.dtype)
 
 

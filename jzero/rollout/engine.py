@@ -281,7 +281,7 @@ class Engine:
                 mesh=self._mesh,
                 in_specs=in_specs,
                 out_specs=out_specs,
-                axis_names={"slots"},
+                axis_names={"slots"} if self._mesh.shape["tensor"] > 1 else set(self._mesh.axis_names),
                 check_vma=False,
             )
             self._programs[name] = jax.jit(mapped, donate_argnums=donate)
