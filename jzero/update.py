@@ -176,7 +176,6 @@ class Learner:
 
     def _outputs(self, params, batch: Batch, layout: Layout) -> tuple[jax.Array, ...]:
         """The head's outputs at the body's inputs, f32[B, T - prefix]; the prefix predicts nothing."""
-
         attend = lambda q, k, v, _, carry: (self.packed(q, k, v, batch.segments, layout), carry)
         dtype, remat = jnp.dtype(self.compute.dtype), self.compute.remat
         hidden, _ = qwen.forward(self.model, params, batch.tokens, batch.positions, attend, dtype=dtype, remat=remat)
