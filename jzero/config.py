@@ -39,6 +39,7 @@ class Model:
     dtype: str = "bfloat16"  # compute: bfloat16 | float32. Master weights are always float32
     remat: str = "full"  # recompute in the backward pass: none | dots | full
     logit_chunk: int = 2048  # tokens whose [chunk, V] logits exist at a time
+    attention: str = ""  # "" = the kernels of the platform | xla
 
 
 @dataclass
@@ -251,6 +252,7 @@ def impossible(config: Config) -> Iterator[str]:
         "model.arch.model_type": (arch.model_type, ("qwen2", "qwen3")),
         "model.dtype": (model.dtype, ("bfloat16", "float32")),
         "model.remat": (model.remat, ("none", "dots", "full")),
+        "model.attention": (model.attention, ("", "xla")),
         "rollout.kv_dtype": (rollout.kv_dtype, ("bfloat16", "float32")),
         "task.verifier": (config.task.verifier, ("fast", "math_verify")),
         "task.reward.unit": (config.task.reward.unit, ("characters", "tokens")),

@@ -87,8 +87,8 @@ def make_sampler(
     """A sampler on the devices of a training mesh, and `publish`, which makes its weights of the trainer's. directory:
     of the model, or ""."""
     decode, dtype = sharding.decode_mesh(mesh), settings.model.dtype
-    rollout = host_share(settings.rollout, mesh.size // decode.size)
-    engine = Engine(architecture, rollout, decode, tokenizer.eos_ids(tok, directory), dtype)
+    rollout, stops = host_share(settings.rollout, mesh.size // decode.size), tokenizer.eos_ids(tok, directory)
+    engine = Engine(architecture, rollout, decode, stops, dtype, settings.model.attention)
     return Sampler(engine, tok, pool, settings.task), sharding.publisher(architecture, mesh, decode, dtype)
 
 

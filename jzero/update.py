@@ -104,6 +104,9 @@ class Learner:
         self.shardings = sharding.param_shardings(model, mesh)
         # Only then by shard_map: XLA aborts on a gather where it is over data alone and fsdp or tensor are automatic.
         self.data_parallel = mesh.shape["data"] == mesh.size
+        self.packed = attention.choose(compute.attention, mesh).packed
+        if not self.data_parallel:
+            self.packed = attention.split(self.packed, mesh.shape["tensor"], ("data", "fsdp"), mesh)
         self._updates: dict = {}
         self._scores: dict = {}
 
@@ -165,28 +168,28 @@ class Learner:
         key = tuple(layouts)
         if key not in self._scores:
             rows = NamedSharding(self.mesh, sharding.ROWS)  # as `put` places them: else the next call compiles again
-            self._scores[key] = jax.jit(partial(self._score, layouts=key), out_shardings=rows)
+            run: Callable = partial(self._score, layouts=key)
+            if self.data_parallel:
+                specs, out = (P(), P(None, "data"), P()), P(None, "data")
+                run = jax.shard_map(run, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
+            self._scores[key] = jax.jit(run, out_shardings=rows)
         inputs = tuple(Batch(b.tokens, b.targets, b.segments, b.positions, None, None) for b in batches)
         return self._scores[key](params, inputs, counts)
 
     def _outputs(self, params, batch: Batch, layout: Layout) -> tuple[jax.Array, ...]:
         """The head's outputs at the body's inputs, f32[B, T - prefix]; the prefix predicts nothing."""
-
-        def attend(q, k, v, _, carry):
-            q, k, v = (self._by_rows(x, "tensor") for x in (q, k, v))
-            return self._by_rows(attention.packed(q, k, v, batch.segments, layout), "tensor"), carry
-
+        attend = lambda q, k, v, _, carry: (self.packed(q, k, v, batch.segments, layout), carry)
         dtype, remat = jnp.dtype(self.compute.dtype), self.compute.remat
         hidden, _ = qwen.forward(self.model, params, batch.tokens, batch.positions, attend, dtype=dtype, remat=remat)
         body = slice(layout.prefix, None)
         return self.head.outputs(params, self._by_rows(hidden)[:, body], batch.targets[:, body])
 
-    def _by_rows(self, x, *rest):
+    def _by_rows(self, x):
         """x [B, T, ...] split over rows, where XLA has the choice. Left alone it splits activations as fsdp splits the
         weights, and sums activations over devices in every layer, instead of gathering the layer's weights."""
         if self.data_parallel:
             return x
-        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, P(("data", "fsdp"), None, *rest)))
+        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, P(("data", "fsdp"))))
 
     def _loss(self, params, batch: Batch, layout: Layout, fresh):
         outputs = self._outputs(params, batch, layout)

@@ -125,6 +125,7 @@ def test_sections_are_not_shared_between_configs():
 IMPOSSIBLE = [
     ({"model.dtype": "float16"}, "model.dtype='float16' is not one of bfloat16, float32"),
     ({"model.remat": "some"}, "model.remat='some'"),
+    ({"model.attention": "splash"}, "model.attention='splash'"),
     ({"model.arch.model_type": "llama"}, "model.arch.model_type='llama' is not one of qwen2, qwen3"),
     (
         {"model.arch.num_key_value_heads": 3},

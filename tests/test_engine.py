@@ -1,7 +1,7 @@
 """The engine and its driver against the full forward pass, and against themselves under every other arrangement."""
 
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import attention, sharding
+from jzero.attention import tpu
 from jzero.config import Rollout as Settings
 from jzero.model import qwen
 from jzero.rollout.engine import Engine, Placement
@@ -96,6 +97,21 @@ def assert_same(got: Completions, want: Completions) -> None:
         assert sequence.tokens == want[key].tokens, key
         assert (sequence.finish, sequence.text) == (want[key].finish, want[key].text)
         np.testing.assert_allclose(sequence.logps, want[key].logps, atol=1e-5, err_msg=str(key))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2)], ids=["tensor 1", "tensor 2"])
+def test_kernels_may_lay_out_the_pools(shape):
+    """As on a TPU: several heads in a row, splash attention for prompts; the pages read by the definition."""
+
+    def paged(q, k_pool, v_pool, table, lengths, shared, kv_heads):
+        heads = lambda pool: [pool[..., i : i + q.shape[-1]] for i in range(0, pool.shape[-1], q.shape[-1])]
+        pools = (jnp.stack(heads(pool), axis=1).reshape(-1, *pool.shape[1:3], q.shape[-1]) for pool in (k_pool, v_pool))
+        return attention.paged(q, *(pool[:kv_heads] for pool in pools), table, lengths, shared)
+
+    engine = make.__wrapped__(shape=shape)
+    engine.attention = attention.Backend(partial(tpu.packed, interpret=True), paged, tpu.pool_rows)
+    assert engine.init_decode_state()["k"].shape[::3] == (shape[1], 128)
+    assert_same(complete(engine)[0], base())
 
 
 # -- against the full forward pass ------------------------------------------------------------------------------------

@@ -56,6 +56,20 @@ def attend_block(q, k, v, q_segments, k_segments, prefix: int, start) -> jax.Arr
 
 
 # -- paged KV: pools [K, L*pages, page, D], the layers folded into the page axis ------------------------------------
+# (kernels may ask for other rows: pool_rows of them a token, with several heads in one, and zeros where nothing is)
+
+
+def pool_rows(K: int, D: int) -> tuple[int, int]:
+    return K, D
+
+
+def to_rows(x: jax.Array, rows: int, width: int) -> jax.Array:
+    """x [..., K, D] -> [..., rows, width]: width // D neighbouring heads a row."""
+    *_, K, D = x.shape
+    pad = lambda x, *last: jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, n) for n in last])
+    together = width // D
+    joined = pad(x, rows * together - K, 0).reshape(*x.shape[:-2], rows, together * D)
+    return pad(joined, 0, width - together * D)
 
 
 def kv_storage(dtype: str, platform: str):
@@ -77,35 +91,38 @@ def decode_kv(x: jax.Array, dtype) -> jax.Array:
 
 
 def write_tokens(pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array) -> jax.Array:
-    """Put x [S, K, D] at (pages[S], offsets[S]) of the pool. Rows of the flattened view: any other spelling makes XLA
-    re-lay-out the whole pool."""
+    """Put x [S, heads, dim] at (pages[S], offsets[S]) of the pool. Rows of the flattened view: any other spelling makes
+    XLA re-lay-out the whole pool."""
     K, R, page, D = pool.shape
     rows = jnp.arange(K)[:, None] * (R * page) + (pages * page + offsets)[None]  # [K, S]
-    flat = (
-        pool.reshape(K * R * page, D)
-        .at[rows.ravel()]
-        .set(encode_kv(x.swapaxes(0, 1).reshape(-1, D), pool.dtype), mode="promise_in_bounds")
-    )
+    values = encode_kv(to_rows(x, K, D).swapaxes(0, 1).reshape(-1, D), pool.dtype)
+    flat = pool.reshape(K * R * page, D).at[rows.ravel()].set(values, mode="promise_in_bounds")
     return flat.reshape(pool.shape)
 
 
 def write_pages(pool: jax.Array, x: jax.Array, pages: jax.Array) -> jax.Array:
-    """Put whole pages x [W, page, K, D] at pages[W] of the pool."""
+    """Put whole pages x [W, page, heads, dim] at pages[W] of the pool."""
     K, R, page, D = pool.shape
     rows = (jnp.arange(K)[:, None] * R + pages[None]).ravel()  # [K*W]
-    values = encode_kv(x.transpose(2, 0, 1, 3).reshape(-1, page, D), pool.dtype)
+    values = encode_kv(to_rows(x, K, D).transpose(2, 0, 1, 3).reshape(-1, page, D), pool.dtype)
     flat = pool.reshape(K * R, page, D).at[rows].set(values, mode="promise_in_bounds")
     return flat.reshape(pool.shape)
 
 
 def paged(
-    q: jax.Array, k_pool: jax.Array, v_pool: jax.Array, table: jax.Array, lengths: jax.Array, shared: jax.Array
+    q: jax.Array,
+    k_pool: jax.Array,
+    v_pool: jax.Array,
+    table: jax.Array,
+    lengths: jax.Array,
+    shared: jax.Array,
+    kv_heads: int = 0,
 ) -> jax.Array:
     """One query a slot against its pages: an online softmax over pages, as many as the longest slot has.
 
     q [S, H, D], pools [K, R, page, D], table i32[S, M] of pool pages, lengths i32[S] >= 1 -> f32[S, H, D].
     shared i32[S / B]: the first so many pages of every B neighbouring slots are full and the same. They are read once
-    for the block, whose queries make one larger product. Kernels may ignore it."""
+    for the block, whose queries make one larger product. Kernels may ignore it. They need kv_heads, for their pools."""
     S, H, D = q.shape
     K, _, page, _ = k_pool.shape
     G, N = H // K, shared.shape[0]

@@ -67,7 +67,15 @@ class Placement:
 class Engine:
     """Owns the pages and the host's view of the slots; device state is passed in, donated and handed back."""
 
-    def __init__(self, config: qwen.QwenConfig, settings: Settings, mesh: Mesh, stop_ids: tuple[int, ...], dtype: str):
+    def __init__(
+        self,
+        config: qwen.QwenConfig,
+        settings: Settings,
+        mesh: Mesh,
+        stop_ids: tuple[int, ...],
+        dtype: str,
+        backend: str = "",  # config.Model.attention
+    ):
         self.config, self.settings, self._mesh, self.dtype = config, settings, mesh, jnp.dtype(dtype)
         self.shards = mesh.shape["slots"]
         self.shard_slots = -(-settings.slots // self.shards)
@@ -83,6 +91,7 @@ class Engine:
             )
         divides = config.num_key_value_heads % mesh.shape["tensor"] == 0
         self.kv_axis = "tensor" if divides else None  # as `sharding` leaves weights whole that do not divide
+        self.attention = attention.choose(backend, mesh)
         self.storage = attention.kv_storage(settings.kv_dtype, mesh.devices.flat[0].platform)
         self.filter = sampling.Filter(settings.top_k, settings.top_p, settings.min_p)
         self.stop_ids = tuple(stop_ids)
@@ -126,7 +135,9 @@ class Engine:
 
     def init_decode_state(self) -> dict[str, jax.Array]:
         L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
-        pool = (K, self.shards * L * self.shard_pages, self.settings.page, D)
+        split = self._mesh.shape["tensor"] if self.kv_axis else 1
+        rows, width = self.attention.pool_rows(K // split, D)
+        pool = (split * rows, self.shards * L * self.shard_pages, self.settings.page, width)
         slots = (self.max_concurrent_decodes,)
         shapes = {
             "k": (pool, self.storage),
@@ -270,11 +281,18 @@ class Engine:
                 mesh=self._mesh,
                 in_specs=in_specs,
                 out_specs=out_specs,
-                axis_names={"slots"},
+                axis_names={"slots"} if self._mesh.shape["tensor"] > 1 else set(self._mesh.axis_names),
                 check_vma=False,
             )
             self._programs[name] = jax.jit(mapped, donate_argnums=donate)
         return self._programs[name]
+
+    def _over_tensor(self, function, in_specs, out_specs):
+        """By shard_map over tensor, inside the programs': nothing else can split a kernel or a write to the pool."""
+        if self._mesh.shape["tensor"] == 1:
+            return function
+        names = {"tensor"}
+        return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
 
     # specs name the manual axis alone; tensor sharding follows the weights
 
@@ -309,8 +327,10 @@ class Engine:
             # As decoding will read them back from the pool.
             k, v = (attention.decode_kv(attention.encode_kv(x, self.storage), self.dtype) for x in (k, v))
             put = lambda kv, x: lax.dynamic_update_index_in_dim(kv, x, layer, 0)
-            return attention.packed(q, k, v, segments, Layout(0, 1, T)), (put(carry[0], k), put(carry[1], v))
+            return packed(q, k, v, segments, Layout(0, 1, T)), (put(carry[0], k), put(carry[1], v))
 
+        tensor = self._mesh.shape["tensor"]
+        packed = self.attention.packed if tensor == 1 else attention.split(self.attention.packed, tensor)
         empty = jnp.zeros((L, n, T, K, D), self.dtype)
         positions = jnp.broadcast_to(jnp.arange(T), (n, T))
         hidden, (k, v) = qwen.forward(self.config, params, tokens, positions, attend, (empty, empty), dtype=self.dtype)
@@ -328,8 +348,11 @@ class Engine:
         layers = (jnp.arange(L)[:, None] * self.shard_pages + target[None]).ravel()
 
         def write(pool, x):
-            chosen = x.reshape(L, n * T // page, page, K, D)[:, source]
-            return attention.write_pages(pool, chosen.reshape(-1, page, K, D), layers)
+            chosen = x.reshape(L, n * T // page, page, K, D)[:, source].reshape(-1, page, K, D)
+            heads = P(self.kv_axis)
+            return self._over_tensor(attention.write_pages, (heads, P(None, None, *heads), P()), heads)(
+                pool, chosen, layers
+            )
 
         slot, row, sample, length, limit, request = slots
         first = prefix.tokens.at[row, sample].get(mode="clip")
@@ -382,11 +405,18 @@ class Engine:
 
         def attend(q, k, v, layer, pools):
             first = layer * self.shard_pages
-            write = lambda pool, x: attention.write_tokens(pool, x[:, 0], first + at, positions % page)
-            k_pool, v_pool = write(pools[0], k), write(pools[1], v)
-            out = attention.paged(q[:, 0], k_pool, v_pool, first + table, lengths, shared)
-            return out[:, None].astype(q.dtype), (k_pool, v_pool)
+            out, pools = attend_token(q, k, v, pools, first + at, positions % page, first + table, lengths, shared)
+            return out.astype(q.dtype), pools
 
+        def one_token(q, k, v, pools, at, offsets, *rest):
+            pools = tuple(
+                attention.write_tokens(pool, x[:, 0], at, offsets) for pool, x in zip(pools, (k, v), strict=True)
+            )
+            return self.attention.paged(q[:, 0], *pools, *rest, k.shape[2])[:, None], pools
+
+        pool, heads = P(self.kv_axis), P(None, None, self.kv_axis)
+        in_specs = (heads, heads, heads, pool, P(), P(), P(), P(), P())
+        attend_token = self._over_tensor(one_token, in_specs, (heads, pool))
         hidden, (k, v) = qwen.forward(
             self.config,
             params,
