@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jzero import algorithms, config, metrics, update
 from jzero.algorithms import Episodes
-from jzero.batch import Item, Packed, layouts, pack
+from jzero.batch import INTEGERS, Item, Packed, layouts, pack
 from jzero.evaluate import grade_of
 from jzero.model import qwen
 from jzero.types import Batch, Layout, Rollout, State
@@ -74,6 +74,27 @@ def microbatch_rows(config: config.Config, mesh: Mesh, layout: Layout) -> int:
             f"devices; set it to at least {layout.tokens * shards}, or lower train.row_slots"
         )
     return rows
+
+
+def abstract_batches(trainer: Trainer) -> tuple[Batch, ...]:
+    """Shapes of the batches that an optimizer step sees: what `make_parts` packs and `score` sets."""
+    algorithm, train = trainer.config.algorithm, trainer.config.train
+    late = train.minibatches * train.epochs > 1
+    named = {
+        "old_logps": algorithm.old == "sampler" or late or algorithm.kl_reward,
+        "ref_logps": algorithms.needs_reference(algorithm),
+        "kl_weights": algorithm.kl_coef and algorithm.kl_weight,
+        "old_values": trainer.critic,
+        "returns": trainer.critic,
+    }
+    floats = ["weights", "sampler_logps", "advantages", *(name for name, used in named.items() if used)]
+
+    def one(layout: Layout, rows: int, microbatches: int) -> Batch:
+        shape = (microbatches, rows, layout.tokens)
+        types = dict.fromkeys(INTEGERS, np.int32) | dict.fromkeys(floats, np.float32)
+        return Batch(**{name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in types.items()})
+
+    return tuple(map(one, trainer.layouts, trainer.rows, trainer.microbatches))
 
 
 def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int):

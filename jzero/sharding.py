@@ -41,9 +41,13 @@ def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = Non
 
 
 def decode_mesh(train: Mesh) -> Mesh:
-    """The same devices; tensor as in training, the rest are slots."""
+    """This host's devices; tensor as in training, the rest are slots."""
+    return over_slots([x for x in train.devices.flat if x.process_index == jax.process_index()], train)
+
+
+def over_slots(devices: Sequence, train: Mesh) -> Mesh:
     tensor = train.shape["tensor"]
-    return mesh(list(train.devices.flat), {"slots": train.devices.size // tensor, "tensor": tensor})
+    return mesh(devices, {"slots": len(devices) // tensor, "tensor": tensor})
 
 
 def mesh(devices: Sequence, sizes: dict[str, int]) -> Mesh:
@@ -87,8 +91,14 @@ def like_params(tree, params, shardings, mesh: Mesh):
     return jax.tree.map_with_path(place, tree)
 
 
+def publish_program(config: qwen.QwenConfig, train: Mesh, dtype):
+    """Training params -> the decoder's on every device: cast, then all-gather over data and fsdp."""
+    cast = lambda params: jax.tree.map(lambda x: x.astype(dtype), params)
+    everywhere = over_slots(list(train.devices.flat), train)
+    return jax.jit(cast, out_shardings=param_shardings(config, everywhere))
+
+
 def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype):
-    """A function from training params to the decoder's: cast, then all-gather over data and fsdp, on device."""
-    cast = jax.jit(lambda params: jax.tree.map(lambda x: x.astype(dtype), params))
-    shardings = param_shardings(config, decode)
-    return lambda params: jax.device_put(cast(params), shardings)
+    """A function from training params to the decoder's, on device."""
+    program, shardings = publish_program(config, train, dtype), param_shardings(config, decode)
+    return lambda params: jax.device_put(program(params), shardings)

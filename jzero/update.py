@@ -150,22 +150,38 @@ class Learner:
         """One optimizer step over all microbatches of all layouts. State is donated. fresh: no step was made since the
         scores were, so the old log-probs are the policy's own, and the ratio is exactly 1. Stats are fp32 scalars: sums
         over trained tokens, `tokens` of them; `grad_norm`; `skipped`, 1 where the gradient was too large."""
+        numbers = [jax.device_put(x, NamedSharding(self.mesh, P())) for x in (np.float32(lr), np.bool_(fresh))]
+        return self.update_program(layouts)(state, batches, counts, *numbers)
+
+    def score(self, params, batches, counts, layouts: Sequence[Layout]) -> list[jax.Array]:
+        """The head's first output (log-prob of every target, or value), f32[M, B, T] a layout (0 beyond counts)."""
+        return self.score_program(layouts)(params, scored(batches), counts)
+
+    def update_program(self, layouts: Sequence[Layout]):
         key = tuple(layouts)
         if key not in self._updates:
             place, scalar = self.state_shardings(), NamedSharding(self.mesh, P())
             run = partial(self._update, layouts=key)
             self._updates[key] = jax.jit(run, donate_argnums=0, out_shardings=(place, scalar))
-        numbers = [jax.device_put(x, NamedSharding(self.mesh, P())) for x in (np.float32(lr), np.bool_(fresh))]
-        return self._updates[key](state, batches, counts, *numbers)
+        return self._updates[key]
 
-    def score(self, params, batches, counts, layouts: Sequence[Layout]) -> list[jax.Array]:
-        """The head's first output (log-prob of every target, or value), f32[M, B, T] a layout (0 beyond counts)."""
+    def score_program(self, layouts: Sequence[Layout]):
         key = tuple(layouts)
         if key not in self._scores:
             rows = NamedSharding(self.mesh, sharding.ROWS)  # as `put` places them: else the next call compiles again
             self._scores[key] = jax.jit(partial(self._score, layouts=key), out_shardings=rows)
-        inputs = tuple(Batch(b.tokens, b.targets, b.segments, b.positions, None, None) for b in batches)
-        return self._scores[key](params, inputs, counts)
+        return self._scores[key]
+
+    def programs(self, batches: Sequence[Batch], layouts: Sequence[Layout]) -> dict[str, tuple[Any, tuple]]:
+        """(jitted, abstract arguments) of `score` and `update` on abstract batches."""
+        scalar = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, P()))
+        place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, sharding.ROWS))
+        batches, counts = tuple(jax.tree.map(place, batches)), scalar((len(layouts),), jnp.int32)
+        state, numbers = self.abstract_state(), (scalar((), jnp.float32), scalar((), jnp.bool_))
+        return {
+            "score": (self.score_program(layouts), (state.params, scored(batches), counts)),
+            "update": (self.update_program(layouts), (state, batches, counts, *numbers)),
+        }
 
     def _outputs(self, params, batch: Batch, layout: Layout) -> tuple[jax.Array, ...]:
         """The head's outputs at the body's inputs, f32[B, T - prefix]; the prefix predicts nothing."""
@@ -234,6 +250,11 @@ class Learner:
             return lax.fori_loop(0, count, body, jnp.zeros(batch.tokens.shape, jnp.float32))
 
         return [one(*x) for x in zip(batches, layouts, counts, strict=True)]
+
+
+def scored(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """The fields that a score needs."""
+    return tuple(Batch(b.tokens, b.targets, b.segments, b.positions, None, None) for b in batches)
 
 
 def sequence_total(segments: jax.Array, trained: jax.Array, layout: Layout) -> algorithms.Total:
