@@ -167,7 +167,7 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
         state.params,
         sharding.param_shardings(model, decode),
     )
-    programs = {"publish": (sharding.publish_program(model, mesh, engine.dtype), (state.params,))}
+    programs = {"publish": (sharding.gather_program(model, mesh, engine.dtype), (state.params,))}
     prefills = sample.prefills(engine)
     programs |= engine.programs(weights, prefills)
     learned = trainer.policy.programs(batches, trainer.layouts)

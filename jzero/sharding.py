@@ -27,7 +27,7 @@ ROWS = P(None, ("data", "fsdp"))  # of a batch [M, B, T]
 
 def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = None) -> Mesh:
     """One of the sizes may be -1: what the others leave of the devices."""
-    devices = list(devices or jax.devices())
+    devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
     sizes = [data, fsdp, tensor]
     named = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
     if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
@@ -37,17 +37,18 @@ def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = Non
         sizes[sizes.index(-1)] = len(devices) // known
     if int(np.prod(sizes)) != len(devices):
         raise ValueError(f"{named} does not fill the {len(devices)} devices")
+    local = sum(device.process_index == devices[0].process_index for device in devices)
+    if local % sizes[2]:
+        raise ValueError(f"mesh.tensor={sizes[2]} must divide the {local} devices of a host, which decode together")
     return mesh(devices, dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
 
 
-def decode_mesh(train: Mesh) -> Mesh:
-    """This host's devices; tensor as in training, the rest are slots."""
-    return over_slots([x for x in train.devices.flat if x.process_index == jax.process_index()], train)
-
-
-def over_slots(devices: Sequence, train: Mesh) -> Mesh:
+def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
+    """The devices of one host (default: this one); tensor as in training, the rest are slots."""
+    process = jax.process_index() if process is None else process
+    local = [device for device in train.devices.flat if device.process_index == process]
     tensor = train.shape["tensor"]
-    return mesh(devices, {"slots": len(devices) // tensor, "tensor": tensor})
+    return mesh(local, {"slots": len(local) // tensor, "tensor": tensor})
 
 
 def mesh(devices: Sequence, sizes: dict[str, int]) -> Mesh:
@@ -91,14 +92,23 @@ def like_params(tree, params, shardings, mesh: Mesh):
     return jax.tree.map_with_path(place, tree)
 
 
-def publish_program(config: qwen.QwenConfig, train: Mesh, dtype):
-    """Training params -> the decoder's on every device: cast, then all-gather over data and fsdp."""
-    cast = lambda params: jax.tree.map(lambda x: x.astype(dtype), params)
-    everywhere = over_slots(list(train.devices.flat), train)
-    return jax.jit(cast, out_shardings=param_shardings(config, everywhere))
+def gather_program(config: qwen.QwenConfig, train: Mesh, dtype):
+    """Jitted: training params -> the decoder's, over tensor split, whole on the devices of every host: cast, then
+    all-gather over data and fsdp. Layer by layer: XLA:TPU copies what an all-gather returns into the program's result,
+    and would hold all weights twice."""
+    every = mesh(list(train.devices.flat), {"slots": -1, "tensor": train.shape["tensor"]})
+    place = param_shardings(config, every)
+    layer = jax.tree.map(lambda whole: NamedSharding(every, P(*whole.spec[1:])), place["layers"])
+    gather = lambda tree, place: jax.lax.with_sharding_constraint(qwen.cast(tree, dtype), place)
+
+    def program(params: qwen.Params) -> qwen.Params:
+        rest = {name: gather(x, place[name]) for name, x in params.items() if name != "layers"}
+        return rest | {"layers": jax.lax.map(lambda x: gather(x, layer), params["layers"])}
+
+    return jax.jit(program, out_shardings=place)
 
 
 def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype):
     """A function from training params to the decoder's, on device."""
-    program, shardings = publish_program(config, train, dtype), param_shardings(config, decode)
+    program, shardings = gather_program(config, train, dtype), param_shardings(config, decode)
     return lambda params: jax.device_put(program(params), shardings)
