@@ -78,10 +78,9 @@ def microbatch_rows(config: config.Config, mesh: Mesh, layout: Layout) -> int:
 
 def abstract_batches(trainer: Trainer) -> tuple[Batch, ...]:
     """Shapes of the batches that an optimizer step sees: what `make_parts` packs and `score` sets."""
-    algorithm, train = trainer.config.algorithm, trainer.config.train
-    late = train.minibatches * train.epochs > 1
+    algorithm = trainer.config.algorithm
     named = {
-        "old_logps": algorithm.old == "sampler" or late or algorithm.kl_reward,
+        "old_logps": algorithm.old == "sampler" or scores_old(trainer.config),
         "ref_logps": algorithms.needs_reference(algorithm),
         "kl_weights": algorithm.kl_coef and algorithm.kl_weight,
         "old_values": trainer.critic,
@@ -95,6 +94,12 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch, ...]:
         return Batch(**{name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in types.items()})
 
     return tuple(map(one, trainer.layouts, trainer.rows, trainer.microbatches))
+
+
+def scores_old(config: config.Config) -> bool:
+    """Whether the trainer computes log-probs before the first optimizer step."""
+    algorithm, train = config.algorithm, config.train
+    return algorithm.old == "trainer" and (train.minibatches * train.epochs > 1 or algorithm.kl_reward > 0)
 
 
 def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int):
@@ -162,15 +167,14 @@ def token_weights(
 
 def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Rollout]) -> None:
     """Set what the loss needs to know before the first optimizer step: log-probs, values, advantages."""
-    algorithm, train, policy = trainer.config.algorithm, trainer.config.train, trainer.policy
+    algorithm, policy = trainer.config.algorithm, trainer.policy
     blank = lambda: [np.zeros(len(rollout.tokens), np.float32) for rollout in rollouts]
     old, ref, values = blank(), blank(), blank()
-    late = train.minibatches * train.epochs > 1
     for part in parts:
         run = lambda learner, params: learner.score(params, part.batches, part.counts, trainer.layouts)  # noqa: B023
         if algorithm.old == "sampler":
             part.set("old_logps", [batch.sampler_logps for batch in part.batches])
-        elif late or algorithm.kl_reward:
+        elif scores_old(trainer.config):
             part.set("old_logps", run(policy, state.params))
         if trainer.reference is not None:
             part.set("ref_logps", run(policy, trainer.reference))

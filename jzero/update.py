@@ -58,13 +58,23 @@ class Head(NamedTuple):
     loss: Callable[..., tuple[jax.Array, dict]]  # (outputs, Batch [B, T], total, fresh) -> weighted terms, stats [B, T]
 
 
-def policy_head(model: qwen.QwenConfig, settings: config.Config) -> Head:
-    """Log-probs of the targets (and entropies), and the policy loss."""
+def policy_head(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> Head:
+    """Log-probs of the targets (and entropies), and the policy loss.
+
+    Where fsdp splits the head's weight, it is split by vocabulary here, and every device takes the chunks' tokens of
+    all: they are few, and the weight, gathered for every chunk, and its gradient, summed for every chunk, are not."""
+    name, split = (
+        ("embed", P(("fsdp", "tensor"))) if model.tie_word_embeddings else ("lm_head", P(None, ("fsdp", "tensor")))
+    )
+    moved = mesh.shape["fsdp"] > 1 and model.vocab_size % (mesh.shape["fsdp"] * mesh.shape["tensor"]) == 0
+    constrain = lambda x, spec: lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if moved else x
 
     def outputs(params, hidden, targets):
-        temperature, chunk = settings.rollout.temperature, settings.model.logit_chunk
-        options = {"temperature": temperature, "chunk": chunk, "dtype": jnp.dtype(settings.model.dtype)}
-        return qwen.token_logps(model, params, hidden, targets, **options)
+        temperature, chunk, dtype = settings.rollout.temperature, settings.model.logit_chunk, settings.model.dtype
+        options = {"temperature": temperature, "chunk": chunk, "dtype": jnp.dtype(dtype)}
+        params = params | {name: constrain(params[name].astype(dtype), split)}
+        place = lambda hidden: constrain(hidden, P("data"))
+        return qwen.token_logps(model, params, hidden, targets, place=place, **options)
 
     def loss(outputs, batch: Batch, total, fresh):
         logps, entropy = outputs
@@ -85,7 +95,7 @@ def critic_head(settings: config.Config) -> Head:
 
 
 def policy(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":
-    return Learner(model, settings.model, settings.optimizer, policy_head(model, settings), mesh)
+    return Learner(model, settings.model, settings.optimizer, policy_head(model, settings, mesh), mesh)
 
 
 def critic(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":

@@ -147,7 +147,8 @@ class Engine:
             "temperature": (slots, jnp.float32),
             "active": (slots, jnp.bool_),
         }
-        return {name: self._abstract(*shapes[name], spec) for name, spec in self._state_specs().items()}
+        specs = self._state_specs()
+        return {name: self._abstract(shape, dtype, specs[name]) for name, (shape, dtype) in shapes.items()}
 
     # -- host: slots and pages ---------------------------------------------------------------------------------
 
