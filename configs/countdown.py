@@ -6,8 +6,9 @@
     python -m jzero.main --config configs/countdown.py:tiny,dr_grpo # any preset with another algorithm
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The Qwen presets load the base models from the hub
-(or --config.model.path=DIRECTORY) and need one accelerator host; expect 0.5B to fail and 3B to learn, as TinyZero
-saw."""
+(or --config.model.path=DIRECTORY) and need one accelerator host: up to 3b, 8 chips of 16 GB (v5e:2x4) by
+`python -m jzero.plan`, with a row of a microbatch a device; where there are more, train.tokens grows with them. Expect
+0.5B to fail and 3B to learn, as TinyZero saw."""
 
 from jzero import algorithms
 from jzero.config import QWEN25 as HUB
@@ -27,7 +28,7 @@ def qwen(preset: str) -> Config:
         rollout=Rollout(prompts=128, group=8, max_prompt=256, max_new=1024, stop=("</answer>",)),
         algorithm=algorithms.grpo(),
         optimizer=Optimizer(lr=1e-6),
-        train=Train(steps=200, tokens=32768, row_slots=4),
+        train=Train(steps=200, tokens=8 * (256 + 4 * 1024), row_slots=4),
         eval=Eval(every=20),
     )
 

@@ -29,7 +29,7 @@ def qwen(preset: str) -> Config:
         algorithm=algorithms.grpo(),
         optimizer=Optimizer(lr=1e-6),
         critic=Critic(optimizer=Optimizer(lr=1e-5)),
-        train=Train(steps=700, tokens=32768, row_slots=4),
+        train=Train(steps=700, tokens=8 * (512 + 4 * 1024), row_slots=4),
         eval=Eval(problems=1319, samples=0, every=50),
     )
 

@@ -32,7 +32,7 @@ def qwen(preset: str) -> Config:
         rollout=Rollout(prompts=128, group=8, max_prompt=1024, max_new=3000),
         algorithm=algorithms.PRESETS["drgrpo_paper"](),
         optimizer=Optimizer(lr=1e-6),
-        train=Train(steps=300, minibatches=8, tokens=65536, row_slots=4),
+        train=Train(steps=300, minibatches=8, tokens=8 * (1024 + 4 * 3000), row_slots=4),
         eval=Eval(problems=0, samples=0, every=16, suites=SUITES),
     )
 

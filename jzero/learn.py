@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from jzero import algorithms, config, hosts, metrics, update
 from jzero.algorithms import Episodes
-from jzero.batch import Item, Packed, layouts, pack
+from jzero.batch import INTEGERS, Item, Packed, layouts, pack
 from jzero.evaluate import grade_of
 from jzero.model import qwen
 from jzero.types import Batch, Layout, Rollout, State
@@ -74,6 +74,32 @@ def microbatch_rows(config: config.Config, mesh: Mesh, layout: Layout) -> int:
             f"devices; set it to at least {layout.tokens * shards}, or lower train.row_slots"
         )
     return rows
+
+
+def abstract_batches(trainer: Trainer) -> tuple[Batch, ...]:
+    """Shapes of the batches that an optimizer step sees: what `make_parts` packs and `score` sets."""
+    algorithm = trainer.config.algorithm
+    named = {
+        "old_logps": algorithm.old == "sampler" or scores_old(trainer.config),
+        "ref_logps": algorithms.needs_reference(algorithm),
+        "kl_weights": algorithm.kl_coef and algorithm.kl_weight,
+        "old_values": trainer.critic,
+        "returns": trainer.critic,
+    }
+    floats = ["weights", "sampler_logps", "advantages", *(name for name, used in named.items() if used)]
+
+    def one(layout: Layout, rows: int, microbatches: int) -> Batch:
+        shape = (microbatches, rows, layout.tokens)
+        types = dict.fromkeys(INTEGERS, np.int32) | dict.fromkeys(floats, np.float32)
+        return Batch(**{name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in types.items()})
+
+    return tuple(map(one, trainer.layouts, trainer.rows, trainer.microbatches))
+
+
+def scores_old(config: config.Config) -> bool:
+    """Whether the trainer computes log-probs before the first optimizer step."""
+    algorithm, train = config.algorithm, config.train
+    return algorithm.old == "trainer" and (train.minibatches * train.epochs > 1 or algorithm.kl_reward > 0)
 
 
 def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int):
@@ -141,15 +167,14 @@ def token_weights(
 
 def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Rollout]) -> None:
     """Set what the loss needs to know before the first optimizer step: log-probs, values, advantages."""
-    algorithm, train, policy = trainer.config.algorithm, trainer.config.train, trainer.policy
+    algorithm, policy = trainer.config.algorithm, trainer.policy
     blank = lambda: [np.zeros(len(rollout.tokens), np.float32) for rollout in rollouts]
     old, ref, values = blank(), blank(), blank()
-    late = train.minibatches * train.epochs > 1
     for part in parts:
         run = lambda learner, params: learner.score(params, part.batches, part.counts, trainer.layouts)  # noqa: B023
         if algorithm.old == "sampler":
             part.set("old_logps", [batch.sampler_logps for batch in part.batches])
-        elif late or algorithm.kl_reward:
+        elif scores_old(trainer.config):
             part.set("old_logps", run(policy, state.params))
         if trainer.reference is not None:
             part.set("ref_logps", run(policy, trainer.reference))

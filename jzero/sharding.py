@@ -92,14 +92,27 @@ def like_params(tree, params, shardings, mesh: Mesh):
     return jax.tree.map_with_path(place, tree)
 
 
-def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype):
-    """A function from training params to the decoder's: one program that casts and all-gathers over data and fsdp, so
-    that every host's devices hold whole (over tensor, split) weights, then this host's own shards of them."""
+def gather_program(config: qwen.QwenConfig, train: Mesh, dtype):
+    """Jitted: training params -> the decoder's, over tensor split, whole on the devices of every host: cast, then
+    all-gather over data and fsdp. Layer by layer: XLA:TPU copies what an all-gather returns into the program's result,
+    and would hold all weights twice."""
     every = mesh(list(train.devices.flat), {"slots": -1, "tensor": train.shape["tensor"]})
-    gather = jax.jit(lambda params: qwen.cast(params, dtype), out_shardings=param_shardings(config, every))
+    place = param_shardings(config, every)
+    layer = jax.tree.map(lambda whole: NamedSharding(every, P(*whole.spec[1:])), place["layers"])
+    gather = lambda tree, place: jax.lax.with_sharding_constraint(qwen.cast(tree, dtype), place)
+
+    def program(params: qwen.Params) -> qwen.Params:
+        rest = {name: gather(x, place[name]) for name, x in params.items() if name != "layers"}
+        return rest | {"layers": jax.lax.map(lambda x: gather(x, layer), params["layers"])}
+
+    return jax.jit(program, out_shardings=place)
+
+
+def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype):
+    """A function from training params to the decoder's: that program, then this host's own shards of what it makes."""
+    gather, local = gather_program(config, train, dtype), param_shardings(config, decode)
 
     def view(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         return jax.make_array_from_single_device_arrays(x.shape, sharding, [s.data for s in x.addressable_shards])
 
-    local = param_shardings(config, decode)
     return lambda params: jax.tree.map(view, gather(params), local)

@@ -58,13 +58,23 @@ class Head(NamedTuple):
     loss: Callable[..., tuple[jax.Array, dict]]  # (outputs, Batch [B, T], total, fresh) -> weighted terms, stats [B, T]
 
 
-def policy_head(model: qwen.QwenConfig, settings: config.Config) -> Head:
-    """Log-probs of the targets (and entropies), and the policy loss."""
+def policy_head(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> Head:
+    """Log-probs of the targets (and entropies), and the policy loss.
+
+    Where fsdp splits the head's weight, it is split by vocabulary here, and every device takes the chunks' tokens of
+    all: they are few, and the weight, gathered for every chunk, and its gradient, summed for every chunk, are not."""
+    name, split = (
+        ("embed", P(("fsdp", "tensor"))) if model.tie_word_embeddings else ("lm_head", P(None, ("fsdp", "tensor")))
+    )
+    moved = mesh.shape["fsdp"] > 1 and model.vocab_size % (mesh.shape["fsdp"] * mesh.shape["tensor"]) == 0
+    constrain = lambda x, spec: lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if moved else x
 
     def outputs(params, hidden, targets):
-        temperature, chunk = settings.rollout.temperature, settings.model.logit_chunk
-        options = {"temperature": temperature, "chunk": chunk, "dtype": jnp.dtype(settings.model.dtype)}
-        return qwen.token_logps(model, params, hidden, targets, **options)
+        temperature, chunk, dtype = settings.rollout.temperature, settings.model.logit_chunk, settings.model.dtype
+        options = {"temperature": temperature, "chunk": chunk, "dtype": jnp.dtype(dtype)}
+        params = params | {name: constrain(params[name].astype(dtype), split)}
+        place = lambda hidden: constrain(hidden, P("data"))
+        return qwen.token_logps(model, params, hidden, targets, place=place, **options)
 
     def loss(outputs, batch: Batch, total, fresh):
         logps, entropy = outputs
@@ -85,7 +95,7 @@ def critic_head(settings: config.Config) -> Head:
 
 
 def policy(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":
-    return Learner(model, settings.model, settings.optimizer, policy_head(model, settings), mesh)
+    return Learner(model, settings.model, settings.optimizer, policy_head(model, settings, mesh), mesh)
 
 
 def critic(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":
@@ -155,16 +165,22 @@ class Learner:
         """One optimizer step over all microbatches of all layouts. State is donated. fresh: no step was made since the
         scores were, so the old log-probs are the policy's own, and the ratio is exactly 1. Stats are fp32 scalars: sums
         over trained tokens, `tokens` of them; `grad_norm`; `skipped`, 1 where the gradient was too large."""
+        numbers = self._place(np.float32(lr), P()), self._place(np.bool_(fresh), P())
+        return self.update_program(layouts)(state, batches, counts, *numbers)
+
+    def score(self, params, batches, counts, layouts: Sequence[Layout]) -> list[jax.Array]:
+        """The head's first output (log-prob of every target, or value), f32[M, B, T] a layout (0 beyond counts)."""
+        return self.score_program(layouts)(params, scored(batches), counts)
+
+    def update_program(self, layouts: Sequence[Layout]):
         key = tuple(layouts)
         if key not in self._updates:
             place, scalar = self.state_shardings(), NamedSharding(self.mesh, P())
             run = partial(self._update, layouts=key)
             self._updates[key] = jax.jit(run, donate_argnums=0, out_shardings=(place, scalar))
-        numbers = self._place(np.float32(lr), P()), self._place(np.bool_(fresh), P())
-        return self._updates[key](state, batches, counts, *numbers)
+        return self._updates[key]
 
-    def score(self, params, batches, counts, layouts: Sequence[Layout]) -> list[jax.Array]:
-        """The head's first output (log-prob of every target, or value), f32[M, B, T] a layout (0 beyond counts)."""
+    def score_program(self, layouts: Sequence[Layout]):
         key = tuple(layouts)
         if key not in self._scores:
             rows = NamedSharding(self.mesh, sharding.ROWS)  # as `put` places them: else the next call compiles again
@@ -173,8 +189,18 @@ class Learner:
                 specs, out = (P(), P(None, "data"), P()), P(None, "data")
                 run = jax.shard_map(run, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
             self._scores[key] = jax.jit(run, out_shardings=rows)
-        inputs = tuple(Batch(b.tokens, b.targets, b.segments, b.positions, None, None) for b in batches)
-        return self._scores[key](params, inputs, counts)
+        return self._scores[key]
+
+    def programs(self, batches: Sequence[Batch], layouts: Sequence[Layout]) -> dict[str, tuple[Any, tuple]]:
+        """(jitted, abstract arguments) of `score` and `update` on abstract batches."""
+        scalar = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, P()))
+        place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, sharding.ROWS))
+        batches, counts = tuple(jax.tree.map(place, batches)), scalar((len(layouts),), jnp.int32)
+        state, numbers = self.abstract_state(), (scalar((), jnp.float32), scalar((), jnp.bool_))
+        return {
+            "score": (self.score_program(layouts), (state.params, scored(batches), counts)),
+            "update": (self.update_program(layouts), (state, batches, counts, *numbers)),
+        }
 
     def _outputs(self, params, batch: Batch, layout: Layout) -> tuple[jax.Array, ...]:
         """The head's outputs at the body's inputs, f32[B, T - prefix]; the prefix predicts nothing."""
@@ -239,6 +265,11 @@ class Learner:
             return lax.fori_loop(0, count, body, jnp.zeros(batch.tokens.shape, jnp.float32))
 
         return [one(*x) for x in zip(batches, layouts, counts, strict=True)]
+
+
+def scored(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """The fields that a score needs."""
+    return tuple(Batch(b.tokens, b.targets, b.segments, b.positions, None, None) for b in batches)
 
 
 def sequence_total(segments: jax.Array, trained: jax.Array, layout: Layout) -> algorithms.Total:

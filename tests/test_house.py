@@ -13,7 +13,7 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 # A module imports from lower levels and from its own package.
 LEVELS = [
     ("types", "algorithms", "metrics", "hub"),
-    ("config", "hosts"),
+    ("config", "hosts", "aot"),
     ("attention", "batch", "grade", "tokenizer", "cli"),
     ("model", "tasks"),
     ("sharding",),
@@ -21,7 +21,8 @@ LEVELS = [
     ("evaluate", "sft"),
     ("learn",),
     ("train",),
-    ("main", "generate", "export", "plan", "report", "serve", "filter"),
+    ("main", "generate", "export", "report", "serve", "filter"),
+    ("plan",),
 ]
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 ALLOWED = {("grade.pool", "tasks")}  # a worker looks its task's grader up

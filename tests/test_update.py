@@ -129,6 +129,24 @@ def test_gradient_and_score_do_not_depend_on_the_mesh(sizes):
     assert next(iter(policy._scores.values()))._cache_size() == 1  # whatever else the batches hold
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_head_split_by_vocabulary_is_the_same_head(tied):
+    """61 words cannot be split; 64 can. In chunks."""
+    model = replace(slow.MODEL, vocab_size=64, tie_word_embeddings=tied)
+    params = slow.random_params(model)
+    config = slow.settings(train={"row_slots": 2, "tokens": 240}, model={"logit_chunk": 16})
+
+    def gradient(*sizes):
+        trainer = learn.make_trainer(config, model, None, train_mesh(*sizes, jax.devices()[: np.prod(sizes)]))
+        trainer.policy.optimizer = optax.identity()
+        part, policy = packed_of(trainer), trainer.policy
+        state = policy.start(slow.placed(policy, params))
+        state, _ = policy.update(state, part.batches, part.counts, trainer.layouts, FAR)
+        return jax.tree.map(lambda x: -np.asarray(x) / FAR, state.params)
+
+    assert slow.difference(gradient(2, 2, 2), gradient(1, 1, 1)) < 1e-6
+
+
 def test_fsdp_gathers_weights_and_does_not_sum_activations():
     """Inside the layers; left to itself XLA does the opposite."""
     trainer = make("two slots", (1, 8, 1))

@@ -258,14 +258,15 @@ def token_logps(
     temperature: float | jax.Array,
     chunk: int,
     dtype: Any,
+    place: Callable[[jax.Array], jax.Array] = lambda hidden: hidden,
 ) -> tuple[jax.Array, jax.Array]:
     """log p(target) and entropy, f32[B,T] both, of p = softmax(logits / temperature); hidden [B,T,E], targets i32[B,T].
 
     Logits exist for about `chunk` tokens at a time, forward and backward. A chunk is some positions of every row, at
-    least one: chunks of the flattened [B*T] would undo a sharding of B."""
+    least one: chunks of the flattened [B*T] would undo a sharding of B. Its hidden states go through `place`."""
 
     def score(hidden, targets):
-        logits = head(config, params, hidden, dtype) / temperature
+        logits = head(config, params, place(hidden), dtype) / temperature
         logz = jax.nn.logsumexp(logits, axis=-1)
         target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)

@@ -134,6 +134,15 @@ class Engine:
         return jax.device_put(jax.tree.map(lambda x: x.astype(self.dtype), params), shardings)
 
     def init_decode_state(self) -> dict[str, jax.Array]:
+        if "init" not in self._programs:
+            state = self.abstract_state()
+            zeros = lambda: {name: jnp.zeros(x.shape, x.dtype) for name, x in state.items()}
+            shardings = {name: x.sharding for name, x in state.items()}
+            self._programs["init"] = jax.jit(zeros, out_shardings=shardings)
+        return self._programs["init"]()
+
+    def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and shardings of the decode state."""
         L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
         split = self._mesh.shape["tensor"] if self.kv_axis else 1
         rows, width = self.attention.pool_rows(K // split, D)
@@ -149,11 +158,8 @@ class Engine:
             "temperature": (slots, jnp.float32),
             "active": (slots, jnp.bool_),
         }
-        if "init" not in self._programs:
-            shardings = {name: NamedSharding(self._mesh, spec) for name, spec in self._state_specs().items()}
-            zeros = lambda: {name: jnp.zeros(*shape) for name, shape in shapes.items()}
-            self._programs["init"] = jax.jit(zeros, out_shardings=shardings)
-        return self._programs["init"]()
+        specs = self._state_specs()
+        return {name: self._abstract(shape, dtype, specs[name]) for name, (shape, dtype) in shapes.items()}
 
     # -- host: slots and pages ---------------------------------------------------------------------------------
 
@@ -202,7 +208,7 @@ class Engine:
     ) -> Prefix:
         """padded_tokens i32[n, T] (T whole pages, n over all shards), true_length i32[n], requests i32[n, G],
         temperature f32[n], seed a key -> Prefix with G first tokens for each prompt."""
-        program = self._program(("prefill", padded_tokens.shape, requests.shape), self._prefill, self._prefill_specs())
+        program = self._prefill_program(padded_tokens.shape, requests.shape)
         return Prefix(*program(params, seed, *self._put(padded_tokens, true_length, requests, temperature)))
 
     def prefill(
@@ -240,8 +246,7 @@ class Engine:
                 copies += [(row * width + index, page) for index, page in writes]
             if copies:
                 pages[shard, :, : len(copies)] = np.array(copies, np.int32).T
-        name = ("insert", prefix.k.shape, prefix.tokens.shape, count)
-        program = self._program(name, self._insert, self._insert_specs(), donate=(0,))
+        program = self._insert_program(prefix, count)
         arguments = self._put(slots, pages, np.full(self.shards, temperature, np.float32))
         return program(decode_state, prefix, *arguments)
 
@@ -255,7 +260,7 @@ class Engine:
         table = np.concatenate([pages.table for pages in self.pages])
         keep = np.zeros(self.max_concurrent_decodes, np.bool_)
         keep[list(self.placed)] = True
-        program = self._program("generate", self._generate, self._generate_specs(), donate=(1,))
+        program = self._generate_program()
         arguments = self._put(table, keep, self._shared(table, keep))
         state, tokens, logps, counts = program(params, decode_state, seed, *arguments)
         return state, ResultTokens(tokens, logps, counts)
@@ -272,6 +277,42 @@ class Engine:
 
     def _put(self, *arrays):
         return [jax.device_put(x, NamedSharding(self._mesh, P("slots"))) for x in arrays]
+
+    def programs(self, params, prefills: list[tuple[int, int]]) -> dict[str, tuple[Any, tuple]]:
+        """(jitted, abstract arguments) of every program that decodes: what is compiled before there is a device.
+        params: abstract; prefills: rows a shard and tokens a row of each prefill."""
+        shards, count, page = self.shards, bucket(self.shard_slots, 8), self.settings.page
+        slots = lambda shape, dtype=jnp.int32: self._abstract(shape, dtype, P("slots"))
+        key = jax.eval_shape(lambda: jax.random.key(0))
+        key, state = self._abstract((), key.dtype, P()), self.abstract_state()
+        L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
+        out: dict[str, tuple[Any, tuple]] = {}
+        for rows, T in prefills:
+            n, first = rows * shards, (rows * shards, self.settings.group)
+            inputs = slots((n, T)), slots((n,)), slots(first), slots((n,), jnp.float32)
+            out[f"prefill {rows}x{T}"] = self._prefill_program((n, T), first), (params, key, *inputs)
+            place = self.get_prefix_destination_sharding()
+            kv = jax.ShapeDtypeStruct((L, n, T, K, D), self.dtype, sharding=place.k)
+            prefix = Prefix(kv, kv, slots(first), slots(first, jnp.float32))
+            copies = slots((shards, 2, rows * T // page + count))
+            inputs = slots((shards, 6, count)), copies, slots((shards,), jnp.float32)
+            out[f"insert {rows}x{T}"] = self._insert_program(prefix, count), (state, prefix, *inputs)
+        S = self.max_concurrent_decodes
+        inputs = slots((S, self.per_slot)), slots((S,), jnp.bool_), slots((S // self.block,))
+        return out | {"generate": (self._generate_program(), (params, state, key, *inputs))}
+
+    def _abstract(self, shape, dtype, spec: P) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self._mesh, spec))
+
+    def _prefill_program(self, tokens: tuple[int, ...], requests: tuple[int, ...]):
+        return self._program(("prefill", tokens, requests), self._prefill, self._prefill_specs())
+
+    def _insert_program(self, prefix: Prefix, count: int):
+        name = ("insert", prefix.k.shape, prefix.tokens.shape, count)
+        return self._program(name, self._insert, self._insert_specs(), donate=(0,))
+
+    def _generate_program(self):
+        return self._program("generate", self._generate, self._generate_specs(), donate=(1,))
 
     def _program(self, name, function, specs, donate=()):
         if name not in self._programs:

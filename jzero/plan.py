@@ -1,0 +1,324 @@
+"""`python -m jzero.plan --config configs/countdown.py:qwen2.5-3b --topology v5e:2x4 [--config.section.field=value ...]`
+
+Compiles every program of a run for devices that need not be there, with the run's own code, and says what fits: HBM a
+device by part, the total of every phase, FLOPs and bytes, and a roofline of the step. Nothing is downloaded. Exits 1,
+with what to change, if a phase does not fit.
+
+Topologies: v5e:2x4 v5e:4x4 ... v5e:16x16, v6e:2x4 ..., v5p:2x2x1 v5p:2x2x2 ..., tpu7x:2x2x1 ... (of libtpu), and the
+GPUs of one host, a100:8 h100:8 h200:8 (of jax-cuda12-plugin)."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import jax
+from tqdm import tqdm
+
+from jzero import algorithms, cli, config, learn, main, metrics, sharding, tokenizer
+from jzero.aot import CHIPS, GIB, Chip, devices, measure
+from jzero.model import known, qwen
+from jzero.rollout import sample
+from jzero.rollout.engine import Engine
+
+STATE = ("weights", "optimizer", "reference", "critic weights", "critic optimizer")  # always there
+PHASES = {  # phase: what else is there
+    "publish": (),
+    "rollout": ("decoder weights", "KV pool", "prefixes"),
+    "score": ("batches",),
+    "update": ("batches",),
+}
+PROGRAMS = {  # program: its phase, and the parts that are its arguments
+    "publish": ("publish", ("weights",)),
+    "prefill": ("rollout", ("decoder weights",)),
+    "insert": ("rollout", ("KV pool", "prefixes")),
+    "generate": ("rollout", ("decoder weights", "KV pool")),
+    "score": ("score", ("weights",)),
+    "update": ("update", ("weights", "optimizer")),
+    "critic-score": ("score", ("critic weights",)),
+    "critic-update": ("update", ("critic weights", "critic optimizer")),
+}
+
+
+@dataclass
+class Plan:
+    """A run on its devices, before anything is compiled."""
+
+    config: config.Config
+    model: qwen.QwenConfig
+    trainer: learn.Trainer
+    engine: Engine  # of one host
+    hosts: int
+    programs: dict[str, tuple[Any, tuple]]  # jitted, abstract arguments
+    parts: dict[str, float]  # bytes on a device
+    scores: int  # passes before the first optimizer step
+
+    @property
+    def chip(self) -> Chip:
+        return CHIPS[self.trainer.policy.mesh.devices.flat[0].device_kind]
+
+
+def build(settings: config.Config, devices: list[Any]) -> Plan:
+    """As `train.build`, of known architectures instead of checkpoints."""
+    config.validate(settings)
+    path, needed = settings.model.path, algorithms.needs_critic(settings.algorithm)
+    model = known.architecture(path) if path else None
+    if model is None:
+        words = len(tokenizer.load(settings.model.tokenizer))
+        model = qwen.QwenConfig(vocab_size=words, **vars(settings.model.arch))
+    critic = (known.architecture(settings.critic.path) if settings.critic.path else model) if needed else None
+    mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, devices)
+    decode = sharding.decode_mesh(mesh)
+    hosts = mesh.size // decode.size
+    share = lambda count: -(-count // hosts)
+    rollout = replace(settings.rollout, slots=share(settings.rollout.slots), pages=share(settings.rollout.pages))
+    engine = Engine(model, rollout, decode, (0, 1), settings.model.dtype)  # any two ids stop
+    trainer = learn.make_trainer(settings, model, critic, mesh)
+    batches, state = learn.abstract_batches(trainer), trainer.policy.abstract_state()
+    weights = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, engine.dtype, sharding=place),
+        state.params,
+        sharding.param_shardings(model, decode),
+    )
+    programs = {"publish": (sharding.gather_program(model, mesh, engine.dtype), (state.params,))}
+    programs |= engine.programs(weights, sample.prefills(engine))
+    learned = trainer.policy.programs(batches, trainer.layouts)
+    old, reference = learn.scores_old(settings), algorithms.needs_reference(settings.algorithm)
+    if not old and not reference:
+        del learned["score"]
+    groups, longest = -(-engine.shard_slots // rollout.group), sample.prefill_width(engine, rollout.max_prompt)
+    parts = {
+        "weights": device_bytes(state.params),
+        "optimizer": device_bytes(state.opt_state),
+        "decoder weights": device_bytes(weights),
+        "KV pool": device_bytes(engine.abstract_state()),
+        "prefixes": groups * longest * kv_bytes(model, engine),
+        "batches": device_bytes(learned["update"][1][1]) * settings.train.minibatches,
+    }
+    if reference:
+        parts["reference"] = parts["weights"]
+    if trainer.critic:
+        learned |= {f"critic-{k}": v for k, v in trainer.critic.programs(batches, trainer.layouts).items()}
+        state = trainer.critic.abstract_state()
+        parts |= {"critic weights": device_bytes(state.params), "critic optimizer": device_bytes(state.opt_state)}
+    return Plan(settings, model, trainer, engine, hosts, programs | learned, parts, old + reference + needed)
+
+
+def device_bytes(tree: Any) -> float:
+    return float(sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)))
+
+
+def kv_bytes(model: qwen.QwenConfig, engine: Engine) -> float:
+    """Of one token, on a device."""
+    heads = model.num_key_value_heads / (engine.mesh.shape["tensor"] if engine.kv_axis else 1)
+    return 2 * model.num_hidden_layers * heads * model.head_dim * engine.storage.itemsize
+
+
+def totals(plan: Plan, measured: dict[str, dict[str, Any]]) -> dict[str, float]:
+    """Bytes on a device at the peak of every phase: what its programs use, and what stays beside them."""
+    phases: dict[str, float] = {}
+    for name, found in measured.items():
+        phase, own = PROGRAMS[name.split()[0]]
+        beside = [plan.parts.get(part, 0) for part in (*STATE, *PHASES[phase]) if part not in own]
+        phases[phase] = max(phases.get(phase, 0), found["peak_bytes"] + sum(beside))
+    return phases
+
+
+def roofline(plan: Plan) -> dict[str, dict[str, float]]:
+    """FLOPs and HBM bytes of a device, and the seconds that the larger takes at its peak, for a step whose responses
+    are all as long as they may be. By hand: XLA counts the body of a loop once. Interconnect is not counted."""
+    model, rollout, train, mesh = plan.model, plan.config.rollout, plan.config.train, plan.trainer.policy.mesh
+    prompt, new, count = rollout.max_prompt, rollout.max_new, rollout.prompts * rollout.group
+    embedding = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size  # a table, then
+    matmul = 2 * (qwen.num_params(model) - embedding)  # FLOPs of a token
+    pair = 4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim  # and of a query and its key
+    copies = rollout.prompts if train.row_slots else count  # of prompts in the batch
+    answers = count * new * (matmul + pair * (prompt + new / 2))
+    forward = answers + copies * prompt * (matmul + pair * prompt / 2)
+    passes = (4 if plan.config.model.remat == "full" else 3) * train.epochs  # backward is twice forward
+    models = 2 if plan.trainer.critic else 1
+    weights, state = plan.parts["decoder weights"], plan.parts["weights"] + plan.parts["optimizer"]
+    steps = new * -(-count // (plan.engine.max_concurrent_decodes * plan.hosts))
+    cache = plan.engine.shard_slots * (prompt + new / 2) * kv_bytes(plan.model, plan.engine)
+    calls = plan.trainer.microbatches[0] * train.minibatches
+    learned = 2 * state * train.minibatches + calls * (3 * plan.parts["weights"] + passes * weights)
+    phases = {
+        "prefill": (rollout.prompts * prompt * matmul, weights * -(-rollout.prompts * prompt // sample.PREFILL_TOKENS)),
+        "decode": (answers, steps * (weights + cache)),
+        "score": (plan.scores * forward, plan.scores * calls * weights),
+        "update": (models * passes * forward, models * train.epochs * learned),
+    }
+    peak = lambda flops, moved: max(flops / mesh.size / plan.chip.flops, moved / plan.chip.bandwidth)
+    return {
+        name: {"flops": flops / mesh.size, "bytes": float(moved), "seconds": peak(flops, moved)}
+        for name, (flops, moved) in phases.items()
+    }
+
+
+def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, Any]]) -> list[str]:
+    """What to change where a phase does not fit, with the bytes of a device that it saves where they are known."""
+    settings, parts, engine, mesh = plan.config, plan.parts, plan.engine, plan.trainer.policy.mesh
+    over = {name: total - plan.chip.hbm for name, total in phases.items() if total > plan.chip.hbm}
+    shards, tensor, out = engine.shards * plan.hosts, 2 * mesh.shape["tensor"], []
+    add = lambda change, saved: out.append(f"--config.{change}: saves {saved / GIB:.2f} GiB")
+    if "rollout" in over:
+        pages = engine.shard_pages - 2 - int(over["rollout"] / parts["KV pool"] * engine.shard_pages)
+        if pages >= engine.per_slot:
+            add(f"rollout.pages={pages * shards}", (1 - (pages + 1) / engine.shard_pages) * parts["KV pool"])
+        if engine.shard_slots > 1 and not settings.rollout.pages:
+            add(f"rollout.slots={settings.rollout.slots // 2}", parts["KV pool"] / 2)
+    local = mesh.size // plan.hosts
+    if over.keys() & {"rollout", "publish"} and not (plan.model.num_key_value_heads % tensor or local % tensor):
+        add(f"mesh.tensor={tensor}", parts["decoder weights"] / 2)
+    if over.keys() & {"score", "update"}:
+        if settings.model.remat != "full":
+            out.append("--config.model.remat=full: the backward pass keeps the inputs of layers alone")
+        least = max(layout.tokens for layout in plan.trainer.layouts) * mesh.shape["data"] * mesh.shape["fsdp"]
+        if fewer := settings.train.tokens // least // 2 * least:
+            activations = max(0.0, measured["update"]["temp_bytes"] - 2 * parts["weights"])
+            add(f"train.tokens={fewer}", (1 - fewer / settings.train.tokens) * activations)
+        elif settings.train.row_slots > 1:
+            half = f"--config.train.row_slots={settings.train.row_slots // 2}"
+            out.append(f"{half}: shorter rows, of which train.tokens={least} may hold half as many tokens")
+    if over and mesh.shape["data"] > 1:
+        whole = parts["weights"] + parts["optimizer"]
+        add("mesh.data=1 --config.mesh.fsdp=-1", whole * (1 - 1 / mesh.shape["data"]))
+    if over:
+        saved = sum(parts.get(name, 0) for name in STATE) / 2
+        out.append(f"--topology of twice the devices: saves {saved / GIB:.2f} GiB of weights and optimizer")
+    if plan.trainer.policy.mesh.devices.flat[0].platform != "tpu" and max(phases.values()) > 0.75 * plan.chip.hbm:
+        out.append("XLA_PYTHON_CLIENT_MEM_FRACTION=.95 in the run's environment: else JAX takes 75 % of a GPU")
+    return out
+
+
+# -- search ------------------------------------------------------------------------------------------------------------
+
+
+def largest(fits: Callable[[int], bool], most: int) -> int:
+    """The largest 1 <= n <= most that fits, to an eighth; 0: none. Doubles, then bisects."""
+    low, high = 0, most + 1
+    while high - low > max(1, low // 8):
+        middle = min(2 * low or 1, most) if high > most else (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, int]:
+    """The largest train.tokens and rollout.pages that fit."""
+    mesh, engine = plan.trainer.policy.mesh, plan.engine
+
+    def fits(program: str, section: str, field: str, value: int) -> bool:
+        changed = replace(getattr(plan.config, section), **{field: value})
+        other = build(replace(plan.config, **{section: changed}), list(mesh.devices.flat))
+        total = max(totals(other, {program: measure(other.programs[program])}).values())
+        verdict = "fits" if total <= plan.chip.hbm else "does not fit"
+        tqdm.write(f"search: {section}.{field}={value}: {program} {total / GIB:.2f} GiB, {verdict}")
+        return total <= plan.chip.hbm
+
+    unit = max(layout.tokens for layout in plan.trainer.layouts) * mesh.shape["data"] * mesh.shape["fsdp"]
+    most = plan.trainer.microbatches[0] * plan.trainer.rows[0] * plan.trainer.layouts[0].tokens // unit  # a whole step
+    tqdm.write("search: every try of train.tokens compiles the update, which takes minutes")
+    tokens = largest(lambda n: fits("update", "train", "tokens", n * unit), most) * unit
+    # The pool is linear in its pages: one guess, and lower ones should it not fit.
+    shards, page = engine.shards * plan.hosts, engine.settings.page * kv_bytes(plan.model, engine)
+    free = plan.chip.hbm - totals(plan, {"generate": measure(plan.programs["generate"])})["rollout"]
+    pages = min(engine.shard_pages - 1 + int(free // page), engine.shard_slots * engine.per_slot)
+    while pages >= engine.per_slot and not fits("generate", "rollout", "pages", pages * shards):
+        pages = pages * 15 // 16
+    return {"train.tokens": tokens, "rollout.pages": pages * shards if pages >= engine.per_slot else 0}
+
+
+# -- the command -------------------------------------------------------------------------------------------------------
+
+
+def run(settings: config.Config, topology: str, cache: Path | None, searching: bool = False) -> dict[str, Any]:
+    """Everything that the table and --json say."""
+    plan = build(settings, devices(topology))
+    mesh = plan.trainer.policy.mesh
+    measured: dict[str, dict[str, Any]] = {}
+    for name in (bar := tqdm(plan.programs, desc="compile", unit="program")):
+        bar.set_postfix_str(name)
+        found = measure(plan.programs[name], topology, cache)
+        pool = name.split()[0] in ("insert", "generate")
+        measured[name] = found | {"kv_bytes": plan.parts["KV pool"] if pool else 0.0}
+    phases, estimate = totals(plan, measured), roofline(plan)
+    report = {
+        "config": settings.name,
+        "model": settings.model.path,
+        "topology": topology,
+        "device_kind": mesh.devices.flat[0].device_kind,
+        "devices": mesh.size,
+        "hosts": plan.hosts,
+        "mesh": dict(mesh.shape),
+        "hbm_bytes": plan.chip.hbm,
+        "fits": all(total <= plan.chip.hbm for total in phases.values()),
+        "parts": plan.parts,
+        "phases": phases,
+        "programs": measured,
+        "roofline": estimate,
+        "step_s": sum(phase["seconds"] for phase in estimate.values()),
+        "suggestions": suggest(plan, phases, measured),
+    }
+    if searching:
+        report["search"] = search(plan, lambda program: measure(program, topology, cache))
+    return report
+
+
+def table(report: dict[str, Any]) -> str:
+    gib = lambda x: f"{x / GIB:10.3f}"
+    axes = " x ".join(f"{name} {size}" for name, size in report["mesh"].items())
+    lines = [
+        f"{report['config']} on {report['topology']}: {report['devices']} x {report['device_kind']} ({axes}), "
+        f"{report['hosts']} hosts, {report['hbm_bytes'] / GIB:.2f} GiB each",
+        f"\n{'part':<20}{'GiB':>10}",
+        *(f"{name:<20}{gib(size)}" for name, size in report["parts"].items()),
+        f"\n{'program':<20}{'arguments':>10}{'temp':>10}{'peak':>10}{'compile s':>11}",
+    ]
+    for name, found in report["programs"].items():
+        sizes = "".join(gib(found[key]) for key in ("argument_bytes", "temp_bytes", "peak_bytes"))
+        lines.append(f"{name:<20}{sizes}{found['compile_s']:>11.1f}  {found.get('error', '')[:120]}".rstrip())
+    lines.append(f"\n{'phase':<20}{'GiB':>10}{'of HBM':>10}")
+    for name, total in report["phases"].items():
+        over = "" if total <= report["hbm_bytes"] else "  DOES NOT FIT"
+        lines.append(f"{name:<20}{gib(total)}{100 * total / report['hbm_bytes']:>9.0f}%{over}")
+    lines.append(f"\n{'roofline, a device':<20}{'TFLOP':>10}{'GB moved':>10}{'seconds':>10}")
+    for name, each in report["roofline"].items():
+        lines.append(f"{name:<20}{each['flops'] / 1e12:>10.1f}{each['bytes'] / 1e9:>10.1f}{each['seconds']:>10.2f}")
+    lines.append(f"{'step':<40}{report['step_s']:>10.2f}\n")
+    lines += [f"largest that fits: {name}={value}" for name, value in report.get("search", {}).items()]
+    lines.append("fits" if report["fits"] else "does not fit; try")
+    return "\n".join([*lines, *(f"  {line}" for line in report["suggestions"])])
+
+
+def parse(arguments: list[str]) -> tuple[config.Config, Any]:
+    parser = cli.parser("jzero.plan", __doc__)
+    parser.add_argument("--topology", required=True, help="devices to compile for, as above")
+    parser.add_argument("--model", help=f"instead of the recipe's: {', '.join(id.split('/')[1] for id in known.KNOWN)}")
+    parser.add_argument("--search", action="store_true", help="find the largest train.tokens and rollout.pages")
+    parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
+    parser.add_argument("--no-cache", action="store_true", help="compile again what ~/.cache/jzero/plan remembers")
+    given, rest = parser.parse_known_args(arguments)
+    settings = main.parse(["jzero.plan", *rest])
+    if given.model:
+        settings.model.path = known.named(given.model)
+    return settings, given
+
+
+def command() -> None:
+    jax.config.update("jax_platforms", "cpu")
+    with cli.mistakes():
+        settings, given = parse(sys.argv[1:])
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        report = run(settings, given.topology, None if given.no_cache else home / "jzero" / "plan", given.search)
+        if given.json:
+            metrics.write_atomic(given.json, json.dumps(report, indent=1))
+    print(table(report))
+    sys.exit(0 if report["fits"] else 1)
+
+
+if __name__ == "__main__":
+    command()
