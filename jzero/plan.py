@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from jzero import algorithms, cli, config, learn, main, metrics, sharding, tokenizer
+from jzero import algorithms, cli, config, evaluate, learn, main, metrics, sharding, tokenizer
 from jzero.aot import CHIPS, GIB, Chip, devices, measure
 from jzero.model import known, qwen
 from jzero.rollout import sample
@@ -72,11 +72,10 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
         model = qwen.QwenConfig(vocab_size=words, **vars(settings.model.arch))
     critic = (known.architecture(settings.critic.path) if settings.critic.path else model) if needed else None
     mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, devices)
-    decode = sharding.decode_mesh(mesh)
+    decode = sharding.decode_mesh(mesh, mesh.devices.flat[0].process_index)
     hosts = mesh.size // decode.size
-    share = lambda count: -(-count // hosts)
-    rollout = replace(settings.rollout, slots=share(settings.rollout.slots), pages=share(settings.rollout.pages))
-    engine = Engine(model, rollout, decode, (0, 1), settings.model.dtype)  # any two ids stop
+    rollout = evaluate.host_share(settings.rollout, hosts)
+    engine = Engine(model, rollout, decode, (0, 1), settings.model.dtype, settings.model.attention)  # any two ids stop
     trainer = learn.make_trainer(settings, model, critic, mesh)
     batches, state = learn.abstract_batches(trainer), trainer.policy.abstract_state()
     weights = jax.tree.map(
