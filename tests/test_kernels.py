@@ -39,13 +39,16 @@ LAYOUTS = [  # no length of which is a multiple of the blocks, but the last's
 
 
 def row_of(rng, layout: Layout) -> np.ndarray:
-    """Segments of a padded prompt, and in each slot up to three sequences and padding."""
+    """Segments of a padded prompt, and in each slot up to three sequences and padding. Of three slots, one sequence
+    fills each of the last two: their segments have the same number."""
     row = np.zeros(layout.tokens, np.int32)
     row[: rng.integers(1, layout.prefix + 1) if layout.prefix else 0] = 1
     for start in range(layout.prefix, layout.tokens, layout.slot):
         ends = np.sort(rng.choice(np.arange(1, layout.slot + 1), 3, replace=False))
         own = 1 + np.searchsorted(ends, np.arange(layout.slot), side="right")
         row[start : start + layout.slot] = np.where(np.arange(layout.slot) < ends[-1], own, 0)
+    if layout.slots == 3:
+        row[-2 * layout.slot :] = 1
     return row
 
 
