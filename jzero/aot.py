@@ -96,7 +96,8 @@ def measure(program: tuple[Any, tuple], topology: str, cache: Path | None) -> di
     lowered = program[0].lower(*program[1])
     packages = ("jax", "libtpu" if topology.partition(":")[0] in TPUS else "jax-cuda12-plugin")
     versions = [importlib.metadata.version(name) for name in packages]
-    key = hashlib.sha256("\n".join([topology, *versions, lowered.as_text()]).encode()).hexdigest()
+    kind = jax.tree.leaves(program[1])[0].sharding.mesh.devices.flat[0].device_kind  # the program says how many
+    key = hashlib.sha256("\n".join([kind, *versions, lowered.as_text()]).encode()).hexdigest()
     file = cache / f"{key}.json" if cache else None
     if file and file.exists():
         return json.loads(file.read_text())

@@ -65,9 +65,10 @@ class Plan:
 def build(settings: config.Config, devices: list[Any]) -> Plan:
     """As `train.build`, of known architectures instead of checkpoints."""
     config.validate(settings)
-    path, needed = settings.model.path, algorithms.needs_critic(settings.algorithm)
-    model = known.architecture(path) if path else None
-    if model is None:
+    needed = algorithms.needs_critic(settings.algorithm)
+    if settings.model.path:
+        model = known.architecture(settings.model.path)
+    else:
         words = len(tokenizer.load(settings.model.tokenizer))
         model = qwen.QwenConfig(vocab_size=words, **vars(settings.model.arch))
     critic = (known.architecture(settings.critic.path) if settings.critic.path else model) if needed else None
@@ -170,8 +171,8 @@ def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, 
             add(f"rollout.pages={pages * shards}", (1 - (pages + 1) / engine.shard_pages) * parts["KV pool"])
         if engine.shard_slots > 1 and not settings.rollout.pages:
             add(f"rollout.slots={settings.rollout.slots // 2}", parts["KV pool"] / 2)
-    local = mesh.size // plan.hosts
-    if over.keys() & {"rollout", "publish"} and not (plan.model.num_key_value_heads % tensor or local % tensor):
+    divides = not (plan.model.num_key_value_heads % tensor or mesh.size // plan.hosts % tensor)
+    if divides and over.keys() & {"rollout", "publish"}:
         add(f"mesh.tensor={tensor}", parts["decoder weights"] / 2)
     if over.keys() & {"score", "update"}:
         if settings.model.remat != "full":
@@ -183,18 +184,14 @@ def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, 
         elif settings.train.row_slots > 1:
             half = f"--config.train.row_slots={settings.train.row_slots // 2}"
             out.append(f"{half}: shorter rows, of which train.tokens={least} may hold half as many tokens")
+    state = sum(parts.get(name, 0) for name in STATE)
     if over and mesh.shape["data"] > 1:
-        whole = parts["weights"] + parts["optimizer"]
-        add("mesh.data=1 --config.mesh.fsdp=-1", whole * (1 - 1 / mesh.shape["data"]))
+        add("mesh.data=1 --config.mesh.fsdp=-1", state * (1 - 1 / mesh.shape["data"]))
     if over:
-        saved = sum(parts.get(name, 0) for name in STATE) / 2
-        out.append(f"--topology of twice the devices: saves {saved / GIB:.2f} GiB of weights and optimizer")
+        out.append(f"--topology of twice the devices: saves {state / 2 / GIB:.2f} GiB of weights and optimizer")
     if plan.trainer.policy.mesh.devices.flat[0].platform != "tpu" and max(phases.values()) > 0.75 * plan.chip.hbm:
         out.append("XLA_PYTHON_CLIENT_MEM_FRACTION=.95 in the run's environment: else JAX takes 75 % of a GPU")
     return out
-
-
-# -- search ------------------------------------------------------------------------------------------------------------
 
 
 def largest(fits: Callable[[int], bool], most: int) -> int:
@@ -207,22 +204,20 @@ def largest(fits: Callable[[int], bool], most: int) -> int:
 
 
 def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, int]:
-    """The largest train.tokens and rollout.pages that fit."""
+    """The largest train.tokens and rollout.pages that fit. Of pages one guess, as memory is linear in them."""
     mesh, engine = plan.trainer.policy.mesh, plan.engine
 
     def fits(program: str, section: str, field: str, value: int) -> bool:
         changed = replace(getattr(plan.config, section), **{field: value})
         other = build(replace(plan.config, **{section: changed}), list(mesh.devices.flat))
         total = max(totals(other, {program: measure(other.programs[program])}).values())
-        verdict = "fits" if total <= plan.chip.hbm else "does not fit"
-        tqdm.write(f"search: {section}.{field}={value}: {program} {total / GIB:.2f} GiB, {verdict}")
+        tqdm.write(f"search: {section}.{field}={value}: {program} {total / GIB:.2f} GiB")
         return total <= plan.chip.hbm
 
     unit = max(layout.tokens for layout in plan.trainer.layouts) * mesh.shape["data"] * mesh.shape["fsdp"]
     most = plan.trainer.microbatches[0] * plan.trainer.rows[0] * plan.trainer.layouts[0].tokens // unit  # a whole step
     tqdm.write("search: every try of train.tokens compiles the update, which takes minutes")
     tokens = largest(lambda n: fits("update", "train", "tokens", n * unit), most) * unit
-    # The pool is linear in its pages: one guess, and lower ones should it not fit.
     shards, page = engine.shards * plan.hosts, engine.settings.page * kv_bytes(plan.model, engine)
     free = plan.chip.hbm - totals(plan, {"generate": measure(plan.programs["generate"])})["rollout"]
     pages = min(engine.shard_pages - 1 + int(free // page), engine.shard_slots * engine.per_slot)
@@ -241,9 +236,8 @@ def run(settings: config.Config, topology: str, cache: Path | None, searching: b
     measured: dict[str, dict[str, Any]] = {}
     for name in (bar := tqdm(plan.programs, desc="compile", unit="program")):
         bar.set_postfix_str(name)
-        found = measure(plan.programs[name], topology, cache)
-        pool = name.split()[0] in ("insert", "generate")
-        measured[name] = found | {"kv_bytes": plan.parts["KV pool"] if pool else 0.0}
+        pool = plan.parts["KV pool"] if name.split()[0] in ("insert", "generate") else 0.0
+        measured[name] = measure(plan.programs[name], topology, cache) | {"kv_bytes": pool}
     phases, estimate = totals(plan, measured), roofline(plan)
     report = {
         "config": settings.name,
@@ -282,13 +276,13 @@ def table(report: dict[str, Any]) -> str:
         lines.append(f"{name:<20}{sizes}{found['compile_s']:>11.1f}  {found.get('error', '')[:120]}".rstrip())
     lines.append(f"\n{'phase':<20}{'GiB':>10}{'of HBM':>10}")
     for name, total in report["phases"].items():
-        over = "" if total <= report["hbm_bytes"] else "  DOES NOT FIT"
-        lines.append(f"{name:<20}{gib(total)}{100 * total / report['hbm_bytes']:>9.0f}%{over}")
+        share = total / report["hbm_bytes"]
+        lines.append(f"{name:<20}{gib(total)}{share:>10.0%}{'  DOES NOT FIT' if share > 1 else ''}")
     lines.append(f"\n{'roofline, a device':<20}{'TFLOP':>10}{'GB moved':>10}{'seconds':>10}")
     for name, each in report["roofline"].items():
         lines.append(f"{name:<20}{each['flops'] / 1e12:>10.1f}{each['bytes'] / 1e9:>10.1f}{each['seconds']:>10.2f}")
     lines.append(f"{'step':<40}{report['step_s']:>10.2f}\n")
-    lines += [f"largest that fits: {name}={value}" for name, value in report.get("search", {}).items()]
+    lines += [f"largest that fits: --config.{name}={value}" for name, value in report.get("search", {}).items()]
     lines.append("fits" if report["fits"] else "does not fit; try")
     return "\n".join([*lines, *(f"  {line}" for line in report["suggestions"])])
 
@@ -311,8 +305,8 @@ def command() -> None:
     jax.config.update("jax_platforms", "cpu")
     with cli.mistakes():
         settings, given = parse(sys.argv[1:])
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        report = run(settings, given.topology, None if given.no_cache else home / "jzero" / "plan", given.search)
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jzero" / "plan"
+        report = run(settings, given.topology, None if given.no_cache else home, given.search)
         if given.json:
             metrics.write_atomic(given.json, json.dumps(report, indent=1))
     print(table(report))

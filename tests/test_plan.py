@@ -144,6 +144,14 @@ def test_missing_compilers_are_named(monkeypatch):
         aot.devices("h100:8")
 
 
+@pytest.mark.skipif(importlib.util.find_spec("jax_plugins") is None, reason="jax-cuda12-plugin is not installed")
+def test_gpus_that_are_not_there(cache):
+    devices = aot.devices("h100:8")
+    publish = plan.build(small(), devices).programs["publish"]
+    assert len(devices) == 8 and devices[0].device_kind in aot.CHIPS
+    assert aot.measure(publish, "h100:8", cache)["peak_bytes"] > 0
+
+
 @needs_libtpu
 def test_decoding_is_of_one_host():
     """v5e:4x4 is 4 hosts of 4 chips; each decodes its share."""
