@@ -4,6 +4,7 @@ import signal
 import socket
 import time
 
+import jax
 import numpy as np
 import pytest
 import slow
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runs import finish, launch, rows, timeless, wait_for
 
-from jzero import evaluate, hosts
+from jzero import cli, evaluate, hosts
 from jzero.model import hf
 from jzero.sharding import mesh, train_mesh
 
@@ -72,8 +73,6 @@ def test_joining_needs_all_of_it(arguments):
 
 
 def test_a_mesh_keeps_tensor_inside_a_host(monkeypatch):
-    import jax
-
     class Device:
         def __init__(self, id, process_index):
             self.id, self.process_index = id, process_index
@@ -84,6 +83,17 @@ def test_a_mesh_keeps_tensor_inside_a_host(monkeypatch):
     monkeypatch.setattr("jzero.sharding.mesh", lambda devices, sizes: devices)
     assert [device.process_index for device in train_mesh(1, -1, 2, devices)] == [0] * 4 + [1] * 4
     assert mesh(jax.devices(), {"data": 8}).size == 8
+
+
+def test_programs_are_kept_in_the_workdir_unless_told_otherwise(tmp_path):
+    before = jax.config.values["jax_compilation_cache_dir"]
+    try:
+        for given in (None, "/elsewhere"):
+            jax.config.update("jax_compilation_cache_dir", given)
+            cli.use_cache(tmp_path / "programs")
+            assert jax.config.values["jax_compilation_cache_dir"] == (given or str(tmp_path / "programs"))
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def two(environment, workdir, *changes: str) -> list:

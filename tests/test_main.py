@@ -63,6 +63,8 @@ def test_metrics_and_samples(finished):
     assert all(np.isfinite(list(line.values())).all() for line in lines)
     assert len({line["reward/mean"] for line in lines}) > 3 and any(line["optimizer/grad_norm"] for line in lines)
     assert max(line["policy/mismatch"] for line in lines) < 0.1
+    assert lines[0]["compile/programs"] > 1 and lines[-1]["compile/programs"] == 0 == lines[-1]["compile/seconds"]
+    assert all(line["publish/bytes"] > 10**4 for line in lines)
     assert all(line["policy/clip_fraction"] == 0 for line in lines)  # one optimizer step a step: on policy
     samples = rows(finished / "samples.jsonl")
     assert [row["step"] for row in samples] == [step for step in range(1, STEPS + 1) for _ in range(2)]
