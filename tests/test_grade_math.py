@@ -1,5 +1,6 @@
 """Verdicts: a table each way, published and adversarial cases, golds of MATH, and what must hold for any text."""
 
+import functools
 import json
 import random
 import time
@@ -150,6 +151,10 @@ UNEQUAL = [
     (r"\sqrt{x^2}", "x"),
     ("(x+1)^{100000}", "(x+1)^{100000}+1"),
     ("2^{50000}", "2^{50000}+1"),
+    ("2^{10000}+1", "2^{10000}"),
+    ("x+2^{4000}", "2x+2^{4000}"),
+    ("x^{5000}+1", "2x^{5000}+1"),
+    ("100!", "100!+1"),
     ("(1,2)", "(2,1)"),
     ("1,2", "(1,2)"),
     ("1,2", "1,2,3"),
@@ -222,6 +227,9 @@ HOSTILE = [
     "(2^{90000}x)^{1000000}",
     "(1+i)^{10^{9}}",
     "((x+2)^{99999}+1)^{99999}",
+    functools.reduce(lambda inside, _: rf"\{{{inside},2{inside}\}}", range(5), "1"),
+    "x" + "!°" * 149,
+    "x" + "/x*x" * 70,
     "__import__('os')._exit(0)",
     "().__class__.__base__.__subclasses__()",
 ]

@@ -284,8 +284,8 @@ INFIX: dict[str, tuple[int, Builder]] = {
     "/": (PRODUCT, lambda p, left: ("div", left, p.expression(POSTFIX))),
     "^": (POWER, lambda p, left: ("pow", left, p.expression(POWER))),
     "_": (POSTFIX, Parser.subscript),
-    "!": (POSTFIX, lambda _, left: ("factorial", left)),
-    "°": (POSTFIX, lambda _, left: ("deg", left, "degree")),
+    "!": (POSTFIX, lambda _, left: ("factorial", left) if left[0] not in ("factorial", "deg") else refuse("a tower")),
+    "°": (POSTFIX, lambda _, left: ("deg", left, "degree") if left[0] != "deg" else refuse("a tower")),
 }
 
 
