@@ -312,7 +312,8 @@ def test_reasons():
 def test_the_question_is_no_answer():
     question = r"Factor $x^2-1$ over the integers."
     assert score("x^2-1", "(x-1)(x+1)") == 1
-    assert grade("x^2-1", "(x-1)(x+1)", template="answer", question=question).reason == "echo"
+    for same in ("x^2-1", "x^{2} - 1"):
+        assert grade(same, "(x-1)(x+1)", template="answer", question=question).reason == "echo"
     assert score("(x+1)(x-1)", "(x-1)(x+1)", question=question) == 1
     assert score("x^{2} - 1", "x^2-1", question=question) == 1
 

@@ -13,7 +13,6 @@ from jzero.grade.parse import Node, parse, tokens
 from jzero.types import Grade
 
 PROMPT = 20_000  # characters of a question
-BRACES = str.maketrans("", "", "{}")
 
 
 @functools.lru_cache(4096)
@@ -36,8 +35,9 @@ def verdict(text: str, gold: str, question: str, strict: bool) -> str:
         return "wrong value"
     if answer == right or answer[0] in ("num", "sym", "text"):
         return "correct"
-    shown, asked = (" ".join(["", *read(some)[0], ""]) for some in (text, question[:PROMPT]))
-    return "echo" if shown.translate(BRACES) in asked.translate(BRACES) else "correct"
+    bare = [[token for token in read(some)[0] if token not in "{}"] for some in (text, question[:PROMPT])]
+    shown, asked = (f" {' '.join(found)} " for found in bare)
+    return "echo" if shown in asked else "correct"
 
 
 def peer(text: str, golds: list[str], ours: bool) -> bool:
