@@ -48,9 +48,10 @@ def power(base: Any, exponent: Any) -> Any:
     return base ** int(exponent) if bits(base) * abs(exponent) <= BITS / 2 else refuse("size")
 
 
-RATIONAL = ("neg", "add", "mixed", "mul", "div", "ratio", "pow")
+RATIONAL = ("neg", "add", "mixed", "mul", "div", "ratio", "pow", "factorial")
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(MP, name) for name in (*FUNCTIONS, "factorial", "binomial", "floor", "ceil")},
+    **{name: getattr(MP, name) for name in (*FUNCTIONS, "binomial", "floor", "ceil")},
+    "factorial": lambda n: Fraction(math.factorial(int(n))) if exact(n) and n in range(450) else MP.factorial(n),
     "neg": lambda x: -x,
     **dict.fromkeys(("add", "mixed"), lambda *terms: sum(terms)),
     "mul": lambda *factors: math.prod(factors),
@@ -154,11 +155,11 @@ def solved(node: Node) -> Node:
     _, operators, *sides = node
     named = [is_name(side) for side in sides]
     if set(operators) <= {"=", "≈"}:
-        rest = [side for side in sides if not is_name(side)]
-        own = {side[1] for side in sides if side[0] == "sym"} & set().union(*map(names, rest))
+        rest = [side for side in sides if not is_name(side)] or sides[1:]
+        own = {side[1] for side in sides if side[0] == "sym" and side not in rest} & set().union(*map(names, rest))
         values, tolerance = [value(plain(side)[0]) for side in rest], 1e-2 if "≈" in operators else 1e-20
         held = len(rest) == 1 or (None not in values and all(near(v, values[0], tolerance) for v in values))
-        return rest[0] if rest and held and not own and (any(named) or "≈" in operators) else node
+        return rest[0] if held and not own and (any(named) or "≈" in operators) else node
     if len(sides) == 2:
         operators = "<" + operators if named[0] else operators + "<"
         sides = [("neg", ("inf",)), *sides] if named[0] else [*sides, ("inf",)]
