@@ -1,5 +1,6 @@
 """Verdicts: a table each way, published and adversarial cases, golds of MATH, and what must hold for any text."""
 
+import functools
 import json
 import random
 import time
@@ -61,6 +62,7 @@ EQUAL = [  # prediction, gold
     (r"(a+b)^3", "a^3+3a^2b+3ab^2+b^3"),
     (r"\cos 2x", r"1-2\sin^2 x"),
     (r"\frac{n!}{2!(n-2)!}", r"\binom{n}{2}"),
+    (r"\frac{52!}{5!\cdot47!}", r"\binom{52}{5}"),
     ("x_1x_2", r"x_{2} \cdot x_{1}"),
     ("|x|", r"\sqrt{x^2}"),
     ("(n-2)2^n", "n 2^n-2^{n+1}"),
@@ -88,6 +90,7 @@ EQUAL = [  # prediction, gold
     ("y=2x+1", "2x+1"),
     ("x=3", "3"),
     ("3", "n=3"),
+    ("b", "a=b"),
     (r"\begin{bmatrix}1&2\\3&\frac{8}{2}\end{bmatrix}", r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \\ \end{pmatrix}"),
     ("3:4", "6:8"),
     ("121_3", "121_{3}"),
@@ -150,6 +153,10 @@ UNEQUAL = [
     (r"\sqrt{x^2}", "x"),
     ("(x+1)^{100000}", "(x+1)^{100000}+1"),
     ("2^{50000}", "2^{50000}+1"),
+    ("2^{10000}+1", "2^{10000}"),
+    ("x+2^{4000}", "2x+2^{4000}"),
+    ("x^{5000}+1", "2x^{5000}+1"),
+    ("100!", "100!+1"),
     ("(1,2)", "(2,1)"),
     ("1,2", "(1,2)"),
     ("1,2", "1,2,3"),
@@ -222,6 +229,9 @@ HOSTILE = [
     "(2^{90000}x)^{1000000}",
     "(1+i)^{10^{9}}",
     "((x+2)^{99999}+1)^{99999}",
+    functools.reduce(lambda inside, _: rf"\{{{inside},2{inside}\}}", range(5), "1"),
+    "x" + "!°" * 149,
+    "x" + "/x*x" * 70,
     "__import__('os')._exit(0)",
     "().__class__.__base__.__subclasses__()",
 ]
@@ -304,7 +314,8 @@ def test_reasons():
 def test_the_question_is_no_answer():
     question = r"Factor $x^2-1$ over the integers."
     assert score("x^2-1", "(x-1)(x+1)") == 1
-    assert grade("x^2-1", "(x-1)(x+1)", template="answer", question=question).reason == "echo"
+    for same in ("x^2-1", "x^{2} - 1"):
+        assert grade(same, "(x-1)(x+1)", template="answer", question=question).reason == "echo"
     assert score("(x+1)(x-1)", "(x-1)(x+1)", question=question) == 1
     assert score("x^{2} - 1", "x^2-1", question=question) == 1
 

@@ -7,21 +7,16 @@ which any will do. Counts of reasons and of worker restarts follow on stdout."""
 
 import argparse
 import importlib.util
-import itertools
 import json
 import os
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
-
-from tqdm import tqdm
 
 from jzero.grade.extract import TEMPLATES
 from jzero.grade.pool import Pool
 
 MATH = "jzero.grade.math:grade_problem"
 TASKS = {"math": (MATH, "boxed"), "gsm8k": (MATH, "gsm8k"), "countdown": ("countdown", "answer")}  # grader, template
-CHUNK = 4096  # rows submitted together
 
 
 def question(line: bytes, where: str, verifier: str) -> tuple[Any, tuple[str, str, Any, Any]]:
@@ -43,41 +38,28 @@ def question(line: bytes, where: str, verifier: str) -> tuple[Any, tuple[str, st
         raise SystemExit(f"{where}: {kind}") from None
 
 
-def grades(source: str, verifier: str, workers: int) -> Iterator[dict[str, Any]]:
-    with open(source, "rb") as file, Pool(workers) as pool:
-        lines = enumerate(tqdm(file, unit=" rows"), 1)
-        while chunk := list(itertools.islice(lines, CHUNK)):
-            ids = {}
-            for number, line in chunk:
-                if line.strip():
-                    ids[number], item = question(line, f"{source}:{number}", verifier)
-                    pool.submit(number, *item)
-            found = dict(pool.drain())
-            for number, row in ids.items():
-                grade = found[number]
-                yield {"id": row, "score": grade.score, "reason": grade.reason, "seconds": round(grade.seconds, 6)}
-        tqdm.write(json.dumps(pool.counters))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser("python -m jzero.grade", description=__doc__)
-    parser.add_argument("--in", dest="source", required=True, help="rows to grade, JSON lines")
-    parser.add_argument("--out", required=True, help="grades, JSON lines; appears when all are graded")
+    parser.add_argument(
+        "--in", dest="source", type=argparse.FileType("rb"), required=True, help="rows to grade, JSON lines"
+    )
+    parser.add_argument("--out", required=True, help="grades, JSON lines; written when all are graded")
     parser.add_argument("--verifier", choices=("fast", "math_verify"), default="fast", help="the second also audits")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
     if args.verifier == "math_verify" and importlib.util.find_spec("math_verify") is None:
         parser.error("--verifier math_verify needs the package: pip install math-verify")
-    if not os.path.isfile(args.source) or args.workers < 1:
-        parser.error(f"--in {args.source} is no file" if args.workers > 0 else "--workers must be at least 1")
-    partial = f"{args.out}.partial"
-    try:
-        with open(partial, "w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in grades(args.source, args.verifier, args.workers))
-        os.replace(partial, args.out)
-    finally:
-        if os.path.exists(partial):
-            os.unlink(partial)
+    with args.source, Pool(max(1, args.workers)) as pool:
+        lines = [(f"{args.source.name}:{number}", line) for number, line in enumerate(args.source, 1) if line.strip()]
+        rows = [question(line, where, args.verifier) for where, line in lines]
+        for number, (_, item) in enumerate(rows):
+            pool.submit(number, *item)
+        grades = dict(pool.drain())
+    with open(args.out, "w", encoding="utf-8") as file:
+        for number, (id, _) in enumerate(rows):
+            score, reason, seconds = grades[number].score, grades[number].reason, round(grades[number].seconds, 6)
+            file.write(json.dumps({"id": id, "score": score, "reason": reason, "seconds": seconds}) + "\n")
+    print(json.dumps(pool.counters))
 
 
 if __name__ == "__main__":

@@ -64,13 +64,12 @@ TEMPLATES: dict[str, Callable[[str], str | None]] = {  # of what follows the tho
     "number": last_number,
     "answer": unboxed,  # the response is the answer
 }
-THINKING = ("think_boxed", "r1")  # need thoughts
 
 
 def extract(response: str, template: str) -> str | None:
     if template not in TEMPLATES:
         raise ValueError(f"template={template!r} is not one of {', '.join(TEMPLATES)}")
     _, thought, text = response.rpartition("</think>")
-    answer = TEMPLATES[template](text) if thought or template not in THINKING else None
+    answer = TEMPLATES[template](text) if thought or template not in ("think_boxed", "r1") else None
     answer = (answer or "").strip().strip("*`").strip()
     return answer if answer and len(answer) <= LONGEST else None

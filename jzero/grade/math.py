@@ -9,53 +9,46 @@ from typing import Any
 
 from jzero.grade.equal import equal
 from jzero.grade.extract import extract
-from jzero.grade.parse import Node, Refused, parse, tokens
+from jzero.grade.parse import Node, parse, tokens
 from jzero.types import Grade
 
 PROMPT = 20_000  # characters of a question
-DISAGREES = "; math-verify disagrees"
 
 
+@functools.lru_cache(4096)
 def read(text: str) -> tuple[list[str], Node | None]:
     """Tokens and, if the grammar knows them, their tree."""
     found = tokens(text)
     try:
         return found, parse(found)
-    except Refused:
+    except ValueError:
         return found, None
 
 
-@functools.lru_cache(8192)
-def read_gold(text: str) -> tuple[list[str], Node | None]:
-    return read(extract(text, "answer") or "")
-
-
-@functools.lru_cache(1024)
-def formula(text: str) -> str:
-    return f" {' '.join(token for token in tokens(text) if token not in '{}')} "
-
-
 def verdict(text: str, gold: str, question: str, strict: bool) -> str:
-    (found, answer), (wanted, right) = read(text), read_gold(gold)
+    (found, answer), (wanted, right) = read(text), read(extract(gold, "answer") or "")
     if found and found == wanted:
         return "correct"
     if answer is None:
         return "unparsed"
     if right is None or not equal(answer, right, strict):
         return "wrong value"
-    echo = answer != right and answer[0] not in ("num", "sym", "text") and formula(text) in formula(question[:PROMPT])
-    return "echo" if echo else "correct"
+    if answer == right or answer[0] in ("num", "sym", "text"):
+        return "correct"
+    bare = [[token for token in read(some)[0] if token not in "{}"] for some in (text, question[:PROMPT])]
+    shown, asked = (f" {' '.join(found)} " for found in bare)
+    return "echo" if shown in asked else "correct"
 
 
-def peer_agrees(text: str, golds: list[str], correct: bool) -> bool:
+def peer(text: str, golds: list[str], ours: bool) -> bool:
+    """The verdict of the math-verify package, ours where it has none."""
     import math_verify
 
     parsed = functools.partial(math_verify.parse, parsing_timeout=1)
     try:
-        theirs = any(math_verify.verify(parsed(f"${gold}$"), parsed(f"${text}$"), timeout_seconds=1) for gold in golds)
-    except Exception:  # whatever it raises, it gives no verdict
-        return True
-    return theirs == correct
+        return any(math_verify.verify(parsed(f"${gold}$"), parsed(f"${text}$"), timeout_seconds=1) for gold in golds)
+    except Exception:  # whatever it raises
+        return ours
 
 
 def grade(response: str, gold: Any, *, template: str, question: str = "", verifier: str = "fast") -> Grade:
@@ -64,14 +57,11 @@ def grade(response: str, gold: Any, *, template: str, question: str = "", verifi
     if text is None:
         return Grade(0.0, False, "no answer")
     golds = [str(one) for one in (gold if isinstance(gold, list) else [gold]) if one is not None and str(one).strip()]
-    reason = "no gold"
-    for one in golds:
-        reason = verdict(text, one, question, verifier == "fast")
-        if reason == "correct":
-            break
-    correct = reason == "correct"
-    if verifier == "math_verify" and not peer_agrees(text, golds, correct):
-        reason += DISAGREES
+    reasons = [verdict(text, one, question, verifier == "fast") for one in golds]
+    correct = "correct" in reasons
+    reason = "correct" if correct else [*reasons, "no gold"][0]
+    if verifier == "math_verify" and peer(text, golds, correct) != correct:
+        reason += "; math-verify disagrees"
     return Grade(float(correct), correct, reason)
 
 

@@ -2,10 +2,10 @@
 
 One thread a worker hands it batches from a shared queue and reads one answer an item, in order. A worker ends itself
 when an item takes more CPU time than it may, and is killed after WALL times that. Its items go back to the queue; the
-one in front only once, then it scores 0. Both directions are lines of JSON. Imports no jax: workers hold no device."""
+one in front only once, then it scores 0. Messages are JSON. Imports no jax: workers hold no device."""
 
+import contextlib
 import importlib
-import io
 import json
 import os
 import queue
@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable
+from multiprocessing import connection
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -25,51 +26,46 @@ from jzero.types import Grade
 
 BATCH = 32  # items a message, at most
 WALL = 5.0  # a machine may be this busy: an item's wall limit in its CPU limits
-TICK = 0.05  # seconds between looks at the wall limits
 MEMORY = 2 << 30  # bytes of address space of a worker
 START_SECONDS = 120.0  # for a worker to import what it needs on a busy machine
 REASON = 200  # characters kept of a reason
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 COUNTED = {"no answer": "no_answer", "unparsed": "unparsed", "echo": "echo", "error": "errors"}  # reasons: counters
-START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from jzero.grade import pool; pool.work()"
+START = "import sys; from jzero.grade import pool; pool.work(int(sys.argv[1]))"
 
 
 class _Item(NamedTuple):
     number: int  # unique in the pool; an answer must carry it
     key: Hashable
     seconds: float  # CPU limit
-    message: str  # JSON [number, task, response, gold, config.Task as a dict]
+    message: str  # JSON [number, task, response, gold, JSON of config.Task]
     failed: bool  # it cost a worker already
 
 
 class _Worker:
-    """A grader process, the pipes to it, and when it must have answered."""
+    """A grader process and the pipe to it."""
 
     def __init__(self):
+        self.pipe, theirs = connection.Pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START, json.dumps(sys.path)],
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            [sys.executable, "-c", START, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
             start_new_session=True,  # Ctrl-C in the terminal is the parent's to handle
         )
-        assert isinstance(self.process.stdin, io.RawIOBase) and isinstance(self.process.stdout, io.RawIOBase)
-        self.questions, self.answers = self.process.stdin, io.BufferedReader(self.process.stdout)
-        self.deadline = time.monotonic() + START_SECONDS
+        theirs.close()
+        self.late = False
 
-    def send(self, batch: deque[_Item]) -> None:
-        unsent = memoryview(f"[{','.join(item.message for item in batch)}]\n".encode())
+    def read(self, seconds: float) -> Any:
+        """The next message; None where the worker ended, or took longer."""
         try:
-            while unsent:
-                unsent = unsent[self.questions.write(unsent) or 0 :]
-        except BrokenPipeError:
-            pass  # it died: the next read says so
-
-    def read(self) -> Any:
-        """The next line's value, None at the worker's end."""
-        line = self.answers.readline()
-        return json.loads(line) if line.endswith(b"\n") else None
+            self.late = not self.pipe.poll(seconds)
+            return None if self.late else json.loads(self.pipe.recv_bytes())
+        except (OSError, EOFError):
+            return None
 
     def kill(self) -> None:
         if self.process.poll() is None:
@@ -77,14 +73,12 @@ class _Worker:
 
     def end(self) -> str:
         """Why it ended, if it did."""
-        late = time.monotonic() > self.deadline
         self.kill()
-        self.questions.close()
-        self.answers.close()
-        return "timeout" if self.process.wait() == -signal.SIGPROF or late else "killed"
+        self.pipe.close()
+        return "timeout" if self.process.wait() == -signal.SIGPROF or self.late else "killed"
 
 
-class Pool:
+class Pool(contextlib.AbstractContextManager["Pool"]):
     """`workers` grader processes. Any thread submits; one thread polls or drains."""
 
     def __init__(self, workers: int):
@@ -96,21 +90,14 @@ class Pool:
         self._closed = False
         self._workers: list[_Worker | None] = [None] * workers
         self._threads = [threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(workers)]
-        self._threads.append(threading.Thread(target=self._watch, daemon=True))
         for thread in self._threads:
             thread.start()
-
-    def __enter__(self) -> "Pool":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
 
     def submit(self, key: Hashable, task_name: str, response: str, gold: Any, task: Any) -> None:
         """Queue one response; `task_name` is a key of tasks.TASKS or "module:function", `task` is config.Task."""
         assert not self._closed
         with self._changed:
-            message = json.dumps([self._submitted, task_name, response, gold, vars(task)], default=vars)
+            message = json.dumps([self._submitted, task_name, response, gold, json.dumps(vars(task), default=vars)])
             self._items.append(_Item(self._submitted, key, task.grade_seconds, message, failed=False))
             self._submitted += 1
             self._changed.notify()
@@ -123,7 +110,7 @@ class Pool:
         """Wait for everything submitted, and return what no earlier call did."""
         return [self._take() for _ in range(self._submitted - self._returned)]
 
-    def close(self) -> None:
+    def close(self, *_) -> None:
         """Kill the workers; what is not graded yet never will be."""
         with self._changed:
             self._closed = True
@@ -132,6 +119,8 @@ class Pool:
                 worker.kill()
         for thread in self._threads:
             thread.join()
+
+    __exit__ = close
 
     def _take(self) -> tuple[Hashable, Grade]:
         answer = self._grades.get()
@@ -147,23 +136,14 @@ class Pool:
             share = min(BATCH, 1 + len(self._items) // (2 * len(self._workers)))
             return deque(() if self._closed else (self._items.popleft() for _ in range(share)))
 
-    def _watch(self) -> None:
-        """The thread that kills what is past its wall limit."""
-        while not self._closed:
-            for worker in filter(None, self._workers):
-                if time.monotonic() > worker.deadline:
-                    worker.kill()
-            time.sleep(TICK)
-
     def _run(self, index: int) -> None:
         """The thread of one worker and of those that replace it."""
         try:
-            while True:
+            while not self._closed:
                 with self._changed:
-                    if self._closed:
-                        return
-                    worker = self._workers[index] = _Worker()
-                self._serve(worker)
+                    worker = self._workers[index] = None if self._closed else _Worker()
+                if worker:
+                    self._serve(worker)
         except Exception as error:
             self._grades.put(error)  # raised by whoever polls
         finally:
@@ -172,30 +152,26 @@ class Pool:
 
     def _serve(self, worker: _Worker) -> None:
         """Until the worker ends or the pool is closed."""
-        if worker.read() != "ready" and not self._closed:
+        if worker.read(START_SECONDS) != "ready" and not self._closed:
             raise RuntimeError("a grader process did not start; its stderr says why")
-        worker.deadline = float("inf")
         while batch := self._batch():
-            worker.send(batch)
+            with contextlib.suppress(OSError):  # it died: the next read says so
+                worker.pipe.send_bytes(f"[{','.join(item.message for item in batch)}]".encode())
             while batch:
-                worker.deadline = time.monotonic() + batch[0].seconds * WALL  # the last answer started this item
-                answer = worker.read()
+                answer = worker.read(batch[0].seconds * WALL)  # the last answer started this item
                 if answer is None:
                     return self._failed(batch, worker.end())
                 number, *fields = answer
                 assert number == batch[0].number, f"{number=} {batch[0].number=}"
                 self._answer(batch.popleft(), Grade(*fields))
-            worker.deadline = float("inf")
 
     def _failed(self, batch: deque[_Item], why: str) -> None:
         """The first of a batch ended its worker."""
         first = batch.popleft()
-        if not first.failed:
-            batch.append(first._replace(failed=True))
         with self._changed:
             self.counters["restarted"] += 1
             self.counters["timeouts" if why == "timeout" else "killed"] += 1
-            self._items.extend(batch)
+            self._items.extend([*batch, *([] if first.failed else [first._replace(failed=True)])])
             self._changed.notify_all()
         if first.failed:
             self._answer(first, Grade(0.0, False, why, first.seconds if why == "timeout" else 0.0))
@@ -210,11 +186,8 @@ class Pool:
         self._grades.put((item.key, grade))
 
 
-# The worker's side
-
-
-def work() -> None:
-    """Main of a worker: for every line of items on stdin, one line a grade."""
+def work(descriptor: int) -> None:
+    """Main of a worker: for every message of items, one message a grade."""
     if sys.platform == "linux":
         import ctypes
 
@@ -225,13 +198,13 @@ def work() -> None:
     graders: dict[str, Any] = {name: task.grade for name, task in TASKS.items()}
     for kind, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, MEMORY)):
         resource.setrlimit(kind, (limit, limit))
-    answers = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what a grader prints is not an answer
-    os.write(answers, b'"ready"\n')
-    for line in sys.stdin.buffer:
-        for number, name, response, gold, settings in json.loads(line):
-            signal.setitimer(signal.ITIMER_PROF, settings["grade_seconds"])  # its signal ends the process
-            start, task = time.perf_counter(), _namespace(settings)
+    pipe = connection.Connection(descriptor)
+    pipe.send_bytes(b'"ready"')
+    while True:
+        for number, name, response, gold, settings in json.loads(pipe.recv_bytes()):
+            task = json.loads(settings, object_hook=lambda values: SimpleNamespace(**values))  # config would import jax
+            signal.setitimer(signal.ITIMER_PROF, task.grade_seconds)  # its signal ends the process
+            start = time.perf_counter()
             try:
                 if name not in graders:
                     module, _, function = name.partition(":")
@@ -243,10 +216,4 @@ def work() -> None:
                 grade = Grade(0.0, False, f"error: {type(error).__name__}: {error}")
             signal.setitimer(signal.ITIMER_PROF, 0)
             values = [number, float(grade.score), bool(grade.correct), grade.reason[:REASON]]
-            values += [time.perf_counter() - start, grade.parts]
-            os.write(answers, json.dumps(values).encode() + b"\n")
-
-
-def _namespace(values: dict[str, Any]) -> Any:
-    """config.Task as the worker sees it; jzero.config itself would import jax."""
-    return SimpleNamespace(**{k: _namespace(v) if isinstance(v, dict) else v for k, v in values.items()})
+            pipe.send_bytes(json.dumps([*values, time.perf_counter() - start, grade.parts]).encode())
