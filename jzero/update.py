@@ -73,8 +73,10 @@ def policy_head(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> 
         temperature, chunk, dtype = settings.rollout.temperature, settings.model.logit_chunk, settings.model.dtype
         options = {"temperature": temperature, "chunk": chunk, "dtype": jnp.dtype(dtype)}
         params = params | {name: constrain(params[name].astype(dtype), split)}
-        place = lambda hidden: constrain(hidden, P("data"))
-        return qwen.token_logps(model, params, hidden, targets, place=place, **options)
+        options |= {"place": lambda hidden: constrain(hidden, P("data"))}
+        if mesh.shape["data"] > 1:  # else XLA splits their gradient by rows, and gathers all of it to undo that
+            options |= {"place_logits": lambda logits: constrain(logits, P("data", None, ("fsdp", "tensor")))}
+        return qwen.token_logps(model, params, hidden, targets, **options)
 
     def loss(outputs, batch: Batch, total, fresh):
         logps, entropy = outputs

@@ -259,14 +259,16 @@ def token_logps(
     chunk: int,
     dtype: Any,
     place: Callable[[jax.Array], jax.Array] = lambda hidden: hidden,
+    place_logits: Callable[[jax.Array], jax.Array] = lambda logits: logits,
 ) -> tuple[jax.Array, jax.Array]:
     """log p(target) and entropy, f32[B,T] both, of p = softmax(logits / temperature); hidden [B,T,E], targets i32[B,T].
 
     Logits exist for about `chunk` tokens at a time, forward and backward. A chunk is some positions of every row, at
-    least one: chunks of the flattened [B*T] would undo a sharding of B. Its hidden states go through `place`."""
+    least one: chunks of the flattened [B*T] would undo a sharding of B. Its hidden states go through `place`, its logits
+    [B,width,V] through `place_logits`."""
 
     def score(hidden, targets):
-        logits = head(config, params, place(hidden), dtype) / temperature
+        logits = place_logits(head(config, params, place(hidden), dtype) / temperature)
         logz = jax.nn.logsumexp(logits, axis=-1)
         target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
