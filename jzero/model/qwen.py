@@ -264,8 +264,8 @@ def token_logps(
     """log p(target) and entropy, f32[B,T] both, of p = softmax(logits / temperature); hidden [B,T,E], targets i32[B,T].
 
     Logits exist for about `chunk` tokens at a time, forward and backward. A chunk is some positions of every row, at
-    least one: chunks of the flattened [B*T] would undo a sharding of B. Its hidden states go through `place`, its logits
-    [B,width,V] through `place_logits`."""
+    least one: chunks of the flattened [B*T] would undo a sharding of B. Its hidden states go through `place`, its
+    logits [B,width,V] through `place_logits`."""
 
     def score(hidden, targets):
         logits = place_logits(head(config, params, place(hidden), dtype) / temperature)
