@@ -147,8 +147,10 @@ class Qwen(nnx.Module):
 
 
 def project(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """[N,E] x [E,H,D] -> [N,H,D] as one plain matmul: a batch over heads is slow on CPU."""
-    return (x @ weight.reshape(weight.shape[0], -1)).reshape(-1, *weight.shape[1:])
+    """[N,E] x [E,H,D] -> [N,H,D] as one plain matmul: a batch over heads is slow on CPU, and on TPU the decoder would lay
+    out all weights anew for it."""
+    out = jax.lax.optimization_barrier(x @ weight.reshape(weight.shape[0], -1))
+    return out.reshape(-1, *weight.shape[1:])
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
