@@ -83,10 +83,10 @@ def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int,
     notes, kept = [], []
     sources = [source.strip() for source in train.split(",") if source.strip()]
     tested = [test] if test else [source for source in sources if "test" in data.load(source)]
-    held_out = [row for source in tested for row in data.rows(_split(source, "test"), problem, answer, source)]
+    held_out = [row for source in tested for row in data.rows(data.split(source, "test"), problem, answer, source)]
     known = {data.digest(row.problem) for row in held_out}
     for source in sources:
-        dataset = data.of_levels(_split(source, "train"), low, high, source)
+        dataset = data.of_levels(data.split(source, "train"), low, high, source)
         rows = data.rows(dataset, problem, answer, source)
         if data.contaminated([row.problem for row in rows]):
             raise ValueError(
@@ -105,14 +105,6 @@ def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int,
         notes.append(f"{source}: {len(good)} problems")
         kept.append(good)
     return Sets(kept, held_out, notes)
-
-
-def _split(source: str, wanted: str) -> Any:
-    """The split of that name, or the only one there is."""
-    splits = data.load(source)
-    if wanted not in splits and len(splits) > 1:
-        raise ValueError(f"task.data={source} has splits {', '.join(splits)}: {wanted} is not among them")
-    return splits[wanted] if wanted in splits else next(iter(splits.values()))
 
 
 def grades_itself(answer: Any, verifier: str) -> bool:

@@ -5,7 +5,7 @@ batch, where the batch is collected. A user's own is "module:function", called w
 
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -117,32 +117,24 @@ def _function(name: str) -> Callable[[str, Any, Any], float | None]:
 
 def of_response(response: str, gold: Any, task: "config.Task", grade: Grade) -> Grade:
     """The grade with the parts that this response alone decides."""
-    values: dict[str, float | None] = {}
-    for name in task.reward.functions if hasattr(task, "reward") else ():  # python -m jzero.grade has none
-        if name in RESPONSE:
-            values[name] = RESPONSE[name](response, task.reward)
-        elif ":" in name:
-            values[name] = _function(name)(response, gold, task)
+    functions = task.reward.functions if hasattr(task, "reward") else ()  # python -m jzero.grade has none
+    values = {name: RESPONSE[name](response, task.reward) for name in functions if name in RESPONSE}
+    values |= {name: _function(name)(response, gold, task) for name in functions if ":" in name}
     return replace(grade, parts={name: float(value) for name, value in values.items() if value is not None})
 
 
-def of_batch(
-    grades: Sequence[Grade], characters: Sequence[int], tokens: Sequence[int], settings: "config.Reward"
-) -> list[Grade]:
+def of_batch(grades: list[Grade], characters: list[int], tokens: list[int], settings: "config.Reward") -> list[Grade]:
     """The grades of a batch with all their parts, and their weighted sum as the score."""
     if tuple(settings.functions) == ("accuracy",) and not settings.weights:
-        return list(grades)
+        return grades
     correct = np.array([grade.correct for grade in grades], bool)
     lengths = {"characters": np.asarray(characters, float), "tokens": np.asarray(tokens, float)}
-    batch = {
-        name: BATCH[name](correct, lengths["tokens" if name in TOKENS else settings.unit], settings)
-        for name in settings.functions
-        if name in BATCH and len(grades)
-    }
     weights = dict(zip(settings.functions, settings.weights or (1.0,) * len(settings.functions), strict=True))
-    done = []
-    for i, grade in enumerate(grades):
-        parts = {"accuracy": grade.score} | grade.parts | {name: float(values[i]) for name, values in batch.items()}
-        parts = {name: parts[name] for name in weights if name in parts}
-        done.append(replace(grade, score=sum(weights[name] * value for name, value in parts.items()), parts=parts))
-    return done
+    every = [{"accuracy": grade.score} | grade.parts for grade in grades]
+    for name in BATCH.keys() & weights.keys() if grades else ():
+        values = BATCH[name](correct, lengths["tokens" if name in TOKENS else settings.unit], settings)
+        for parts, value in zip(every, values, strict=True):
+            parts[name] = float(value)
+    every = [{name: parts[name] for name in weights if name in parts} for parts in every]
+    score = lambda parts: sum(weights[name] * value for name, value in parts.items())
+    return [replace(grade, score=score(parts), parts=parts) for grade, parts in zip(grades, every, strict=True)]
