@@ -50,9 +50,8 @@ def warm_start(
         items = to_items(pairs, tok, layout.tokens)
         packed = pack([items], [layout], [rows], [0])
         lr = learning_rate(optimizer, step, warm.steps)
-        batches, counts = learner.put(packed)
-        ones = learner.put_rows([np.ones(p.batch.tokens.shape, np.float32) for p in packed])
-        batches = tuple(replace(batch, advantages=x) for batch, x in zip(batches, ones, strict=True))
+        ones = [replace(p.batch, advantages=np.ones_like(p.batch.weights)) for p in packed]
+        batches, counts = learner.put([replace(p, batch=batch) for p, batch in zip(packed, ones, strict=True)])
         state, stats = learner.update(state, batches, counts, [layout], lr)
         if step % 20 == 0:
             progress.set_postfix(nll=f"{float(stats['nll']) / float(stats['tokens']):.3f}", refresh=False)
