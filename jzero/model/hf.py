@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,8 +65,9 @@ class Tensor(NamedTuple):
         return np.ascontiguousarray(x)
 
 
-flatten = partial(traverse_util.flatten_dict, sep=".")  # params -> {"embed": leaf, "layers.q": leaf, ...}
-unflatten = partial(traverse_util.unflatten_dict, sep=".")
+# params <-> {"embed": leaf, "layers.q": leaf, ...}
+flatten: Callable[[Params], dict[str, Any]] = partial(traverse_util.flatten_dict, sep=".")
+unflatten: Callable[[dict[str, Any]], Params] = partial(traverse_util.unflatten_dict, sep=".")
 
 
 def tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
