@@ -95,8 +95,10 @@ def group_means(x: np.ndarray, group: np.ndarray) -> np.ndarray:
     return (np.bincount(group, x) / np.bincount(group))[group]
 
 
-def group_sizes(group: np.ndarray) -> np.ndarray:
-    return np.bincount(group)[group]
+def bessel(group: np.ndarray) -> np.ndarray:
+    """f64[N]: G / (G - 1) for every rollout; 1 in a group of one."""
+    sizes = np.bincount(group)[group]
+    return sizes / np.maximum(sizes - 1, 1)
 
 
 def uniform(scores: np.ndarray, group: np.ndarray) -> np.ndarray:
@@ -116,25 +118,8 @@ def group_mean(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
 def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
     """A = (R - mean(R)) / (std(R) + eps), std with G - 1 (GRPO, arXiv:2402.03300 §4.1.2)."""
     centred, group = group_mean(episodes, algorithm), episodes.group
-    sizes = group_sizes(group)
-    std = np.sqrt(group_means(centred[:, 0] ** 2, group) * sizes / np.maximum(sizes - 1, 1))
+    std = np.sqrt(group_means(centred[:, 0] ** 2, group) * bessel(group))
     return centred / (std + algorithm.std_eps)[:, None]
-
-
-def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
-    """A = (R - mean of the group) / (std of the batch + eps) (arXiv:2508.08221; TRL's scale_rewards="batch")."""
-    return group_mean(episodes, algorithm) / (episodes.returns.std(ddof=1) + algorithm.std_eps)
-
-
-def leave_one_out(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
-    """A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8)."""
-    sizes = group_sizes(episodes.group)
-    return group_mean(episodes, algorithm) * (sizes / np.maximum(sizes - 1, 1))[:, None]
-
-
-def return_to_go(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
-    """A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262; normalised by `whiten`)."""
-    return gae(episodes._replace(values=np.zeros_like(episodes.values)), replace(algorithm, lam=1.0))
 
 
 def gae(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
@@ -158,9 +143,12 @@ class Advantage(NamedTuple):
 ADVANTAGES = {
     "group_mean": Advantage(group_mean, 2),
     "group_mean_std": Advantage(group_mean_std, 2),
-    "group_mean_batch_std": Advantage(group_mean_batch_std, 2),
-    "leave_one_out": Advantage(leave_one_out, 2),
-    "return_to_go": Advantage(return_to_go, 1),
+    # A = (R - mean of the group) / (std of the batch + eps) (arXiv:2508.08221; TRL's scale_rewards="batch")
+    "group_mean_batch_std": Advantage(lambda e, a: group_mean(e, a) / (e.returns.std(ddof=1) + a.std_eps), 2),
+    # A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8)
+    "leave_one_out": Advantage(lambda e, a: group_mean(e, a) * bessel(e.group)[:, None], 2),
+    # A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262; normalised by `whiten`)
+    "return_to_go": Advantage(lambda e, a: gae(e._replace(values=0 * e.values), replace(a, lam=1.0)), 1),
     "gae": Advantage(gae, 1, critic=True),
 }
 

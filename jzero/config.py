@@ -6,6 +6,7 @@ Fields take the types that `--config.section.field=value` can parse: bool, int, 
 import dataclasses
 import importlib.util
 import json
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -222,19 +223,16 @@ def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=1)
 
 
-# Numbers that are at least 1, and those that may be negative; every other is at least 0.
-POSITIVE = (
-    "rollout.prompts rollout.group rollout.max_prompt rollout.max_new rollout.slots rollout.page rollout.chunk "
+LEAST = {  # smallest value of numbers; of every other it is 0
+    1: "rollout.prompts rollout.group rollout.max_prompt rollout.max_new rollout.slots rollout.page rollout.chunk "
     "train.tokens train.buckets train.minibatches train.epochs train.checkpoint_every task.grade_workers "
     "task.reward.repetition_ngram task.reward.cosine_length task.reward.overlong_length warm_start.batch "
     "warm_start.tries model.logit_chunk model.arch.hidden_size model.arch.intermediate_size "
-    "model.arch.num_hidden_layers model.arch.num_attention_heads model.arch.num_key_value_heads model.arch.head_dim"
-)
-SIGNED = (
-    "mesh.data mesh.fsdp mesh.tensor task.format_score task.reward.repetition_max task.reward.cosine_right_short "
-    "task.reward.cosine_right_long task.reward.cosine_wrong_short task.reward.cosine_wrong_long "
-    "algorithm.truncated_score algorithm.truncated_penalty algorithm.entropy_coef"
-)
+    "model.arch.num_hidden_layers model.arch.num_attention_heads model.arch.num_key_value_heads model.arch.head_dim",
+    -math.inf: "mesh.data mesh.fsdp mesh.tensor task.format_score task.reward.repetition_max "
+    "task.reward.cosine_right_short task.reward.cosine_right_long task.reward.cosine_wrong_short "
+    "task.reward.cosine_wrong_long algorithm.truncated_score algorithm.truncated_penalty algorithm.entropy_coef",
+}
 DTYPES, SCHEDULES = ("bfloat16", "float32"), ("constant", "linear", "polynomial", "cosine")
 CHOICES = {
     "model.arch.model_type": ("qwen2", "qwen3"),
@@ -262,11 +260,9 @@ def impossible(config: Config) -> Iterator[str]:
     for name, allowed in CHOICES.items():
         if values[name] not in allowed:
             yield f"{name}={values[name]!r} is not one of {', '.join(allowed)}"
-    small, positive, signed = [], POSITIVE.split(), SIGNED.split()
-    for name, value in values.items():
-        least = 1 if name in positive else 0
-        if isinstance(value, int | float) and value < least and name not in signed:
-            small.append(f"{name}={value} must be at least {least}")
+    least = {name: bound for bound, names in LEAST.items() for name in names.split()}
+    numbers = {name: (value, least.get(name, 0)) for name, value in values.items() if isinstance(value, int | float)}
+    small = [f"{name}={value} must be at least {bound}" for name, (value, bound) in numbers.items() if value < bound]
     yield from small or combinations(config)  # which divide by some of them
 
 
