@@ -50,7 +50,7 @@ def test_problems_are_solvable_and_within_the_limits():
 def test_problems_are_a_function_of_seed_step_and_index():
     problems = countdown.train_problems(SMALL, 1, 2, 8)
     assert problems == countdown.train_problems(SMALL, 1, 2, 8)
-    assert problems[3] == countdown.problem(SMALL, 1, "train", 2 * 8 + 3)
+    assert problems[3] == countdown.train_problems(SMALL, 1, 2 * 8 + 3, 1)[0]
     assert problems != countdown.train_problems(SMALL, 2, 2, 8)
     assert len({p.id for step in range(3) for p in countdown.train_problems(SMALL, 1, step, 8)}) == 24
 

@@ -128,20 +128,12 @@ def made(row: Row, template: str, id: str) -> Problem:
     return Problem(id, "countdown", prompt, {"numbers": list(row.numbers), "target": row.target})
 
 
-def problem(task: "config.Task", seed: int, split: str, index: int) -> Problem:
-    """The index-th procedural problem of a split, "train" or "eval"."""
-    id = f"countdown/{split}/{index}"
-    numbers, target = draw(task, random.Random(f"countdown/{seed}/{split}/{index}"), wanted=split == "eval")
-    return made(Row(numbers, target), task.template, id)
-
-
 def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step; a published set is shuffled anew every epoch."""
     indices = range(step * count, (step + 1) * count)
-    if not task.data:
-        return [problem(task, seed, "train", i) for i in indices]
-    rows = _shuffled(task.data, seed)
-    return [made(rows[i], task.template, f"countdown/train/{i}") for i in indices]
+    rng = lambda i: random.Random(f"countdown/{seed}/train/{i}")
+    row = _shuffled(task.data, seed).__getitem__ if task.data else lambda i: Row(*draw(task, rng(i), wanted=False))
+    return [made(row(i), task.template, f"countdown/train/{i}") for i in indices]
 
 
 def eval_problems(task: "config.Task", count: int) -> list[Problem]:
@@ -226,7 +218,7 @@ _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.
 def parse(text: str) -> tuple[list[int], Fraction | None]:
     """The numbers of an expression and its value, None where something is divided by zero. ValueError where it is not
     an expression of the game: integers, + - * / ( ) and \\frac{}{}, which Python's parser reads as frac[][]."""
-    tokens = _TOKEN.findall(text)
+    tokens: list[str] = _TOKEN.findall(text)
     depths = itertools.accumulate((token in "({") - (token in ")}") for token in tokens)
     if _TOKEN.sub("", text) or max(depths, default=0) > DEPTH:
         raise ValueError(text)

@@ -22,30 +22,22 @@ STEP = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,")
 STEPS = 3  # for the whole reward
 
 
-# One response: (response, settings)
-
-
-def format_reward(response: str, settings: "config.Reward") -> float:
-    """1 for a thought and an answer in their tags, each on lines of their own, every tag once."""
-    once = all(response.count(tag.strip()) == 1 for tag in TAGS)
-    return float(once and FORMAT.match(response) is not None)
-
-
-def tag_count(response: str, settings: "config.Reward") -> float:
-    """A quarter for each of the four tags that is there exactly once."""
-    return sum(response.count(tag) == 1 for tag in TAGS) / len(TAGS)
-
-
-def reasoning_steps(response: str, settings: "config.Reward") -> float:
-    """min(1, steps / 3). A numbered step counts at the very start of the response only, as in open-r1."""
-    return min(1.0, len(STEP.findall(response)) / STEPS)
-
-
 def repetition_penalty(response: str, settings: "config.Reward") -> float:
     """(1 - distinct / all) * repetition_max over the n-grams of lower-case words."""
     words, n = response.lower().split(), settings.repetition_ngram
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return (1 - len(set(grams)) / len(grams)) * settings.repetition_max if grams else 0.0
+
+
+RESPONSE: dict[str, Callable[[str, Any], float]] = {  # of one: (response, settings)
+    # 1 for a thought and an answer in their tags, each on lines of their own, every tag once
+    "format": lambda text, _: float(all(text.count(tag.strip()) == 1 for tag in TAGS) and bool(FORMAT.match(text))),
+    # a quarter for each of the four tags that is there exactly once
+    "tag_count": lambda text, _: sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS),
+    # min(1, steps / 3); a numbered step counts at the very start of the response only, as in open-r1
+    "reasoning_steps": lambda text, _: min(1.0, len(STEP.findall(text)) / STEPS),
+    "repetition_penalty": repetition_penalty,
+}
 
 
 # A batch: (correct bool[N], lengths i[N], settings) -> f[N]
@@ -76,12 +68,6 @@ def soft_overlong(correct: np.ndarray, lengths: np.ndarray, settings: "config.Re
     return np.where(lengths > settings.overlong_length, -1.0, falling)
 
 
-RESPONSE: dict[str, Callable[[str, Any], float | None]] = {
-    "format": format_reward,
-    "tag_count": tag_count,
-    "reasoning_steps": reasoning_steps,
-    "repetition_penalty": repetition_penalty,
-}
 BATCH = {"length": length, "cosine": cosine, "soft_overlong": soft_overlong}
 TOKENS = ("soft_overlong",)  # counts tokens whatever reward.unit says
 NAMES = ("accuracy", *RESPONSE, *BATCH)  # accuracy is the score of the task's own grader
