@@ -102,11 +102,9 @@ def bessel(group: np.ndarray) -> np.ndarray:
 
 
 def uniform(scores: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """bool[N]: in a group without any difference in score; by max == min, not by an epsilon."""
-    high, low = np.full(group.max() + 1, -np.inf), np.full(group.max() + 1, np.inf)
-    np.maximum.at(high, group, scores)
-    np.minimum.at(low, group, scores)
-    return (high == low)[group]
+    """bool[N]: in a group without any difference in score; by equality, not by an epsilon."""
+    first = scores[np.unique(group, return_index=True)[1]][group]
+    return (np.bincount(group, scores != first) == 0)[group]
 
 
 def group_mean(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:

@@ -95,9 +95,9 @@ def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int,
             )
         new = [row for row in rows if data.digest(row.problem) not in known]
         good = [row for row in new if grades_itself(row.answer, verifier)]
-        notes += [f"{source}: {len(rows) - len(new)} problems dropped, they are held out"] * (len(new) < len(rows))
-        lost = len(new) - len(good)
-        notes += [f"{source}: {lost} problems dropped, their answer does not grade 1 against itself"] * (lost > 0)
+        lost = {"they are held out": len(rows) - len(new)}
+        lost["their answer does not grade 1 against itself"] = len(new) - len(good)
+        notes += [f"{source}: {count} problems dropped, {why}" for why, count in lost.items() if count]
         if not good:
             raise ValueError(
                 f"task.data={source} has {len(rows)} problems of these levels and none is left to train on"
