@@ -170,18 +170,18 @@ def _distinct(task: "config.Task", count: int) -> list[Row]:
 
 def to_rows(dataset: Any, data: str) -> list[Row]:
     """The problems of a published set."""
-    for numbers, target in (("nums", "target"), ("numbers", "target"), ("gt_answer", "input")):
-        if {numbers, target} <= set(dataset.column_names):
-            table = dataset.select_columns([numbers, target])[:]
-            pairs = zip(table[numbers], table[target], strict=True)
+    for first, second in (("gt_answer", "input"), ("nums", "target"), ("numbers", "target")):
+        if {first, second} <= set(dataset.column_names):
+            table = dataset.select_columns([first, second])[:]
+            pairs = list(zip(table[first], table[second], strict=True))
             break
     else:
         raise ValueError(
             f"task.data={data} has columns {sorted(dataset.column_names)}: countdown needs nums (or numbers) and "
             "target, or input and gt_answer"
         )
-    if numbers != "gt_answer":
-        return [Row(tuple(map(int, n)), int(t)) for n, t in pairs]
+    if first != "gt_answer":
+        return [Row(tuple(map(int, numbers)), int(target)) for numbers, target in pairs]
     golds = [(json.loads(gold) if isinstance(gold, str) else gold, prompt) for gold, prompt in pairs]
     return [Row(tuple(map(int, gold["numbers"])), int(gold["target"]), prompt) for gold, prompt in golds]
 
