@@ -4,6 +4,7 @@ With an advantage of 1 and the ratio at its on-policy value, the policy gradient
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from tqdm import tqdm
@@ -60,20 +61,18 @@ def warm_start(
 
 def to_items(pairs: list[tuple[str, str]], tok: tokenizer.PreTrainedTokenizerFast, longest: int) -> list[Item]:
     """Pairs as items of weight 1 / all response tokens; the response ends with the end-of-sequence token."""
-    encoded = []
-    for prompt, response in pairs:
-        head = tokenizer.encode(tok, prompt)
-        encoded.append((len(head), head + tokenizer.encode(tok, response) + [tok.eos_token_id]))
-    too_long = max(len(tokens) for _, tokens in encoded)
+    encode = partial(tokenizer.encode, tok)
+    encoded = [(encode(prompt), [*encode(response), tok.eos_token_id]) for prompt, response in pairs]
+    too_long = max(len(prompt + response) for prompt, response in encoded)
     if too_long > longest:
         raise ValueError(f"a warm-start example has {too_long} tokens, rollout.max_prompt + max_new is {longest}")
-    weight = np.float32(1.0 / sum(len(tokens) - prompt for prompt, tokens in encoded))
+    weight = 1.0 / sum(len(response) for _, response in encoded)
     return [
         Item(
-            tokens=np.array(tokens, np.int32),
-            prompt=prompt,
-            weights=np.where(np.arange(len(tokens)) >= prompt, weight, np.float32(0)),
-            logps=np.zeros(len(tokens), np.float32),
+            tokens=np.array(prompt + response, np.int32),
+            prompt=len(prompt),
+            weights=np.repeat(np.float32([0, weight]), [len(prompt), len(response)]),
+            logps=np.zeros(len(prompt + response), np.float32),
         )
-        for prompt, tokens in encoded
+        for prompt, response in encoded
     ]

@@ -81,16 +81,15 @@ def check(settings: "config.Reward") -> None:
                 f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or module:function; "
                 "give the flag once for each"
             )
-    if settings.weights and len(settings.weights) != len(settings.functions):
-        raise ValueError(
-            f"task.reward.weights has {len(settings.weights)} entries for {len(settings.functions)} functions: give "
-            "one each, or none for 1"
-        )
-    if not all(isinstance(weight, int | float) for weight in settings.weights):
-        raise ValueError(f"task.reward.weights={settings.weights} must be numbers")
-    for name in settings.functions:
-        if ":" in name:
+        if name not in NAMES:
             _function(name)
+    count, weights = len(settings.functions), settings.weights
+    if weights and len(weights) != count:
+        raise ValueError(
+            f"task.reward.weights has {len(weights)} entries for {count} functions: give one each, or none for 1"
+        )
+    if not all(isinstance(weight, int | float) for weight in weights):
+        raise ValueError(f"task.reward.{weights=} must be numbers")
 
 
 def _function(name: str) -> Callable[[str, Any, Any], float | None]:
