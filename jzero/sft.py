@@ -71,7 +71,7 @@ def to_items(pairs: list[tuple[str, str]], tok: tokenizer.PreTrainedTokenizerFas
         Item(
             tokens=np.array(prompt + response, np.int32),
             prompt=len(prompt),
-            weights=np.repeat(np.float32([0, weight]), [len(prompt), len(response)]),
+            weights=np.repeat(np.array([0, weight], np.float32), [len(prompt), len(response)]),
             logps=np.zeros(len(prompt + response), np.float32),
         )
         for prompt, response in encoded
