@@ -5,26 +5,12 @@
 
 The sum goes over the tokens of one optimizer step. Advantages A and weights w, v are made on the host (NumPy, float64)
 over whole optimizer steps, so that packing, microbatches and sharding cannot change them; tokens of the environment are
-not among them. N rollouts, T sampled tokens of the longest; in jit, packed rows [B, T].
-
-    preset         advantage                     weight of a token   ratio     surrogate     else
-    grpo           (r - mean) / std, in group    1 / (N |o|)         token     clip
-    dr_grpo        r - mean                      1 / (N L_max)       token     clip
-    grpo_no_std    r - mean                      1 / (N |o|)         token     clip          one of Dr. GRPO's two fixes
-    grpo_no_length (r - mean) / std              1 / (N L_max)       token     clip          the other one
-    dapo           (r - mean) / std              1 / sum |o|         token     clip-higher   overlong, dynamic sampling
-    rloo           r - mean of the others        1 / N               -         reinforce     k1 in the reward
-    reinforce_pp   return-to-go, whitened        1 / sum |o|         token     clip          k1 in the reward
-    reinforce_pp_baseline  r - mean, whitened    1 / sum |o|         token     clip          k2 in the loss
-    gspo           (r - mean) / std              1 / (N |o|)         sequence  clip
-    cispo          (r - mean) / std              1 / sum |o|         token     cispo
-    ppo            GAE of a critic, whitened     1 / sum |o|         token     clip
-    decoupled_ppo  return-to-go, whitened        1 / sum |o|         token     clip          token correction
-
-and, to reproduce published runs: deepseek_grpo drgrpo_paper oat_head oat_v006 trl_018 trl_head."""
+not among them. N rollouts, T sampled tokens of the longest; in jit, packed rows [B, T]. PRESETS are at the end;
+docs/algorithms.md compares them part by part."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -109,16 +95,16 @@ def group_means(x: np.ndarray, group: np.ndarray) -> np.ndarray:
     return (np.bincount(group, x) / np.bincount(group))[group]
 
 
-def group_sizes(group: np.ndarray) -> np.ndarray:
-    return np.bincount(group)[group]
+def bessel(group: np.ndarray) -> np.ndarray:
+    """f64[N]: G / (G - 1) for every rollout; 1 in a group of one."""
+    sizes = np.bincount(group)[group]
+    return sizes / np.maximum(sizes - 1, 1)
 
 
 def uniform(scores: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """bool[N]: in a group without any difference in score; by max == min, not by an epsilon."""
-    high, low = np.full(group.max() + 1, -np.inf), np.full(group.max() + 1, np.inf)
-    np.maximum.at(high, group, scores)
-    np.minimum.at(low, group, scores)
-    return (high == low)[group]
+    """bool[N]: in a group without any difference in score; by equality, not by an epsilon."""
+    first = scores[np.unique(group, return_index=True)[1]][group]
+    return (np.bincount(group, scores != first) == 0)[group]
 
 
 def group_mean(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
@@ -130,25 +116,8 @@ def group_mean(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
 def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
     """A = (R - mean(R)) / (std(R) + eps), std with G - 1 (GRPO, arXiv:2402.03300 §4.1.2)."""
     centred, group = group_mean(episodes, algorithm), episodes.group
-    sizes = group_sizes(group)
-    std = np.sqrt(group_means(centred[:, 0] ** 2, group) * sizes / np.maximum(sizes - 1, 1))
+    std = np.sqrt(group_means(centred[:, 0] ** 2, group) * bessel(group))
     return centred / (std + algorithm.std_eps)[:, None]
-
-
-def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
-    """A = (R - mean of the group) / (std of the batch + eps) (arXiv:2508.08221; TRL's scale_rewards="batch")."""
-    return group_mean(episodes, algorithm) / (episodes.returns.std(ddof=1) + algorithm.std_eps)
-
-
-def leave_one_out(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
-    """A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8)."""
-    sizes = group_sizes(episodes.group)
-    return group_mean(episodes, algorithm) * (sizes / np.maximum(sizes - 1, 1))[:, None]
-
-
-def return_to_go(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
-    """A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262; normalised by `whiten`)."""
-    return gae(episodes._replace(values=np.zeros_like(episodes.values)), replace(algorithm, lam=1.0))
 
 
 def gae(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
@@ -172,9 +141,12 @@ class Advantage(NamedTuple):
 ADVANTAGES = {
     "group_mean": Advantage(group_mean, 2),
     "group_mean_std": Advantage(group_mean_std, 2),
-    "group_mean_batch_std": Advantage(group_mean_batch_std, 2),
-    "leave_one_out": Advantage(leave_one_out, 2),
-    "return_to_go": Advantage(return_to_go, 1),
+    # A = (R - mean of the group) / (std of the batch + eps) (arXiv:2508.08221; TRL's scale_rewards="batch")
+    "group_mean_batch_std": Advantage(lambda e, a: group_mean(e, a) / (e.returns.std(ddof=1) + a.std_eps), 2),
+    # A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8)
+    "leave_one_out": Advantage(lambda e, a: group_mean(e, a) * bessel(e.group)[:, None], 2),
+    # A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262; normalised by `whiten`)
+    "return_to_go": Advantage(lambda e, a: gae(e._replace(values=0 * e.values), replace(a, lam=1.0)), 1),
     "gae": Advantage(gae, 1, critic=True),
 }
 
@@ -191,36 +163,21 @@ def advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[np.ndarray, np
 
 
 # -- weights, on the host -------------------------------------------------------------------------------------------
-# (tokens of each rollout of this optimizer step f64[n], of all rollouts f64[N], L_max) -> of each of its tokens f64[n].
-# A rollout that is not trained has 0 tokens and still counts among the n.
+# (n: tokens of each rollout of this optimizer step, f64[n]; N: of all rollouts, f64[N]; L_max) -> of each of its
+# tokens, f64[n] or one number. A rollout that is not trained has 0 tokens and still counts among the n.
 
-
-def sequence_mean(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
-    """1 / (n |o|): the mean over rollouts of their token means (GRPO eq. 3)."""
-    return 1.0 / (len(counts) * np.maximum(counts, 1.0))
-
-
-def sequence_sum(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
-    """1 / n: the mean over rollouts of their token sums (REINFORCE; oat in March 2025)."""
-    return np.full(len(counts), 1.0 / len(counts))
-
-
-def token_mean(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
-    """1 / sum |o|: the mean over all tokens of the optimizer step (DAPO, arXiv:2503.14476 eq. 8)."""
-    return np.full(len(counts), 1.0 / max(counts.sum(), 1.0))
-
-
-def batch_token_mean(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
-    """1 / sum |o| over the rollouts of all optimizer steps of the RL step (dapo in TRL 1.10)."""
-    return np.full(len(counts), 1.0 / max(every.sum(), 1.0))
-
-
-def constant(counts: np.ndarray, every: np.ndarray, longest: int) -> np.ndarray:
-    """1 / (n L_max), L_max the configured response length (Dr. GRPO, appendix A)."""
-    return np.full(len(counts), 1.0 / (len(counts) * longest))
-
-
-WEIGHTS = {f.__name__: f for f in (sequence_mean, sequence_sum, token_mean, batch_token_mean, constant)}
+WEIGHTS: dict[str, Callable[[np.ndarray, np.ndarray, int], Any]] = {
+    # 1 / (n |o|): the mean over rollouts of their token means (GRPO eq. 3)
+    "sequence_mean": lambda n, N, longest: 1.0 / (len(n) * np.maximum(n, 1.0)),
+    # 1 / n: the mean over rollouts of their token sums (REINFORCE; oat in March 2025)
+    "sequence_sum": lambda n, N, longest: 1.0 / len(n),
+    # 1 / sum |o|: the mean over all tokens of the optimizer step (DAPO, arXiv:2503.14476 eq. 8)
+    "token_mean": lambda n, N, longest: 1.0 / max(n.sum(), 1.0),
+    # 1 / sum |o| over the rollouts of all optimizer steps of the RL step (dapo in TRL 1.10)
+    "batch_token_mean": lambda n, N, longest: 1.0 / max(N.sum(), 1.0),
+    # 1 / (n L_max), L_max the configured response length (Dr. GRPO, appendix A)
+    "constant": lambda n, N, longest: 1.0 / (len(n) * longest),
+}
 
 
 # -- inside jit: arguments [B, T] -----------------------------------------------------------------------------------
@@ -228,16 +185,16 @@ WEIGHTS = {f.__name__: f for f in (sequence_mean, sequence_sum, token_mean, batc
 Total = Callable[[jax.Array], jax.Array]  # the sum over the trained tokens of each token's own sequence
 
 
-def token_ratio(log_ratio: jax.Array, total: Total) -> jax.Array:
+def bounded_exp(log_ratio: jax.Array) -> jax.Array:
     return jnp.exp(jnp.clip(log_ratio, -LOG_RATIO, LOG_RATIO))
 
 
 def sequence_ratio(log_ratio: jax.Array, total: Total) -> jax.Array:
     """The geometric mean of a sequence's token ratios, for each of its tokens (GSPO, arXiv:2507.18071 eq. 7)."""
-    return token_ratio(total(log_ratio) / jnp.maximum(total(jnp.ones_like(log_ratio)), 1.0), total)
+    return bounded_exp(total(log_ratio) / jnp.maximum(total(jnp.ones_like(log_ratio)), 1.0))
 
 
-RATIOS = {"token": token_ratio, "sequence": sequence_ratio}
+RATIOS = {"token": lambda log_ratio, total: bounded_exp(log_ratio), "sequence": sequence_ratio}
 
 
 def clip(logps: jax.Array, ratio: jax.Array, A: jax.Array, algorithm: Algorithm) -> tuple[jax.Array, jax.Array]:
@@ -269,37 +226,30 @@ SURROGATES = {"clip": clip, "reinforce": reinforce, "cispo": cispo}
 # 0 drops a token; the weights' denominators stay as they are.
 
 
-def bounded(ratio: jax.Array, algorithm: Algorithm) -> jax.Array:
-    return (ratio >= algorithm.correction_low) & (ratio <= algorithm.correction_high)
+def within(ratio: jax.Array, algorithm: Algorithm) -> jax.Array:
+    """1 where the ratio is in [low, high], else 0."""
+    return ((ratio >= algorithm.correction_low) & (ratio <= algorithm.correction_high)).astype(jnp.float32)
 
 
-def token_truncate(d: jax.Array, total: Total, algorithm: Algorithm) -> jax.Array:
+def truncate(d: jax.Array, algorithm: Algorithm) -> jax.Array:
     """min(exp(d), high): truncated importance sampling (TIS, Yao et al. 2025)."""
-    return jnp.minimum(token_ratio(d, total), algorithm.correction_high)
+    return jnp.minimum(bounded_exp(d), algorithm.correction_high)
 
 
-def token_mask(d: jax.Array, total: Total, algorithm: Algorithm) -> jax.Array:
+def mask(d: jax.Array, algorithm: Algorithm) -> jax.Array:
     """exp(d) within [low, high], else 0 (masked importance sampling; AReaL, arXiv:2505.24298)."""
-    ratio = token_ratio(d, total)
-    return jnp.where(bounded(ratio, algorithm), ratio, 0.0)
+    return bounded_exp(d) * within(bounded_exp(d), algorithm)
 
 
-def sequence_truncate(d: jax.Array, total: Total, algorithm: Algorithm) -> jax.Array:
-    """min(prod exp(d), high) of the sequence, for each of its tokens."""
-    return token_truncate(total(d), total, algorithm)
-
-
-def sequence_mask(d: jax.Array, total: Total, algorithm: Algorithm) -> jax.Array:
-    """prod exp(d) of the sequence within [low, high], else 0 (TRL's default)."""
-    return token_mask(total(d), total, algorithm)
-
-
-def geometric(d: jax.Array, total: Total, algorithm: Algorithm) -> jax.Array:
-    """1 for sequences whose geometric mean of exp(d) is within [low, high], else 0."""
-    return bounded(sequence_ratio(d, total), algorithm).astype(jnp.float32)
-
-
-CORRECTIONS = {f.__name__: f for f in (token_truncate, token_mask, sequence_truncate, sequence_mask, geometric)}
+CORRECTIONS: dict[str, Callable[[jax.Array, Total, Algorithm], jax.Array]] = {
+    "token_truncate": lambda d, total, algorithm: truncate(d, algorithm),
+    "token_mask": lambda d, total, algorithm: mask(d, algorithm),
+    # of prod exp(d) of the sequence, for each of its tokens; the mask is TRL's default
+    "sequence_truncate": lambda d, total, algorithm: truncate(total(d), algorithm),
+    "sequence_mask": lambda d, total, algorithm: mask(total(d), algorithm),
+    # 1 for sequences whose geometric mean of exp(d) is within [low, high], else 0
+    "geometric": lambda d, total, algorithm: within(sequence_ratio(d, total), algorithm),
+}
 
 
 def k2(logps: jax.Array, ref_logps: jax.Array) -> jax.Array:
@@ -372,80 +322,46 @@ def needs_critic(algorithm: Algorithm) -> bool:
 # minibatches and lengths are not an algorithm's: they are in the recipes.
 
 
-def preset(name: str, source: str, **values: Any) -> Callable[..., Algorithm]:
-    make = lambda **changes: replace(Algorithm(name=name, **values), **changes)
-    make.__doc__ = source
-    return make
-
-
-PRESETS = {
-    make().name: make
-    for make in (
-        preset("grpo", "DeepSeekMath's GRPO, arXiv:2402.03300 eq. 3"),
-        preset("dr_grpo", "Dr. GRPO, arXiv:2503.20783", advantage="group_mean", weight="constant"),
-        preset("grpo_no_std", "Dr. GRPO's first fix alone", advantage="group_mean"),
-        preset("grpo_no_length", "Dr. GRPO's second fix alone", weight="constant"),
-        preset(
-            "dapo",
-            "DAPO, arXiv:2503.14476: clip-higher, token mean, soft overlong punishment, dynamic sampling",
-            **{"weight": "token_mean", "clip_high": 0.28, "overlong": 0.2, "dynamic_rounds": 3},
-        ),
-        preset(
-            "rloo",
-            "REINFORCE leave-one-out, arXiv:2402.14740",
-            **{"advantage": "leave_one_out", "weight": "sequence_sum", "surrogate": "reinforce"},
-        ),
-        preset(
-            "reinforce_pp",
-            "REINFORCE++, arXiv:2501.03262",
-            **{"advantage": "return_to_go", "whiten": True, "weight": "token_mean"},
-        ),
-        preset(
-            "reinforce_pp_baseline",
-            "REINFORCE++ with the group's mean as baseline, arXiv:2501.03262 §3",
-            **{"advantage": "group_mean", "whiten": True, "weight": "token_mean", "kl": "k2"},
-        ),
-        preset("gspo", "GSPO, arXiv:2507.18071", ratio="sequence", clip_low=3e-4, clip_high=4e-4),
-        preset(
-            "cispo",
-            "CISPO, MiniMax-M1, arXiv:2506.13585: no lower bound (the ratio is positive), an upper one of 5",
-            **{"weight": "token_mean", "surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0},
-        ),
-        preset(
-            "ppo",
-            "PPO, arXiv:1707.06347, with the settings of reasoning runs: gamma = lam = 1, whitened advantages",
-            **{"advantage": "gae", "whiten": True, "weight": "token_mean"},
-        ),
-        preset(
-            "decoupled_ppo",
-            "AReaL, arXiv:2505.24298 eq. 5: the ratio is to the policy before the update, the rest is a correction",
-            **{"advantage": "return_to_go", "whiten": True, "weight": "token_mean"},
-            **{"correction": "token_mask", "correction_high": 5.0},
-        ),
+PRESETS: dict[str, Callable[..., Algorithm]] = {
+    name: partial(Algorithm, name=name, **values)
+    for name, values in {
+        # DeepSeekMath's GRPO, arXiv:2402.03300 eq. 3
+        "grpo": {},
+        # Dr. GRPO, arXiv:2503.20783, and each of its two fixes alone
+        "dr_grpo": {"advantage": "group_mean", "weight": "constant"},
+        "grpo_no_std": {"advantage": "group_mean"},
+        "grpo_no_length": {"weight": "constant"},
+        # DAPO, arXiv:2503.14476: clip-higher, token mean, soft overlong punishment, dynamic sampling
+        "dapo": {"weight": "token_mean", "clip_high": 0.28, "overlong": 0.2, "dynamic_rounds": 3},
+        # REINFORCE leave-one-out, arXiv:2402.14740
+        "rloo": {"advantage": "leave_one_out", "weight": "sequence_sum", "surrogate": "reinforce"},
+        # REINFORCE++, arXiv:2501.03262, and with the group's mean as baseline, its §3
+        "reinforce_pp": {"advantage": "return_to_go", "whiten": True, "weight": "token_mean"},
+        "reinforce_pp_baseline": {"advantage": "group_mean", "whiten": True, "weight": "token_mean", "kl": "k2"},
+        # GSPO, arXiv:2507.18071
+        "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+        # CISPO, MiniMax-M1, arXiv:2506.13585: no lower bound (the ratio is positive), an upper one of 5
+        "cispo": {"weight": "token_mean", "surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0},
+        # PPO, arXiv:1707.06347, with the settings of reasoning runs: gamma = lam = 1, whitened advantages
+        "ppo": {"advantage": "gae", "whiten": True, "weight": "token_mean"},
+        # AReaL, arXiv:2505.24298 eq. 5: the ratio is to the policy before the update, the rest is a correction
+        "decoupled_ppo": {"advantage": "return_to_go", "whiten": True, "weight": "token_mean"}
+        | {"correction": "token_mask", "correction_high": 5.0},
         # Runs as they were published; see docs/algorithms.md for what their configs add.
-        preset("deepseek_grpo", "DeepSeekMath 7B RL, arXiv:2402.03300 §4.2: with k3 to the reference", kl_coef=0.04),
-        preset(
-            "drgrpo_paper",
-            "Oat-Zero (March 2025): L_max 3000, a cut response scores 0",
-            **{"advantage": "group_mean", "weight": "constant", "length_norm": 3000, "truncated": "fixed"},
-        ),
-        preset(
-            "oat_head",
-            "oat 0.2.3's default: Dr. GRPO with truncated importance sampling at 2",
-            **{"advantage": "group_mean", "weight": "constant", "truncated": "fixed", "correction": "token_truncate"},
-        ),
-        preset(
-            "oat_v006",
-            "oat 0.0.6, its Countdown curve: ratio to the sampler, whitened, KL summed over tokens",
-            **{"std_eps": 1e-4, "whiten": True, "old": "sampler"},
-            **{"kl_coef": 1e-3, "kl_max": 10.0, "kl_weight": "sequence_sum"},
-        ),
-        preset("trl_018", "TRL 0.18's default (bnpo)", std_eps=1e-4, weight="token_mean", kl_coef=0.04),
-        preset(
-            "trl_head",
-            "TRL 1.10's default (dapo) with its correction for vLLM",
-            **{"std_eps": 1e-4, "weight": "batch_token_mean", "correction": "sequence_mask", "correction_high": 3.0},
-        ),
-    )
+        # DeepSeekMath 7B RL, arXiv:2402.03300 §4.2: with k3 to the reference
+        "deepseek_grpo": {"kl_coef": 0.04},
+        # Oat-Zero (March 2025): L_max 3000, a cut response scores 0
+        "drgrpo_paper": {"advantage": "group_mean", "weight": "constant", "length_norm": 3000, "truncated": "fixed"},
+        # oat 0.2.3's default: Dr. GRPO with truncated importance sampling at 2
+        "oat_head": {"advantage": "group_mean", "weight": "constant", "truncated": "fixed"}
+        | {"correction": "token_truncate"},
+        # oat 0.0.6, its Countdown curve: ratio to the sampler, whitened, KL summed over tokens
+        "oat_v006": {"std_eps": 1e-4, "whiten": True, "old": "sampler"}
+        | {"kl_coef": 1e-3, "kl_max": 10.0, "kl_weight": "sequence_sum"},
+        # TRL 0.18's default (bnpo); TRL 1.10's (dapo) with its correction for vLLM
+        "trl_018": {"std_eps": 1e-4, "weight": "token_mean", "kl_coef": 0.04},
+        "trl_head": {"std_eps": 1e-4, "weight": "batch_token_mean"}
+        | {"correction": "sequence_mask", "correction_high": 3.0},
+    }.items()
 }
 grpo, dr_grpo = PRESETS["grpo"], PRESETS["dr_grpo"]

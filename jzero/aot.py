@@ -46,7 +46,7 @@ GPUS = {  # device kind; multiprocessors, their fp32 units, shared memory of a b
 
 
 def devices(topology: str) -> list[Any]:
-    """Compile-only devices, in the order of a run's: by host, then id."""
+    """Compile-only devices."""
     family, _, shape = topology.partition(":")
     if family in GPUS and shape.isdigit():
         return cuda(family, int(shape))
@@ -67,10 +67,9 @@ def devices(topology: str) -> list[Any]:
         os.environ.setdefault(name, value)
     bounds = {"chips_per_host_bounds": ONE_HOST[shape]} if shape in ONE_HOST else {}
     try:
-        found = topologies.get_topology_desc(topology, "tpu", **bounds).devices
+        return list(topologies.get_topology_desc(topology, "tpu", **bounds).devices)
     except jax.errors.JaxRuntimeError as error:
         raise ValueError(f"--topology={topology}: {error}") from error
-    return sorted(found, key=lambda device: (device.process_index, device.id))
 
 
 def cuda(family: str, count: int) -> list[Any]:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax import lax
 
-from jzero import hosts, types
+from jzero import config, hosts, types
 
 # What a resumed run may change of its config; anything else is another run.
 MAY_CHANGE = ("train.steps", "train.checkpoint_every", "eval.every")
@@ -45,40 +45,38 @@ class Checkpoints:
     def save(self, step: int, state: types.State, host: dict[str, Any], *, wait: bool = False) -> None:
         """Starts writing; the state may be donated once this returns. `host` is plain JSON values."""
         if step not in self._manager.all_steps():  # the same step is the same state
-            params, optimizer = _items(state)
-            self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(params),
-                    optimizer=ocp.args.StandardSave(optimizer),
-                    host=ocp.args.JsonSave({"host": host, "leaves": _leaves(params, optimizer, sums=True)}),
-                ),
-            )
+            items = _items(state)
+            arguments: dict[str, Any] = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+            arguments["host"] = ocp.args.JsonSave({"host": host, "leaves": _summed(items)})
+            self._manager.save(step, args=ocp.args.Composite(**arguments))
         if wait:
             self._manager.wait_until_finished()
 
     def restore(self, step: int, state_like: types.State) -> tuple[types.State, dict[str, Any]]:
         """The state bit for bit, with the shapes, dtypes and shardings of `state_like`'s leaves (arrays or structs)."""
-        params, optimizer = jax.tree.map(_struct, _items(state_like))
-        try:
-            host = self._manager.restore(step, args=ocp.args.Composite(host=ocp.args.JsonRestore()))["host"]
-            written = host["leaves"]
-        except Exception as error:
-            raise ValueError(self._damaged(step, error)) from error
-        _check_same_leaves(self.path / str(step), written, _leaves(params, optimizer, sums=False))
-        arguments = ocp.args.Composite(
-            params=ocp.args.StandardRestore(params), optimizer=ocp.args.StandardRestore(optimizer)
-        )
-        try:
-            items = self._manager.restore(step, args=arguments)
-        except Exception as error:
-            raise ValueError(self._damaged(step, error)) from error
-        read = _leaves(items["params"], items["optimizer"], sums=True)
+        structs = jax.tree.map(_struct, _items(state_like))
+        host = self._read(step, host=ocp.args.JsonRestore())["host"]
+        written, wanted = host["leaves"], _leaves(structs)
+        for name in sorted(written.keys() | wanted.keys()):
+            there, here = written.get(name, [])[:2] or None, wanted.get(name)
+            if there != here:
+                raise ValueError(
+                    f"checkpoint {self.path / str(step)} holds {name} = {there}, this config wants {here}: resume with "
+                    "the config it was saved with, or use another workdir"
+                )
+        items = self._read(step, **{name: ocp.args.StandardRestore(item) for name, item in structs.items()})
+        read = _summed({name: items[name] for name in structs})
         if wrong := [name for name in written if read[name] != written[name]]:
             raise ValueError(self._damaged(step, f"{wrong[0]} is not what was saved"))
         optimizer = items["optimizer"]
-        critic = types.State(**optimizer["critic"]) if "critic" in optimizer else None
-        return types.State(items["params"], optimizer["opt_state"], optimizer["step"], critic), host["host"]
+        critic = types.State(**optimizer.pop("critic")) if "critic" in optimizer else None
+        return types.State(items["params"], **optimizer, critic=critic), host["host"]
+
+    def _read(self, step: int, **items: Any) -> Any:
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**items))
+        except Exception as error:
+            raise ValueError(self._damaged(step, error)) from error
 
     def close(self) -> None:
         """Waits for the save in progress."""
@@ -91,59 +89,43 @@ class Checkpoints:
         return f"checkpoint {self.path / str(step)} cannot be read ({reason}): delete that directory to {then}"
 
 
-def _items(state: types.State) -> tuple[Any, Any]:
+def _items(state: types.State) -> dict[str, Any]:
     optimizer = {"opt_state": state.opt_state, "step": state.step}
-    if state.critic is not None:
-        critic = state.critic
+    if critic := state.critic:
         optimizer["critic"] = {"params": critic.params, "opt_state": critic.opt_state, "step": critic.step}
-    return state.params, optimizer
+    return {"params": state.params, "optimizer": optimizer}
 
 
 def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
-def _leaves(params: Any, optimizer: Any, *, sums: bool) -> dict[str, list]:
-    """leaf -> [shape, dtype, and with `sums` the sum of its bits]."""
-    tree = {"params": params, "optimizer": optimizer}
-    leaves = [
-        [jax.tree_util.keystr(path, simple=True, separator="/"), list(leaf.shape), str(leaf.dtype)]
-        for path, leaf in jax.tree.leaves_with_path(tree)
-    ]
-    bits = (
-        [[int(total)] for total in jax.device_get(_bit_sums(jax.tree.leaves(tree)))] if sums else [[] for _ in leaves]
-    )
-    return {name: [*rest, *total] for (name, *rest), total in zip(leaves, bits, strict=True)}
+def _leaves(items: dict[str, Any]) -> dict[str, list]:
+    """leaf -> [shape, dtype]."""
+    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
+    return {name(path): [list(leaf.shape), str(leaf.dtype)] for path, leaf in jax.tree.leaves_with_path(items)}
+
+
+def _summed(items: dict[str, Any]) -> dict[str, list]:
+    """leaf -> [shape, dtype, sum of its bits]."""
+    sums = jax.device_get(_bit_sums(jax.tree.leaves(items)))
+    return {name: [*leaf, int(total)] for (name, leaf), total in zip(_leaves(items).items(), sums, strict=True)}
 
 
 @jax.jit
 def _bit_sums(leaves: list[jax.Array]) -> list[jax.Array]:
     """Σ bits mod 2^32 of each leaf: integers, so the same under every sharding."""
-
-    def bit_sum(leaf: jax.Array) -> jax.Array:
-        bits = lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
-        return jnp.sum(bits, dtype=jnp.uint32)
-
-    return [bit_sum(leaf) for leaf in leaves]
-
-
-def _check_same_leaves(path: Path, written: dict[str, list], wanted: dict[str, list]) -> None:
-    for name in sorted(written.keys() | wanted.keys()):
-        there = written[name][:2] if name in written else None
-        here = wanted.get(name)
-        if there != here:
-            raise ValueError(
-                f"checkpoint {path} holds {name} = {there}, this config wants {here}: resume with the config it was "
-                "saved with, or use another workdir"
-            )
+    bits = lambda leaf: lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
+    return [jnp.sum(bits(leaf), dtype=jnp.uint32) for leaf in leaves]
 
 
 def check_workdir(workdir: str | os.PathLike, config_json: str) -> None:
     """Ties a workdir to its first run's config, `config.json`; a resumed run may change `MAY_CHANGE` only."""
     path = Path(workdir) / "config.json"
-    new = _flat(json.loads(config_json))
+    values = lambda text: {name: json.dumps(value) for name, value in config.flat(json.loads(text)).items()}
+    new = values(config_json)
     if path.exists():
-        old = _flat(json.loads(path.read_text(encoding="utf-8")))
+        old = values(path.read_text(encoding="utf-8"))
         changes = [
             f"{name}: {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}"
             for name in sorted(old.keys() | new.keys())
@@ -156,14 +138,3 @@ def check_workdir(workdir: str | os.PathLike, config_json: str) -> None:
         if old == new:
             return
     hosts.write(path, config_json)
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """{"a": {"b": 1}} -> {"a.b": "1"}: dotted names, values as JSON."""
-    flat: dict[str, str] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = json.dumps(value)
-    return flat

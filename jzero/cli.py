@@ -70,18 +70,31 @@ def check_names(arguments: Sequence[str]) -> None:
             fail(f"{argument}: no field {given[1]}; " + (f"did you mean {near}?" if near else "--help lists them"))
 
 
-def settings(defaults: Settings, arguments: Sequence[str]) -> Settings:
-    """`defaults` changed by --config.section.field=value arguments."""
-    check_names(arguments)
-    argv, values = ["jzero", *arguments], flags.FlagValues()
-    holder = config_flags.DEFINE_config_dataclass("config", defaults, flag_values=values, sys_argv=argv)
+def sentence(error: BaseException) -> str:
+    """absl's message or, where that is a whole traceback, the last line of what is at the bottom of it."""
+    while "\n" in str(error) and (inner := error.__cause__ or error.__context__):
+        error = inner
+    return str(error).strip().split("\n")[-1].strip()
+
+
+def read(values: flags.FlagValues, argv: Sequence[str], holder: flags.FlagHolder) -> Any:
+    """The config of a flag, changed by --config.section.field=value; a mistake ends the process."""
+    check_names(argv[1:])
     try:
         rest = values(argv)[1:]
-    except flags.Error as error:
-        fail(str(error).strip().split("\n")[-1])
+        getattr(holder.value, "name", "")  # a recipe that could not be read is an error on its first use
+    except (flags.Error, OSError) as error:
+        fail(sentence(error))
     if rest:
         fail(f"unknown arguments {' '.join(rest)}: settings are given as --config.section.field=value")
     return holder.value
+
+
+def settings(defaults: Settings, arguments: Sequence[str]) -> Settings:
+    """`defaults` changed by --config.section.field=value arguments."""
+    argv, values = ["jzero", *arguments], flags.FlagValues()
+    holder = config_flags.DEFINE_config_dataclass("config", defaults, flag_values=values, sys_argv=argv)
+    return read(values, argv, holder)
 
 
 def parser(command: str, doc: str | None) -> argparse.ArgumentParser:

@@ -6,9 +6,10 @@ Fields take the types that `--config.section.field=value` can parse: bool, int, 
 import dataclasses
 import importlib.util
 import json
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from operator import attrgetter
+from typing import Any
 
 import jax
 
@@ -212,101 +213,93 @@ def choose(
     return config
 
 
+def flat(tree: dict[str, Any]) -> dict[str, Any]:
+    """{"a": {"b": 1}} -> {"a.b": 1}."""
+    leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda x: not isinstance(x, dict))
+    return {jax.tree_util.keystr(path, simple=True, separator="."): value for path, value in leaves}
+
+
 def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=1)
 
 
-LEAST = {  # smallest value
+LEAST = {  # smallest value of numbers; of every other it is 0
     1: "rollout.prompts rollout.group rollout.max_prompt rollout.max_new rollout.slots rollout.page rollout.chunk "
     "train.tokens train.buckets train.minibatches train.epochs train.checkpoint_every task.grade_workers "
-    "task.reward.repetition_ngram task.reward.cosine_length task.reward.overlong_length "
-    "warm_start.batch warm_start.tries model.logit_chunk model.arch.hidden_size "
-    "model.arch.intermediate_size model.arch.num_hidden_layers model.arch.num_attention_heads "
-    "model.arch.num_key_value_heads model.arch.head_dim",
-    0: "rollout.top_k rollout.pages algorithm.clip_low algorithm.clip_high algorithm.dual_clip algorithm.std_eps "
-    "algorithm.kl_coef algorithm.kl_reward algorithm.kl_max algorithm.overlong algorithm.dynamic_rounds "
-    "algorithm.gamma algorithm.lam algorithm.length_norm algorithm.correction_low algorithm.correction_high "
-    "algorithm.reference_every algorithm.value_clip algorithm.value_coef optimizer.lr optimizer.warmup_steps "
-    "optimizer.warmup_ratio optimizer.weight_decay optimizer.clip_norm optimizer.skip_norm critic.warmup "
-    "critic.optimizer.lr critic.optimizer.warmup_steps critic.optimizer.warmup_ratio critic.optimizer.weight_decay "
-    "critic.optimizer.clip_norm critic.optimizer.skip_norm warm_start.steps warm_start.warmup_steps train.steps "
-    "train.slot train.row_slots train.seed train.keep_checkpoints train.samples eval.problems eval.every eval.samples "
-    "eval.limit task.level_min task.level_max task.reward.overlong_cache",
+    "task.reward.repetition_ngram task.reward.cosine_length task.reward.overlong_length warm_start.batch "
+    "warm_start.tries model.logit_chunk model.arch.hidden_size model.arch.intermediate_size "
+    "model.arch.num_hidden_layers model.arch.num_attention_heads model.arch.num_key_value_heads model.arch.head_dim",
+    -math.inf: "mesh.data mesh.fsdp mesh.tensor task.format_score task.reward.repetition_max "
+    "task.reward.cosine_right_short task.reward.cosine_right_long task.reward.cosine_wrong_short "
+    "task.reward.cosine_wrong_long algorithm.truncated_score algorithm.truncated_penalty algorithm.entropy_coef",
 }
-
-
-SCHEDULES = ("constant", "linear", "polynomial", "cosine")
+DTYPES, SCHEDULES = ("bfloat16", "float32"), ("constant", "linear", "polynomial", "cosine")
+CHOICES = {
+    "model.arch.model_type": ("qwen2", "qwen3"),
+    "model.dtype": DTYPES,
+    "model.remat": ("none", "dots", "full"),
+    "model.attention": ("", "xla"),
+    "rollout.kv_dtype": DTYPES,
+    "task.verifier": ("fast", "math_verify"),
+    "task.reward.unit": ("characters", "tokens"),
+    "optimizer.mu_dtype": DTYPES,
+    "critic.optimizer.mu_dtype": DTYPES,
+    "optimizer.schedule": SCHEDULES,
+    "critic.optimizer.schedule": SCHEDULES,
+} | {f"algorithm.{name}": choices for name, choices in algorithms.CHOICES.items()}
 
 
 def validate(config: Config) -> None:
     """Raise one ValueError with every impossible setting, its value and what to do. Compiles nothing."""
-    problems = list(impossible(config))
-    if problems:
+    if problems := list(impossible(config)):
         raise ValueError("; ".join(problems))
 
 
 def impossible(config: Config) -> Iterator[str]:
-    model, rollout, algorithm, train = config.model, config.rollout, config.algorithm, config.train
-    arch = model.arch
-    choices = {
-        "model.arch.model_type": (arch.model_type, ("qwen2", "qwen3")),
-        "model.dtype": (model.dtype, ("bfloat16", "float32")),
-        "model.remat": (model.remat, ("none", "dots", "full")),
-        "model.attention": (model.attention, ("", "xla")),
-        "rollout.kv_dtype": (rollout.kv_dtype, ("bfloat16", "float32")),
-        "task.verifier": (config.task.verifier, ("fast", "math_verify")),
-        "task.reward.unit": (config.task.reward.unit, ("characters", "tokens")),
-        "optimizer.mu_dtype": (config.optimizer.mu_dtype, ("float32", "bfloat16")),
-        "critic.optimizer.mu_dtype": (config.critic.optimizer.mu_dtype, ("float32", "bfloat16")),
-        "optimizer.schedule": (config.optimizer.schedule, SCHEDULES),
-        "critic.optimizer.schedule": (config.critic.optimizer.schedule, SCHEDULES),
-    } | {f"algorithm.{name}": (getattr(algorithm, name), choices) for name, choices in algorithms.CHOICES.items()}
-    for name, (value, allowed) in choices.items():
-        if value not in allowed:
-            yield f"{name}={value!r} is not one of {', '.join(allowed)}"
-    small = [
-        f"{name}={value} must be at least {least}"
-        for least, names in LEAST.items()
-        for name in names.split()
-        if (value := attrgetter(name)(config)) < least
-    ]
-    if small:
-        yield from small
-        return  # what follows divides by some of them
-    if arch.num_attention_heads % arch.num_key_value_heads:
-        heads = f"model.arch.num_attention_heads={arch.num_attention_heads}"
-        yield f"model.arch.num_key_value_heads={arch.num_key_value_heads} does not divide {heads}"
+    values = flat(dataclasses.asdict(config))
+    for name, allowed in CHOICES.items():
+        if values[name] not in allowed:
+            yield f"{name}={values[name]!r} is not one of {', '.join(allowed)}"
+    least = {name: bound for bound, names in LEAST.items() for name in names.split()}
+    numbers = {name: (value, least.get(name, 0)) for name, value in values.items() if isinstance(value, int | float)}
+    small = [f"{name}={value} must be at least {bound}" for name, (value, bound) in numbers.items() if value < bound]
+    yield from small or combinations(config)  # which divide by some of them
+
+
+def combinations(config: Config) -> Iterator[str]:
+    model, rollout, train = config.model, config.rollout, config.train
+    if model.arch.num_attention_heads % model.arch.num_key_value_heads:
+        yield f"{model.arch.num_key_value_heads=} does not divide {model.arch.num_attention_heads=}"
+    if model.arch.head_dim % 2:
+        yield f"{model.arch.head_dim=} must be even: RoPE turns pairs"
     if config.task.verifier == "math_verify" and importlib.util.find_spec("math_verify") is None:
         yield "task.verifier=math_verify needs the package: pip install math-verify"
-    if arch.head_dim % 2:
-        yield f"model.arch.head_dim={arch.head_dim} must be even: RoPE turns pairs"
     if rollout.temperature <= 0:
-        yield f"rollout.temperature={rollout.temperature} must be positive: RL needs samples that differ"
+        yield f"{rollout.temperature=} must be positive: RL needs samples that differ"
     if not 0 < rollout.top_p <= 1:
-        yield f"rollout.top_p={rollout.top_p} must be in (0, 1]"
+        yield f"{rollout.top_p=} must be in (0, 1]"
     if not 0 <= rollout.min_p < 1:
-        yield f"rollout.min_p={rollout.min_p} must be in [0, 1)"
+        yield f"{rollout.min_p=} must be in [0, 1)"
     yield from impossible_algorithm(config)
     if 0 < train.slot < rollout.max_new:
-        longest = f"a response, rollout.max_new={rollout.max_new}"
-        yield f"train.slot={train.slot} is shorter than {longest}: set it to {rollout.max_new} or 0"
+        yield f"{train.slot=} is shorter than a response, {rollout.max_new=}: set it to {rollout.max_new} or 0"
     slot = train.slot or rollout.max_new
     if not slot >> (train.buckets - 1):
-        yield f"train.buckets={train.buckets} halves a slot of {slot} tokens to nothing: at most {slot.bit_length()}"
+        yield f"{train.buckets=} halves a slot of {slot} tokens to nothing: at most {slot.bit_length()}"
     if rollout.prompts % train.minibatches:
-        yield f"train.minibatches={train.minibatches} does not divide rollout.prompts={rollout.prompts}"
+        yield f"{train.minibatches=} does not divide {rollout.prompts=}"
     if not all(isinstance(stop, str) and stop for stop in rollout.stop):
-        yield f"rollout.stop={rollout.stop!r} must hold non-empty strings"
+        yield f"{rollout.stop=} must hold non-empty strings"
     if config.eval.every and config.eval.problems < 1 and not config.eval.suites:
         yield f"eval.every={config.eval.every} needs eval.problems of at least 1, or eval.suites"
 
 
 def impossible_algorithm(config: Config) -> Iterator[str]:
     rollout, algorithm = config.rollout, config.algorithm
-    if algorithm.advantage in algorithms.ADVANTAGES:
-        least = algorithms.ADVANTAGES[algorithm.advantage].group_min
-        if rollout.group < least:
-            yield f"rollout.group={rollout.group}: the {algorithm.advantage} baseline needs a group of at least {least}"
+    advantage = algorithms.ADVANTAGES.get(algorithm.advantage)
+    if advantage and rollout.group < advantage.group_min:
+        least = advantage.group_min
+        yield f"{rollout.group=}: the {algorithm.advantage} baseline needs a group of at least {least}"
     filtered = rollout.top_k or rollout.top_p < 1 or rollout.min_p
     behaviour = "algorithm.correction" if algorithm.correction else "algorithm.old=sampler"
     if filtered and (algorithm.correction or algorithm.old == "sampler"):
@@ -317,8 +310,8 @@ def impossible_algorithm(config: Config) -> Iterator[str]:
     if algorithm.correction and algorithm.old == "sampler":
         yield f"algorithm.correction={algorithm.correction} is always 1 with algorithm.old=sampler: turn one off"
     if algorithm.correction_low > algorithm.correction_high:
-        yield f"algorithm.correction_low={algorithm.correction_low} is above {algorithm.correction_high=}"
+        yield f"{algorithm.correction_low=} is above {algorithm.correction_high=}"
     if 0 < algorithm.dual_clip <= 1 + algorithm.clip_high:
-        yield f"algorithm.dual_clip={algorithm.dual_clip} must be above 1 + clip_high={1 + algorithm.clip_high}, or 0"
+        yield f"{algorithm.dual_clip=} must be above 1 + clip_high={1 + algorithm.clip_high}, or 0"
     if algorithm.overlong > 1:
-        yield f"algorithm.overlong={algorithm.overlong} is a share of rollout.max_new: at most 1"
+        yield f"{algorithm.overlong=} is a share of rollout.max_new: at most 1"

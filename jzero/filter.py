@@ -18,10 +18,10 @@ MIN, MAX, NGRAM = 0.1, 0.9, 8  # as in open-r1
 
 def by_rate(rates: dict[int, float], count: int, least: float, most: float) -> set[int]:
     """Rows whose pass rate is strictly between the two."""
-    missing = [i for i in range(count) if i not in rates]
-    if len(missing) == count:
+    known = {i: rates[i] for i in range(count) if i in rates}
+    if not known:
         raise ValueError(f"--rates knows none of the {count} rows: evaluate this set as --suite name=DATA")
-    return {i for i in range(count) if i in rates and least < rates[i] < most}
+    return {i for i, rate in known.items() if least < rate < most}
 
 
 def apart(problems: Sequence[str], known: Sequence[str], n: int) -> set[int]:
@@ -43,10 +43,6 @@ def read_rates(path: str) -> dict[int, float]:
         raise ValueError(f"--rates {path} is not a file that jzero.evaluate wrote ({error})") from None
 
 
-def rows_of(source: str) -> Any:
-    return suites.dataset(suites.Suite(source, "train"))
-
-
 def parse(arguments: Sequence[str]) -> Any:
     parser = cli.parser("jzero.filter", __doc__)
     parser.add_argument("--data", required=True, help="local file or directory, hub id, config@id")
@@ -65,7 +61,7 @@ def run(given: Any) -> dict[str, int]:
         raise ValueError("nothing to filter by: give --rates or --against")
     if given.ngram < 1:
         raise ValueError(f"--ngram={given.ngram} must be at least 1")
-    dataset = rows_of(given.data)
+    dataset = data.split(given.data, "train", "test")
     counts = {"rows": len(dataset)}
     kept = set(range(len(dataset)))
     if given.rates:

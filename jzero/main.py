@@ -11,11 +11,9 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jzero import config, hosts
-from jzero.cli import JOINING, check_names, fail, fields, mistakes, start, use_cache
+from jzero.cli import JOINING, fail, fields, mistakes, read, start, use_cache
 
-CONFIG = config_flags.DEFINE_config_file(
-    "config", None, "Recipe, e.g. configs/countdown.py or configs/countdown.py:tiny"
-)
+CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe, e.g. configs/countdown.py:tiny")
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run writes and resumes; default runs/<name>-<date>-<time>")
 RECIPES = Path(__file__).resolve().parents[1] / "configs"
 
@@ -25,25 +23,10 @@ def parse(argv: list[str]) -> config.Config:
     if {"-h", "-help", "--help"} & set(argv[1:]):
         print(usage())
         sys.exit(0)
-    check_names(argv[1:])
-    try:
-        rest = flags.FLAGS(argv)[1:]
-        settings = CONFIG.value
-        getattr(settings, "name", "")  # a recipe that could not be read is an error on its first use
-    except (flags.Error, OSError) as error:
-        fail(sentence(error))
-    if rest:
-        fail(f"unknown arguments {' '.join(rest)}: settings are given as --config.section.field=value")
+    settings = read(flags.FLAGS, argv, CONFIG)
     if not isinstance(settings, config.Config):
         fail("give a recipe: --config configs/countdown.py")
     return settings
-
-
-def sentence(error: BaseException) -> str:
-    """absl's message or, where that is a whole traceback, the last line of what is at the bottom of it."""
-    while "\n" in str(error) and (inner := error.__cause__ or error.__context__):
-        error = inner
-    return str(error).strip().split("\n")[-1].strip()
 
 
 def usage() -> str:

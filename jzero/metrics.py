@@ -10,6 +10,7 @@ import os
 import platform
 import resource
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,41 +59,38 @@ class Writer:
     def __init__(self, workdir: str | os.PathLike | None, resume_step: int | None):
         from tensorboardX import SummaryWriter  # 1 s to import
 
-        self._on = workdir is not None
         if workdir is None:
+            self._files, self._tensorboard = [], None
             return
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
         last = -1 if resume_step is None else resume_step
-        self._metrics = _open_after(workdir / "metrics.jsonl", last)
-        self._samples = _open_after(workdir / "samples.jsonl", last)
+        self._files = [_open_after(workdir / f"{name}.jsonl", last) for name in ("metrics", "samples")]
         # purge_step: TensorBoard hides the events of this step and later that are already in the directory.
         self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=last + 1)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One line {"step": step, name: number, ...}. A value that is not finite stops the run."""
         numbers = {name: float(value) for name, value in values.items()}
-        bad = {name: number for name, number in numbers.items() if not math.isfinite(number)}
+        bad = [f"{name}={number}" for name, number in numbers.items() if not math.isfinite(number)]
         if bad:
-            raise ValueError(f"step {step}: not finite: {', '.join(f'{name}={bad[name]}' for name in bad)}")
-        if not self._on:
-            return
-        _append(self._metrics, {"step": step, **numbers})
-        for name, number in numbers.items():
-            self._tensorboard.add_scalar(name, number, step)
-        self._tensorboard.flush()
+            raise ValueError(f"step {step}: not finite: {', '.join(bad)}")
+        if self._tensorboard:
+            _append(self._files[0], {"step": step, **numbers})
+            for name, number in numbers.items():
+                self._tensorboard.add_scalar(name, number, step)
+            self._tensorboard.flush()
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """One line {"step": step, **row} a row; rows are plain JSON values."""
-        for row in rows if self._on else ():
-            _append(self._samples, {"step": step, **row})
+        for file in self._files[1:]:
+            for row in rows:
+                _append(file, {"step": step, **row})
 
     def close(self) -> None:
-        if not self._on:
-            return
-        self._metrics.close()
-        self._samples.close()
-        self._tensorboard.close()
+        for each in (*self._files, self._tensorboard):
+            if each:
+                each.close()
 
 
 def _append(file, row: Mapping[str, Any]) -> None:
@@ -114,8 +112,8 @@ class Clock:
     """Wall seconds per phase: `with clock("sample"): ...`. Phases do not nest."""
 
     def __init__(self):
-        self.totals: dict[str, float] = {}  # phase -> seconds since the start of the run
-        self._step: dict[str, float] = {}
+        self.totals: dict[str, float] = defaultdict(float)  # phase -> seconds since the start of the run
+        self._step: dict[str, float] = defaultdict(float)
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -124,8 +122,8 @@ class Clock:
             yield
         finally:
             seconds = time.perf_counter() - start
-            for table in (self._step, self.totals):
-                table[phase] = table[phase] + seconds if phase in table else seconds
+            self._step[phase] += seconds
+            self.totals[phase] += seconds
 
     def pop(self) -> dict[str, float]:
         """{"time/<phase>": seconds} since the last pop."""

@@ -79,11 +79,8 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
     engine = Engine(model, rollout, decode, (0, 1), settings.model.dtype, settings.model.attention)  # any two ids stop
     trainer = learn.make_trainer(settings, model, critic, mesh)
     batches, state = learn.abstract_batches(trainer), trainer.policy.abstract_state()
-    weights = jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, engine.dtype, sharding=place),
-        state.params,
-        sharding.param_shardings(model, decode),
-    )
+    placed = lambda x, place: x.update(dtype=engine.dtype, sharding=place)
+    weights = jax.tree.map(placed, state.params, sharding.param_shardings(model, decode))
     programs = {"publish": (sharding.gather_program(model, mesh, engine.dtype), (state.params,))}
     programs |= engine.programs(weights, sample.prefills(engine))
     learned = trainer.policy.programs(batches, trainer.layouts)

@@ -4,6 +4,7 @@ With an advantage of 1 and the ratio at its on-policy value, the policy gradient
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from tqdm import tqdm
@@ -50,9 +51,8 @@ def warm_start(
         items = to_items(pairs, tok, layout.tokens)
         packed = pack([items], [layout], [rows], [0])
         lr = learning_rate(optimizer, step, warm.steps)
-        batches, counts = learner.put(packed)
-        ones = learner.put_rows([np.ones(p.batch.tokens.shape, np.float32) for p in packed])
-        batches = tuple(replace(batch, advantages=x) for batch, x in zip(batches, ones, strict=True))
+        ones = [replace(p.batch, advantages=np.ones_like(p.batch.weights)) for p in packed]
+        batches, counts = learner.put([replace(p, batch=batch) for p, batch in zip(packed, ones, strict=True)])
         state, stats = learner.update(state, batches, counts, [layout], lr)
         if step % 20 == 0:
             progress.set_postfix(nll=f"{float(stats['nll']) / float(stats['tokens']):.3f}", refresh=False)
@@ -61,20 +61,18 @@ def warm_start(
 
 def to_items(pairs: list[tuple[str, str]], tok: tokenizer.PreTrainedTokenizerFast, longest: int) -> list[Item]:
     """Pairs as items of weight 1 / all response tokens; the response ends with the end-of-sequence token."""
-    encoded = []
-    for prompt, response in pairs:
-        head = tokenizer.encode(tok, prompt)
-        encoded.append((len(head), head + tokenizer.encode(tok, response) + [tok.eos_token_id]))
-    too_long = max(len(tokens) for _, tokens in encoded)
+    encode = partial(tokenizer.encode, tok)
+    encoded = [(encode(prompt), [*encode(response), tok.eos_token_id]) for prompt, response in pairs]
+    too_long = max(len(prompt + response) for prompt, response in encoded)
     if too_long > longest:
         raise ValueError(f"a warm-start example has {too_long} tokens, rollout.max_prompt + max_new is {longest}")
-    weight = np.float32(1.0 / sum(len(tokens) - prompt for prompt, tokens in encoded))
+    weight = 1.0 / sum(len(response) for _, response in encoded)
     return [
         Item(
-            tokens=np.array(tokens, np.int32),
-            prompt=prompt,
-            weights=np.where(np.arange(len(tokens)) >= prompt, weight, np.float32(0)),
-            logps=np.zeros(len(tokens), np.float32),
+            tokens=np.array(prompt + response, np.int32),
+            prompt=len(prompt),
+            weights=np.repeat(np.array([0, weight], np.float32), [len(prompt), len(response)]),
+            logps=np.zeros(len(prompt + response), np.float32),
         )
-        for prompt, tokens in encoded
+        for prompt, response in encoded
     ]

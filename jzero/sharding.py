@@ -28,19 +28,19 @@ ROWS = P(None, ("data", "fsdp"))  # of a batch [M, B, T]
 def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = None) -> Mesh:
     """One of the sizes may be -1: what the others leave of the devices."""
     devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
-    sizes = [data, fsdp, tensor]
+    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
     named = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
-    if sizes.count(-1) > 1 or any(size == 0 or size < -1 for size in sizes):
+    if [*sizes.values()].count(-1) > 1 or any(size == 0 or size < -1 for size in sizes.values()):
         raise ValueError(f"{named}: sizes are positive, and at most one is -1")
-    known = int(np.prod([size for size in sizes if size != -1]))
-    if -1 in sizes:
-        sizes[sizes.index(-1)] = len(devices) // known
-    if int(np.prod(sizes)) != len(devices):
-        raise ValueError(f"{named} does not fill the {len(devices)} devices")
+    try:
+        train = mesh(devices, sizes)
+    except ValueError:
+        raise ValueError(f"{named} does not fill the {len(devices)} devices") from None
+    tensor = train.shape["tensor"]
     local = sum(device.process_index == devices[0].process_index for device in devices)
-    if local % sizes[2]:
-        raise ValueError(f"mesh.tensor={sizes[2]} must divide the {local} devices of a host, which decode together")
-    return mesh(devices, dict(zip(("data", "fsdp", "tensor"), sizes, strict=True)))
+    if local % tensor:
+        raise ValueError(f"mesh.tensor={tensor} must divide the {local} devices of a host, which decode together")
+    return train
 
 
 def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
@@ -52,6 +52,7 @@ def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
 
 
 def mesh(devices: Sequence, sizes: dict[str, int]) -> Mesh:
+    """A size of -1 is what the others leave."""
     grid = np.array(devices).reshape(tuple(sizes.values()))
     return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
@@ -60,36 +61,19 @@ def param_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
     """A NamedSharding for every parameter; an axis the mesh lacks, or that does not divide, is left whole."""
 
     def place(axes: tuple[str, ...], leaf) -> NamedSharding:
-        names = [RULES[axis] if RULES[axis] in mesh.shape else None for axis in axes]
-        fits = [
-            name if name and size % mesh.shape[name] == 0 else None
-            for name, size in zip(names, leaf.shape, strict=True)
-        ]
-        return NamedSharding(mesh, P(*fits))
+        names = [(RULES[axis], size) for axis, size in zip(axes, leaf.shape, strict=True)]
+        fits = lambda name, size: name in mesh.shape and size % mesh.shape[name] == 0
+        return NamedSharding(mesh, P(*(name if fits(name, size) else None for name, size in names)))
 
     is_axes = lambda x: isinstance(x, tuple)
     return jax.tree.map(place, qwen.logical_axes(config), qwen.abstract(config), is_leaf=is_axes)
 
 
 def like_params(tree, params, shardings, mesh: Mesh):
-    """Shardings for a tree that holds copies of the params (Optax moments): leaves of a parameter's path and shape
-    take its sharding, scalars are replicated."""
-    by_path = dict(
-        zip(
-            [path for path, _ in jax.tree.leaves_with_path(params)],
-            zip(jax.tree.leaves(params), jax.tree.leaves(shardings), strict=True),
-            strict=True,
-        )
-    )
-
-    def place(path, leaf):
-        for start in range(len(path)):
-            match = by_path.get(path[start:])
-            if match and match[0].shape == leaf.shape:
-                return match[1]
-        return NamedSharding(mesh, P())
-
-    return jax.tree.map_with_path(place, tree)
+    """Shardings for a tree that holds copies of the params (Optax moments): a copy lies where they do, and what else
+    there is (counts) is replicated."""
+    copy = lambda x: jax.tree.structure(x) == jax.tree.structure(params)
+    return jax.tree.map(lambda x: shardings if copy(x) else NamedSharding(mesh, P()), tree, is_leaf=copy)
 
 
 def gather_program(config: qwen.QwenConfig, train: Mesh, dtype):

@@ -21,15 +21,7 @@ WORDS = ("<answer>", "</answer>", "<think>", "</think>", " yes", " no")
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + "ĠĊ"  # byte-level BPE's space and newline
 MULTIPLE = 16  # of the vocabulary's size: it is sharded
 
-FILES = [
-    "tokenizer*.json",
-    "vocab.json",
-    "merges.txt",
-    "*_tokens*.json",
-    "chat_template*",
-    "config.json",
-    "generation_config.json",
-]
+FILES = ("*.json", "*.txt", "*.jinja")  # of a model on the hub, without its weights
 
 
 def countdown() -> PreTrainedTokenizerFast:
@@ -85,12 +77,13 @@ def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
 
 def eos_ids(tokenizer: PreTrainedTokenizerFast, directory: str = "") -> tuple[int, ...]:
     """Every id that ends a response: the tokenizer's and those of the directory's generation_config.json."""
-    ids: list[Any] = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    ids: list[Any] = [tokenizer.eos_token_id]
     path = os.path.join(directory, "generation_config.json")
     if directory and os.path.exists(path):
         with open(path) as file:
             more = json.load(file).get("eos_token_id")
-        ids += more if isinstance(more, list) else [] if more is None else [more]
+        ids += more if isinstance(more, list) else [more]
+    ids = [number for number in ids if number is not None]
     if not ids:
         raise ValueError(
             f"neither the tokenizer nor {path} names an end-of-sequence token: set one, or use rollout.stop"

@@ -63,8 +63,8 @@ def test_published_values(shared):
     ],
 )
 def test_format_and_tags(text, format, tags):
-    assert rewards.format_reward(text, config.Reward()) == format
-    assert rewards.tag_count(text, config.Reward()) == tags
+    assert rewards.RESPONSE["format"](text, config.Reward()) == format
+    assert rewards.RESPONSE["tag_count"](text, config.Reward()) == tags
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3000)), min_size=1, max_size=8))

@@ -7,12 +7,16 @@ import json
 import math
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import ml_dtypes
 import numpy as np
+from flax import traverse_util
+from huggingface_hub import split_state_dict_into_shards_factory
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -40,6 +44,7 @@ NAMES: dict[str, tuple[str, int | None]] = {
     "layers.down": ("model.layers.{}.mlp.down_proj.weight", 1),
 }
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+SHARD = 5 * 10**9  # bytes of a file at most, but for a single tensor
 DOWNLOADS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
 
 
@@ -60,31 +65,23 @@ class Tensor(NamedTuple):
         return np.ascontiguousarray(x)
 
 
+# params <-> {"embed": leaf, "layers.q": leaf, ...}
+flatten: Callable[[Params], dict[str, Any]] = partial(traverse_util.flatten_dict, sep=".")
+unflatten: Callable[[dict[str, Any]], Params] = partial(traverse_util.unflatten_dict, sep=".")
+
+
 def tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
     """Our leaf ("embed", "layers.q", ...) -> its tensors in a checkpoint, one per layer."""
-
-    def of_leaf(leaf: str, shape: tuple[int, ...]) -> list[Tensor]:
+    found = {}
+    for leaf, x in flatten(abstract(config)).items():
         name, inputs = NAMES[leaf]
-        stacked = leaf.startswith("layers.")
-        ours = shape[1:] if stacked else shape
-        hf_shape = ours
+        layers, shape = (range(x.shape[0]), x.shape[1:]) if leaf.startswith("layers.") else ([None], x.shape)
+        hf_shape = shape
         if inputs is not None:
-            out = math.prod(ours[inputs:])
-            hf_shape = (out, math.prod(ours[:inputs])) if inputs else (out,)
-        indices = range(shape[0]) if stacked else [None]
-        return [Tensor(name.format(i), i, ours, hf_shape, bool(inputs)) for i in indices]
-
-    return {leaf: of_leaf(leaf, x.shape) for leaf, x in flatten(abstract(config)).items()}
-
-
-def flatten(params: Params) -> dict[str, Any]:
-    layers = {f"layers.{name}": leaf for name, leaf in params["layers"].items()}
-    return {name: leaf for name, leaf in params.items() if name != "layers"} | layers
-
-
-def unflatten(leaves: dict[str, Any]) -> Params:
-    layers = {name.removeprefix("layers."): leaf for name, leaf in leaves.items() if name.startswith("layers.")}
-    return {name: leaf for name, leaf in leaves.items() if not name.startswith("layers.")} | {"layers": layers}
+            out = math.prod(shape[inputs:])
+            hf_shape = (out, math.prod(shape[:inputs])) if inputs else (out,)
+        found[leaf] = [Tensor(name.format(i), i, shape, hf_shape, bool(inputs)) for i in layers]
+    return found
 
 
 def resolve(path: str | Path) -> Path:
@@ -172,28 +169,8 @@ def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -
     return unflatten(params)
 
 
-def shards(leaves: dict[str, list[Tensor]], itemsize: int, max_bytes: int) -> list[list[tuple[str, Tensor]]]:
-    """Cut the tensors, leaf after leaf, into runs of at most `max_bytes` (or one tensor)."""
-    runs, size = [[]], 0
-    for leaf, group in leaves.items():
-        for tensor in group:
-            nbytes = math.prod(tensor.shape) * itemsize
-            if runs[-1] and size + nbytes > max_bytes:
-                runs.append([])
-                size = 0
-            runs[-1].append((leaf, tensor))
-            size += nbytes
-    return runs
-
-
 def save(
-    path: str | Path,
-    config: QwenConfig,
-    params: Params,
-    *,
-    dtype: str,
-    hf_config_extra: dict[str, Any],
-    max_shard_bytes: int = 5 * 10**9,
+    path: str | Path, config: QwenConfig, params: Params, *, dtype: str, hf_config_extra: dict, max_shard_bytes=SHARD
 ) -> None:
     """Write what `transformers` loads: config.json and safetensors in `dtype`. `path` appears when it is whole. Every
     host calls it; the first writes.
@@ -202,40 +179,43 @@ def save(
     path = Path(path)
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: one of {', '.join(DTYPES)}")
-    if not hosts.first():
-        for leaf in tensors(config):  # the first host cannot fetch alone
-            hosts.fetch(flatten(params)[leaf])
-        hosts.agree("written")
-        return
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-        raise ValueError(f"{path} exists and is not an empty directory: remove it or choose another")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.parent / f".{path.name}.{os.getpid()}.partial"
-    partial.mkdir()
+    unfinished = path.parent / f".{path.name}.{os.getpid()}.partial"
+    if hosts.first():
+        if path.exists() and (path.is_file() or any(path.iterdir())):
+            raise ValueError(f"{path} exists and is not an empty directory: remove it or choose another")
+        unfinished.mkdir(parents=True)
     try:
-        write_weights(partial, config, params, dtype, max_shard_bytes)
-        (partial / "config.json").write_text(json.dumps(config.to_hf(dtype, hf_config_extra), indent=2) + "\n")
-        os.replace(partial, path)
+        write_weights(unfinished, config, params, dtype, max_shard_bytes)
+        hosts.write(unfinished / "config.json", json.dumps(config.to_hf(dtype, hf_config_extra), indent=2) + "\n")
+        if hosts.first():
+            os.replace(unfinished, path)
     except BaseException:
-        shutil.rmtree(partial)
+        shutil.rmtree(unfinished, ignore_errors=True)
         raise
     hosts.agree("written")
 
 
 def write_weights(path: Path, config: QwenConfig, params: Params, dtype: str, max_shard_bytes: int) -> None:
+    """In files of at most that size (or one tensor), and their index where there are several."""
     kind, values = np.dtype(DTYPES[dtype]), flatten(params)
-    runs = shards(tensors(config), kind.itemsize, max_shard_bytes)
-    name, host, weight_map, total = "", np.empty(0), {}, 0
-    for number, run in enumerate(runs, 1):
-        file = f"model-{number:05}-of-{len(runs):05}.safetensors" if len(runs) > 1 else "model.safetensors"
+    every = {tensor.name: (leaf, tensor) for leaf, group in tensors(config).items() for tensor in group}
+    files = split_state_dict_into_shards_factory(
+        every,
+        get_storage_size=lambda entry: math.prod(entry[1].shape) * kind.itemsize,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    leaf, host = "", np.empty(0)
+    for file, names in files.filename_to_tensors.items():
         block = {}
-        for leaf, tensor in run:
-            if leaf != name:  # tensors of a leaf are consecutive: each leaf is fetched once
-                name, host = leaf, hosts.fetch(values[leaf]).astype(kind)
-            block[tensor.name] = tensor.theirs(host if tensor.layer is None else host[tensor.layer])
-        save_file(block, path / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(block, file)
-        total += sum(x.nbytes for x in block.values())
-    if len(runs) > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (path / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+        for name in names:
+            if every[name][0] != leaf:  # tensors of a leaf are consecutive: it is fetched once, by all hosts together
+                leaf = every[name][0]
+                host = hosts.fetch(values[leaf]).astype(kind)
+            tensor = every[name][1]
+            block[name] = tensor.theirs(host if tensor.layer is None else host[tensor.layer])
+        if hosts.first():
+            save_file(block, path / file, metadata={"format": "pt"})
+    if files.is_sharded:
+        index = {"metadata": files.metadata, "weight_map": files.tensor_to_filename}
+        hosts.write(path / "model.safetensors.index.json", json.dumps(index, indent=2) + "\n")

@@ -6,7 +6,7 @@ nested dict of arrays, {"embed", "layers": {...}, "norm", "lm_head" when untied}
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import Any
 
@@ -15,9 +15,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 Params = dict[str, Any]  # nested dict of arrays
-Attend = Callable[
-    ..., tuple[jax.Array, Any]
-]  # (q [B,T,H,D], k [B,T,K,D], v [B,T,K,D], layer i32[], carry) -> (out, carry)
+# (q [B,T,H,D], k [B,T,K,D], v [B,T,K,D], layer i32[], carry) -> (out, carry)
+Attend = Callable[..., tuple[jax.Array, Any]]
 
 
 @dataclass(frozen=True)
@@ -43,13 +42,13 @@ class QwenConfig:
         rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
         rope_type = rope.get("rope_type", rope.get("type", "default"))
         windowed = hf.get("use_sliding_window") or "sliding_attention" in (hf.get("layer_types") or ())
+        model_type = hf.get("model_type")
         refusals = {
-            f"model_type={hf.get('model_type')!r}: only qwen2 and qwen3": hf.get("model_type")
-            not in ("qwen2", "qwen3"),
-            f"rope_type={rope_type!r}: only default": rope_type != "default",
+            f"{model_type=}: only qwen2 and qwen3": model_type not in ("qwen2", "qwen3"),
+            f"{rope_type=}: only default": rope_type != "default",
             f"hidden_act={hf.get('hidden_act')!r}: only silu": hf.get("hidden_act", "silu") != "silu",
             "sliding-window attention: set use_sliding_window to false": windowed,
-            "attention_bias=true on qwen3": hf.get("model_type") == "qwen3" and hf.get("attention_bias"),
+            "attention_bias=true on qwen3": model_type == "qwen3" and hf.get("attention_bias"),
             "quantization_config: load the unquantized checkpoint": hf.get("quantization_config"),
         }
         for reason, refused in refusals.items():
@@ -62,8 +61,7 @@ class QwenConfig:
         }
         values = hf | derived
         names = [name for name in cls.__dataclass_fields__ if name != "value_head"]
-        missing = [name for name in names if name not in values]
-        if missing:
+        if missing := [name for name in names if name not in values]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
         return cls(**{name: values[name] for name in names})
 
@@ -113,9 +111,7 @@ class Layer(nnx.Module):
             self.q_norm = param(rngs, ones, (D,), ("norm",))
             self.k_norm = param(rngs, ones, (D,), ("norm",))
 
-    def __call__(
-        self, x: jax.Array, rope: tuple, attend: Attend, layer: jax.Array, carry: Any
-    ) -> tuple[jax.Array, Any]:
+    def __call__(self, x, rope: tuple, attend: Attend, layer: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
         """x [B*T,E] -> x [B*T,E], carry; rope holds the batch's shape. Flat, so that the gradient of every weight is
         one plain matmul: XLA:CPU takes 2.4 times as long to contract two axes."""
         h = rms_norm(x, self.attn_norm[...], self.eps)
@@ -206,25 +202,16 @@ def cast(tree: Params, dtype: Any) -> Params:
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
 
 
+recomputed = partial(jax.checkpoint, prevent_cse=False)
 REMAT: dict[str, Callable] = {  # what the backward pass of a layer recomputes
     "none": lambda layer: layer,
-    "dots": lambda layer: jax.checkpoint(
-        layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable, prevent_cse=False
-    ),
-    "full": lambda layer: jax.checkpoint(layer, prevent_cse=False),
+    "dots": partial(recomputed, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
+    "full": recomputed,
 }
 
 
 def forward(
-    config: QwenConfig,
-    params: Params,
-    tokens: jax.Array,
-    positions: jax.Array,
-    attend: Attend,
-    carry: Any = None,
-    *,
-    dtype: Any,
-    remat: str = "none",
+    config: QwenConfig, params: Params, tokens, positions, attend: Attend, carry: Any = None, *, dtype, remat="none"
 ) -> tuple[jax.Array, Any]:
     """tokens, positions i32[B,T] -> hidden [B,T,E] after the final norm, and `carry` as `attend` left it.
 
@@ -254,14 +241,14 @@ def head(config: QwenConfig, params: Params, hidden: jax.Array, dtype: Any) -> j
 def token_logps(
     config: QwenConfig,
     params: Params,
-    hidden: jax.Array,
-    targets: jax.Array,
+    hidden,
+    targets,
     *,
-    temperature: float | jax.Array,
+    temperature,
     chunk: int,
-    dtype: Any,
-    place: Callable[[jax.Array], jax.Array] = lambda hidden: hidden,
-    place_logits: Callable[[jax.Array], jax.Array] = lambda logits: logits,
+    dtype,
+    place=lambda hidden: hidden,
+    place_logits=lambda logits: logits,
 ) -> tuple[jax.Array, jax.Array]:
     """log p(target) and entropy, f32[B,T] both, of p = softmax(logits / temperature); hidden [B,T,E], targets i32[B,T].
 
@@ -286,9 +273,6 @@ def token_logps(
         x = jnp.pad(x, [(0, 0), (0, count * width - T)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(B, count, width, *x.shape[2:]), 1, 0)
 
-    def join(x):  # [count,B,width] -> [B,T]
-        return jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :T]
-
-    score_chunk = jax.checkpoint(score, prevent_cse=False)
-    _, (logps, entropy) = jax.lax.scan(lambda _, xs: (None, score_chunk(*xs)), None, (split(hidden), split(targets)))
+    join = lambda x: jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :T]  # [count,B,width] -> [B,T]
+    logps, entropy = jax.lax.map(lambda xs: recomputed(score)(*xs), (split(hidden), split(targets)))
     return join(logps), join(entropy)

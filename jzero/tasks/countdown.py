@@ -3,9 +3,12 @@
 A problem's split is a hash of what it is (sorted numbers, target), so train and held-out problems never meet,
 procedural or published. Imports no jax: grader processes load this module."""
 
+import ast
 import functools
 import hashlib
+import itertools
 import json
+import operator
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -27,11 +30,16 @@ DEPTH = 32  # nested parentheses of an equation
 
 
 class Row(NamedTuple):
-    """One published problem; `prompt` is "" where the set has no prompt of its own."""
+    """One problem; `prompt` is "" but of a published set that has prompts of its own."""
 
     numbers: tuple[int, ...]
     target: int
-    prompt: str
+    prompt: str = ""
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], int]:
+        """What it is: problems that share it are the same."""
+        return tuple(sorted(self.numbers)), self.target
 
 
 class Attempt(NamedTuple):
@@ -53,27 +61,19 @@ def _question(numbers: Sequence[int], target: int) -> str:
     )
 
 
-def _r1(numbers: Sequence[int], target: int) -> str:
-    return (
+TEMPLATES: dict[str, Callable[[Sequence[int], int], str]] = {
+    "r1": lambda numbers, target: (
         "This is a conversation between User and Assistant. User asks a question; Assistant first thinks it through, "
         f"then replies with the answer.\nUser: {_question(numbers, target)}\n"
         "Assistant: Let me solve this step by step.\n<think>"
-    )
-
-
-def _qwen_chat(numbers: Sequence[int], target: int) -> str:
-    return (
+    ),
+    "qwen_chat": lambda numbers, target: (
         "<|im_start|>system\nYou are a helpful assistant. You think before you answer.<|im_end|>\n"
         f"<|im_start|>user\n{_question(numbers, target)}<|im_end|>\n"
         "<|im_start|>assistant\nLet me solve this step by step.\n<think>"
-    )
-
-
-def _plain(numbers: Sequence[int], target: int) -> str:
-    return f"{' '.join(map(str, numbers))}={target}\n"
-
-
-TEMPLATES: dict[str, Callable[[Sequence[int], int], str]] = {"r1": _r1, "qwen_chat": _qwen_chat, "plain": _plain}
+    ),
+    "plain": lambda numbers, target: f"{' '.join(map(str, numbers))}={target}\n",
+}
 
 
 # Problems
@@ -123,26 +123,17 @@ def _space(task: "config.Task") -> str:
     )
 
 
-def _problem(task: "config.Task", split: str, index: int, row: Row) -> Problem:
-    prompt = row.prompt or TEMPLATES[task.template](row.numbers, row.target)
-    return Problem(
-        f"countdown/{split}/{index}", "countdown", prompt, {"numbers": list(row.numbers), "target": row.target}
-    )
-
-
-def problem(task: "config.Task", seed: int, split: str, index: int) -> Problem:
-    """The index-th procedural problem of a split, "train" or "eval"."""
-    numbers, target = draw(task, random.Random(f"countdown/{seed}/{split}/{index}"), wanted=split == "eval")
-    return _problem(task, split, index, Row(numbers, target, ""))
+def made(row: Row, template: str, id: str) -> Problem:
+    prompt = row.prompt or TEMPLATES[template](row.numbers, row.target)
+    return Problem(id, "countdown", prompt, {"numbers": list(row.numbers), "target": row.target})
 
 
 def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step; a published set is shuffled anew every epoch."""
     indices = range(step * count, (step + 1) * count)
-    if not task.data:
-        return [problem(task, seed, "train", i) for i in indices]
-    rows = _shuffled(task.data, seed)
-    return [_problem(task, "train", i, rows[i]) for i in indices]
+    rng = lambda i: random.Random(f"countdown/{seed}/train/{i}")
+    row = _shuffled(task.data, seed).__getitem__ if task.data else lambda i: Row(*draw(task, rng(i), wanted=False))
+    return [made(row(i), task.template, f"countdown/train/{i}") for i in indices]
 
 
 def eval_problems(task: "config.Task", count: int) -> list[Problem]:
@@ -151,22 +142,27 @@ def eval_problems(task: "config.Task", count: int) -> list[Problem]:
         rows = _published(task.data)[1]
         if len(rows) < count:
             raise ValueError(f"eval.problems={count} is more than the {len(rows)} held-out problems of {task.data}")
-        chosen = random.Random(EVAL_SEED).sample(rows, count)
-        return [_problem(task, "eval", i, row) for i, row in enumerate(chosen)]
+        rows = random.Random(EVAL_SEED).sample(rows, count)
+    else:
+        rows = _distinct(task, count)
+    return [made(row, task.template, f"countdown/eval/{i}") for i, row in enumerate(rows)]
+
+
+def _distinct(task: "config.Task", count: int) -> list[Row]:
+    """Held-out procedural problems, no two of the same numbers and target."""
     rng = random.Random(f"countdown/{EVAL_SEED}/eval")
-    problems: dict[tuple[tuple[int, ...], int], Row] = {}
+    found: dict[Any, Row] = {}
     repeats = 0
-    while len(problems) < count:
-        numbers, target = draw(task, rng, wanted=True)
-        key = (tuple(sorted(numbers)), target)
-        repeats = repeats + 1 if key in problems else 0
+    while len(found) < count:
+        row = Row(*draw(task, rng, wanted=True))
+        repeats = repeats + 1 if row.key in found else 0
         if repeats > 1000:
             raise ValueError(
-                f"eval.problems={count} is more than the {len(problems)} distinct held-out problems found: "
+                f"eval.problems={count} is more than the {len(found)} distinct held-out problems found: "
                 f"lower it or widen {_space(task)}"
             )
-        problems.setdefault(key, Row(numbers, target, ""))
-    return [_problem(task, "eval", i, row) for i, row in enumerate(problems.values())]
+        found.setdefault(row.key, row)
+    return list(found.values())
 
 
 # Published sets
@@ -174,37 +170,33 @@ def eval_problems(task: "config.Task", count: int) -> list[Problem]:
 
 def to_rows(dataset: Any, data: str) -> list[Row]:
     """The problems of a published set."""
-    columns = set(dataset.column_names)
-    numbers = "nums" if "nums" in columns else "numbers"
-    if {"input", "gt_answer"} <= columns:
-        table = dataset.select_columns(["input", "gt_answer"])[:]
-        golds = [json.loads(gold) if isinstance(gold, str) else gold for gold in table["gt_answer"]]
-        return [
-            Row(tuple(map(int, g["numbers"])), int(g["target"]), prompt)
-            for g, prompt in zip(golds, table["input"], strict=True)
-        ]
-    if {numbers, "target"} <= columns:
-        table = dataset.select_columns([numbers, "target"])[:]
-        return [Row(tuple(map(int, n)), int(t), "") for n, t in zip(table[numbers], table["target"], strict=True)]
-    raise ValueError(
-        f"task.data={data} has columns {sorted(columns)}: countdown needs nums (or numbers) and target, "
-        "or input and gt_answer"
-    )
+    for first, second in (("gt_answer", "input"), ("nums", "target"), ("numbers", "target")):
+        if {first, second} <= set(dataset.column_names):
+            table = dataset.select_columns([first, second])[:]
+            pairs = list(zip(table[first], table[second], strict=True))
+            break
+    else:
+        raise ValueError(
+            f"task.data={data} has columns {sorted(dataset.column_names)}: countdown needs nums (or numbers) and "
+            "target, or input and gt_answer"
+        )
+    if first != "gt_answer":
+        return [Row(tuple(map(int, numbers)), int(target)) for numbers, target in pairs]
+    golds = [(json.loads(gold) if isinstance(gold, str) else gold, prompt) for gold, prompt in pairs]
+    return [Row(tuple(map(int, gold["numbers"])), int(gold["target"]), prompt) for gold, prompt in golds]
 
 
 @functools.cache
 def _published(data: str) -> tuple[list[Row], list[Row]]:
     """(train, held-out) rows. Held out are the distinct rows of its test split or, without one, those the hash says."""
     splits = sets.load(data)
-    if "train" not in splits:
-        raise ValueError(f"task.data={data} has splits {list(splits)}: countdown needs train")
-    rows = to_rows(splits["train"], data)
+    rows = to_rows(sets.split(data, "train"), data)
     if "test" in splits:
         test = to_rows(splits["test"], data)
     else:
         test = [row for row in rows if held_out(row.numbers, row.target)]
-    distinct = {(tuple(sorted(row.numbers)), row.target): row for row in test}
-    train = [row for row in rows if (tuple(sorted(row.numbers)), row.target) not in distinct]
+    distinct = {row.key: row for row in test}
+    train = [row for row in rows if row.key not in distinct]
     if not train:
         raise ValueError(f"task.data={data} has {len(rows)} rows and none is left to train on")
     return train, list(distinct.values())
@@ -218,79 +210,41 @@ def _shuffled(data: str, seed: int) -> Any:
 # Grading
 
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-"})
-_LATEX = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\dfrac": r"\frac"}
 _TOKEN = re.compile(r"[ \t\r\n]*(0|[1-9][0-9]*|[-+*/(){}]|\\(?:times|cdot|div|d?frac)(?![a-zA-Z]))[ \t\r\n]*")
+_PYTHON = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\frac": "frac", r"\dfrac": "frac", "{": "[", "}": "]"}
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
-class _Malformed(ValueError):
-    """The answer is not an expression of the game."""
+def parse(text: str) -> tuple[list[int], Fraction | None]:
+    """The numbers of an expression and its value, None where something is divided by zero. ValueError where it is not
+    an expression of the game: integers, + - * / ( ) and \\frac{}{}, which Python's parser reads as frac[][]."""
+    tokens: list[str] = _TOKEN.findall(text)
+    depths = itertools.accumulate((token in "({") - (token in ")}") for token in tokens)
+    if _TOKEN.sub("", text) or max(depths, default=0) > DEPTH:
+        raise ValueError(text)
+    try:
+        tree = ast.parse(" ".join(_PYTHON.get(token, token) for token in tokens), mode="eval")
+    except SyntaxError as error:
+        raise ValueError(text) from error
+    return [int(token) for token in tokens if token.isdigit()], _value(tree.body)
 
 
-class _Parser:
-    """Recursive descent over one expression: sum := product (+|- product)*, product := atom (*|/ atom)*,
-    atom := - atom | number | ( sum ) | \\frac{sum}{sum}. Values are Fractions, or None after a division by zero."""
-
-    def __init__(self, text: str):
-        self.tokens, at = [], 0
-        while at < len(text):
-            match = _TOKEN.match(text, at)
-            if not match:
-                raise _Malformed
-            self.tokens.append(_LATEX.get(match[1], match[1]))
-            at = match.end()
-        self.tokens.reverse()  # the next token is the last: peek is [-1], advance is pop
-        self.numbers: list[int] = []
-        self.value = self._sum(0)
-        if self.tokens:
-            raise _Malformed
-
-    def _accept(self, *tokens: str) -> str:
-        return self.tokens.pop() if self.tokens and self.tokens[-1] in tokens else ""
-
-    def _expect(self, token: str) -> None:
-        if not self._accept(token):
-            raise _Malformed
-
-    def _sum(self, depth: int) -> Fraction | None:
-        value = self._product(depth)
-        while op := self._accept("+", "-"):
-            value = _apply(op, value, self._product(depth))
-        return value
-
-    def _product(self, depth: int) -> Fraction | None:
-        value = self._atom(depth)
-        while op := self._accept("*", "/"):
-            value = _apply(op, value, self._atom(depth))
-        return value
-
-    def _atom(self, depth: int) -> Fraction | None:
-        if depth > DEPTH or not self.tokens:
-            raise _Malformed
-        token = self.tokens.pop()
-        if token.isdigit():
-            self.numbers.append(int(token))
-            return Fraction(self.numbers[-1])
-        if token == "-":
-            return _apply("-", Fraction(0), self._atom(depth + 1))
-        if token == "(":
-            value = self._sum(depth + 1)
-            self._expect(")")
-            return value
-        if token == r"\frac":
-            return _apply("/", self._braced(depth + 1), self._braced(depth + 1))
-        raise _Malformed
-
-    def _braced(self, depth: int) -> Fraction | None:
-        self._expect("{")
-        value = self._sum(depth)
-        self._expect("}")
-        return value
-
-
-def _apply(op: str, a: Fraction | None, b: Fraction | None) -> Fraction | None:
-    if a is None or b is None or (op == "/" and b == 0):
+def _value(node: ast.AST) -> Fraction | None:
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.UnaryOp(op=ast.USub(), operand=right):
+            left, op = ast.Constant(0), ast.Sub()
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            pass
+        case ast.Subscript(value=ast.Subscript(value=ast.Name(), slice=left), slice=right):
+            op = ast.Div()
+        case _:
+            raise ValueError(ast.dump(node))
+    a, b = _value(left), _value(right)
+    if a is None or b is None or (isinstance(op, ast.Div) and not b):
         return None
-    return a + b if op == "+" else a - b if op == "-" else a * b if op == "*" else a / b
+    return _OPERATIONS[type(op)](a, b)
 
 
 def extract(response: str) -> str | None:
@@ -315,11 +269,11 @@ def grade(response: str, gold: Any, task: "config.Task") -> Grade:
     if equals and target not in (left, right):
         return Grade(0.0, False, "malformed")
     try:
-        parsed = _Parser(right if equals and right != target else left)
-    except _Malformed:
+        numbers, value = parse(right if equals and right != target else left)
+    except ValueError:
         return Grade(0.0, False, "malformed")
-    if sorted(parsed.numbers) != sorted(gold["numbers"]):
+    if sorted(numbers) != sorted(gold["numbers"]):
         return Grade(task.format_score, False, "wrong numbers")
-    if parsed.value != gold["target"]:
+    if value != gold["target"]:
         return Grade(task.format_score, False, "wrong value")
     return Grade(1.0, True, "correct")

@@ -43,15 +43,20 @@ def load(data: str) -> dict[str, Any]:
     return dict(dataset) if isinstance(dataset, dict) else {"train": dataset}
 
 
+def split(data: str, *wanted: str) -> Any:
+    """The Dataset of the first wanted split that there is, or of the only one."""
+    splits = load(data)
+    names = [name for name in wanted if name in splits] or list(splits)
+    if len(splits) > 1 and names[0] not in wanted:
+        raise ValueError(f"task.data={data} has splits {', '.join(splits)}: {wanted[0]} is not among them")
+    return splits[names[0]]
+
+
 def _load(data: str) -> Any:
     import datasets
 
-    readers = {
-        ".json": _json,
-        ".jsonl": _json,
-        ".parquet": datasets.Dataset.from_parquet,
-        ".arrow": datasets.Dataset.from_file,
-    }
+    readers = {".json": _json, ".jsonl": _json}
+    readers |= {".parquet": datasets.Dataset.from_parquet, ".arrow": datasets.Dataset.from_file}
     suffix = os.path.splitext(data)[1]
     if os.path.isdir(data):
         files = {path.stem: path for path in sorted(Path(data).iterdir()) if path.suffix in readers}
@@ -71,9 +76,8 @@ def _json(path: str) -> Any:
     import datasets
 
     text = Path(path).read_text(encoding="utf-8")
-    table = (
-        json.loads(text) if text.lstrip().startswith("[") else [json.loads(s) for s in text.split("\n") if s.strip()]
-    )
+    whole = text.lstrip().startswith("[")
+    table = json.loads(text) if whole else [json.loads(line) for line in text.split("\n") if line.strip()]
     columns = {name: [row.get(name) for row in table] for name in dict.fromkeys(name for row in table for name in row)}
     for name, values in columns.items():
         kinds = {type(value) for value in values} - {type(None)}
@@ -128,14 +132,10 @@ def contaminated(problems: Sequence[str]) -> bool:
     return 2 * len(known & set(map(digest, problems))) > len(known)
 
 
-def words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.lower())
-
-
 def grams(text: str, n: int) -> set[tuple[str, ...]]:
     """n-grams of lower-case words; a shorter text is one gram."""
-    each = words(text)
-    return {tuple(each[i : i + n]) for i in range(max(1, len(each) - n + 1))} if each else set()
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + n]) for i in range(max(1, len(words) - n + 1))} if words else set()
 
 
 def stream(sets: Sequence[Sequence[Any]], weights: Sequence[float], seed: int) -> Any:

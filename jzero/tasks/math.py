@@ -83,10 +83,10 @@ def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int,
     notes, kept = [], []
     sources = [source.strip() for source in train.split(",") if source.strip()]
     tested = [test] if test else [source for source in sources if "test" in data.load(source)]
-    held_out = [row for source in tested for row in data.rows(_split(source, "test"), problem, answer, source)]
+    held_out = [row for source in tested for row in data.rows(data.split(source, "test"), problem, answer, source)]
     known = {data.digest(row.problem) for row in held_out}
     for source in sources:
-        dataset = data.of_levels(_split(source, "train"), low, high, source)
+        dataset = data.of_levels(data.split(source, "train"), low, high, source)
         rows = data.rows(dataset, problem, answer, source)
         if data.contaminated([row.problem for row in rows]):
             raise ValueError(
@@ -95,9 +95,9 @@ def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int,
             )
         new = [row for row in rows if data.digest(row.problem) not in known]
         good = [row for row in new if grades_itself(row.answer, verifier)]
-        notes += [f"{source}: {len(rows) - len(new)} problems dropped, they are held out"] * (len(new) < len(rows))
-        lost = len(new) - len(good)
-        notes += [f"{source}: {lost} problems dropped, their answer does not grade 1 against itself"] * (lost > 0)
+        lost = {"they are held out": len(rows) - len(new)}
+        lost["their answer does not grade 1 against itself"] = len(new) - len(good)
+        notes += [f"{source}: {count} problems dropped, {why}" for why, count in lost.items() if count]
         if not good:
             raise ValueError(
                 f"task.data={source} has {len(rows)} problems of these levels and none is left to train on"
@@ -105,14 +105,6 @@ def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int,
         notes.append(f"{source}: {len(good)} problems")
         kept.append(good)
     return Sets(kept, held_out, notes)
-
-
-def _split(source: str, wanted: str) -> Any:
-    """The split of that name, or the only one there is."""
-    splits = data.load(source)
-    if wanted not in splits and len(splits) > 1:
-        raise ValueError(f"task.data={source} has splits {', '.join(splits)}: {wanted} is not among them")
-    return splits[wanted] if wanted in splits else next(iter(splits.values()))
 
 
 def grades_itself(answer: Any, verifier: str) -> bool:

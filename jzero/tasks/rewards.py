@@ -5,7 +5,7 @@ batch, where the batch is collected. A user's own is "module:function", called w
 
 import importlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,30 +22,22 @@ STEP = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,")
 STEPS = 3  # for the whole reward
 
 
-# One response: (response, settings)
-
-
-def format_reward(response: str, settings: "config.Reward") -> float:
-    """1 for a thought and an answer in their tags, each on lines of their own, every tag once."""
-    once = all(response.count(tag.strip()) == 1 for tag in TAGS)
-    return float(once and FORMAT.match(response) is not None)
-
-
-def tag_count(response: str, settings: "config.Reward") -> float:
-    """A quarter for each of the four tags that is there exactly once."""
-    return sum(response.count(tag) == 1 for tag in TAGS) / len(TAGS)
-
-
-def reasoning_steps(response: str, settings: "config.Reward") -> float:
-    """min(1, steps / 3). A numbered step counts at the very start of the response only, as in open-r1."""
-    return min(1.0, len(STEP.findall(response)) / STEPS)
-
-
 def repetition_penalty(response: str, settings: "config.Reward") -> float:
     """(1 - distinct / all) * repetition_max over the n-grams of lower-case words."""
     words, n = response.lower().split(), settings.repetition_ngram
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return (1 - len(set(grams)) / len(grams)) * settings.repetition_max if grams else 0.0
+
+
+RESPONSE: dict[str, Callable[[str, Any], float]] = {  # of one: (response, settings)
+    # 1 for a thought and an answer in their tags, each on lines of their own, every tag once
+    "format": lambda text, _: float(all(text.count(tag.strip()) == 1 for tag in TAGS) and bool(FORMAT.match(text))),
+    # a quarter for each of the four tags that is there exactly once
+    "tag_count": lambda text, _: sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS),
+    # min(1, steps / 3); a numbered step counts at the very start of the response only, as in open-r1
+    "reasoning_steps": lambda text, _: min(1.0, len(STEP.findall(text)) / STEPS),
+    "repetition_penalty": repetition_penalty,
+}
 
 
 # A batch: (correct bool[N], lengths i[N], settings) -> f[N]
@@ -76,12 +68,6 @@ def soft_overlong(correct: np.ndarray, lengths: np.ndarray, settings: "config.Re
     return np.where(lengths > settings.overlong_length, -1.0, falling)
 
 
-RESPONSE: dict[str, Callable[[str, Any], float | None]] = {
-    "format": format_reward,
-    "tag_count": tag_count,
-    "reasoning_steps": reasoning_steps,
-    "repetition_penalty": repetition_penalty,
-}
 BATCH = {"length": length, "cosine": cosine, "soft_overlong": soft_overlong}
 TOKENS = ("soft_overlong",)  # counts tokens whatever reward.unit says
 NAMES = ("accuracy", *RESPONSE, *BATCH)  # accuracy is the score of the task's own grader
@@ -95,16 +81,15 @@ def check(settings: "config.Reward") -> None:
                 f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or module:function; "
                 "give the flag once for each"
             )
-    if settings.weights and len(settings.weights) != len(settings.functions):
-        raise ValueError(
-            f"task.reward.weights has {len(settings.weights)} entries for {len(settings.functions)} functions: give "
-            "one each, or none for 1"
-        )
-    if not all(isinstance(weight, int | float) for weight in settings.weights):
-        raise ValueError(f"task.reward.weights={settings.weights} must be numbers")
-    for name in settings.functions:
-        if ":" in name:
+        if name not in NAMES:
             _function(name)
+    count, weights = len(settings.functions), settings.weights
+    if weights and len(weights) != count:
+        raise ValueError(
+            f"task.reward.weights has {len(weights)} entries for {count} functions: give one each, or none for 1"
+        )
+    if not all(isinstance(weight, int | float) for weight in weights):
+        raise ValueError(f"task.reward.{weights=} must be numbers")
 
 
 def _function(name: str) -> Callable[[str, Any, Any], float | None]:
@@ -117,32 +102,24 @@ def _function(name: str) -> Callable[[str, Any, Any], float | None]:
 
 def of_response(response: str, gold: Any, task: "config.Task", grade: Grade) -> Grade:
     """The grade with the parts that this response alone decides."""
-    values: dict[str, float | None] = {}
-    for name in task.reward.functions if hasattr(task, "reward") else ():  # python -m jzero.grade has none
-        if name in RESPONSE:
-            values[name] = RESPONSE[name](response, task.reward)
-        elif ":" in name:
-            values[name] = _function(name)(response, gold, task)
+    functions = task.reward.functions if hasattr(task, "reward") else ()  # python -m jzero.grade has none
+    values = {name: RESPONSE[name](response, task.reward) for name in functions if name in RESPONSE}
+    values |= {name: _function(name)(response, gold, task) for name in functions if ":" in name}
     return replace(grade, parts={name: float(value) for name, value in values.items() if value is not None})
 
 
-def of_batch(
-    grades: Sequence[Grade], characters: Sequence[int], tokens: Sequence[int], settings: "config.Reward"
-) -> list[Grade]:
+def of_batch(grades: list[Grade], characters: list[int], tokens: list[int], settings: "config.Reward") -> list[Grade]:
     """The grades of a batch with all their parts, and their weighted sum as the score."""
     if tuple(settings.functions) == ("accuracy",) and not settings.weights:
-        return list(grades)
+        return grades
     correct = np.array([grade.correct for grade in grades], bool)
     lengths = {"characters": np.asarray(characters, float), "tokens": np.asarray(tokens, float)}
-    batch = {
-        name: BATCH[name](correct, lengths["tokens" if name in TOKENS else settings.unit], settings)
-        for name in settings.functions
-        if name in BATCH and len(grades)
-    }
     weights = dict(zip(settings.functions, settings.weights or (1.0,) * len(settings.functions), strict=True))
-    done = []
-    for i, grade in enumerate(grades):
-        parts = {"accuracy": grade.score} | grade.parts | {name: float(values[i]) for name, values in batch.items()}
-        parts = {name: parts[name] for name in weights if name in parts}
-        done.append(replace(grade, score=sum(weights[name] * value for name, value in parts.items()), parts=parts))
-    return done
+    every = [{"accuracy": grade.score} | grade.parts for grade in grades]
+    for name in BATCH.keys() & weights.keys() if grades else ():
+        values = BATCH[name](correct, lengths["tokens" if name in TOKENS else settings.unit], settings)
+        for parts, value in zip(every, values, strict=True):
+            parts[name] = float(value)
+    every = [{name: parts[name] for name in weights if name in parts} for parts in every]
+    score = lambda parts: sum(weights[name] * value for name, value in parts.items())
+    return [replace(grade, score=score(parts), parts=parts) for grade, parts in zip(grades, every, strict=True)]

@@ -55,12 +55,7 @@ def parse(spec: str) -> tuple[str, Suite]:
 
 
 def dataset(suite: Suite) -> Any:
-    """The rows of a suite as a Dataset: of its split, else of the only one or of "test"."""
-    splits = data.load(suite.data)
-    for name in (suite.split, *(splits if len(splits) == 1 else ["test"])):
-        if name in splits:
-            return splits[name]
-    raise ValueError(f"{suite.data} has splits {', '.join(splits)}: {suite.split} is not among them")
+    return data.split(suite.data, suite.split, "test")
 
 
 def problems(spec: str, task: "config.Task", limit: int, seed: int) -> tuple[str, list[Problem]]:
@@ -91,9 +86,7 @@ def _countdown(name: str, suite: Suite, task: "config.Task", count: int) -> list
     if not suite.data:
         return countdown.eval_problems(type(task)(template=template), count)
     rows = countdown.to_rows(dataset(suite), suite.data)
-    prompts = [row.prompt or countdown.TEMPLATES[template](row.numbers, row.target) for row in rows]
-    golds = [{"numbers": list(row.numbers), "target": row.target} for row in rows]
-    return [Problem(f"{name}/{i}", "countdown", *each) for i, each in enumerate(zip(prompts, golds, strict=True))]
+    return [countdown.made(row, template, f"{name}/{i}") for i, row in enumerate(rows)]
 
 
 def choices(task: "config.Task", id: str, row: dict[str, Any], seed: int) -> Problem:
