@@ -80,8 +80,9 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
     trainer = learn.make_trainer(settings, model, critic, mesh)
     batches, state = learn.abstract_batches(trainer), trainer.policy.abstract_state()
     placed = lambda x, place: x.update(dtype=engine.dtype, sharding=place)
-    weights = jax.tree.map(placed, state.params, sharding.param_shardings(model, decode))
-    programs = {"publish": (sharding.gather_program(model, mesh, engine.dtype), (state.params,))}
+    publish = sharding.gather_program(model, mesh, engine.dtype)
+    weights = jax.tree.map(placed, jax.eval_shape(publish, state.params), sharding.decoder_shardings(model, decode))
+    programs = {"publish": (publish, (state.params,))}
     programs |= engine.programs(weights, sample.prefills(engine))
     learned = trainer.policy.programs(batches, trainer.layouts)
     old, reference = learn.scores_old(settings), algorithms.needs_reference(settings.algorithm)

@@ -76,25 +76,37 @@ def like_params(tree, params, shardings, mesh: Mesh):
     return jax.tree.map(lambda x: shardings if copy(x) else NamedSharding(mesh, P()), tree, is_leaf=copy)
 
 
+def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
+    """Of the decoder's weights: q, k and v are [L, E, H*D], as numbers of heads that do not fill TPU's tiles of 8 would
+    have all of them laid out anew in every call."""
+    place = param_shardings(config, mesh)
+    flat = {name: NamedSharding(mesh, P(*place["layers"][name].spec[:-1])) for name in ("q", "k", "v")}
+    return place | {"layers": place["layers"] | flat}
+
+
 def gather_program(config: qwen.QwenConfig, train: Mesh, dtype):
     """Jitted: training params -> the decoder's, over tensor split, whole on the devices of every host: cast, then
     all-gather over data and fsdp. Layer by layer: XLA:TPU copies what an all-gather returns into the program's result,
     and would hold all weights twice."""
     every = mesh(list(train.devices.flat), {"slots": -1, "tensor": train.shape["tensor"]})
-    place = param_shardings(config, every)
+    place = decoder_shardings(config, every)
     layer = jax.tree.map(lambda whole: NamedSharding(every, P(*whole.spec[1:])), place["layers"])
     gather = lambda tree, place: jax.lax.with_sharding_constraint(qwen.cast(tree, dtype), place)
 
+    def one(weights: qwen.Params) -> qwen.Params:
+        flat = {name: weights[name].reshape(config.hidden_size, -1) for name in ("q", "k", "v")}
+        return gather(weights | flat, layer)
+
     def program(params: qwen.Params) -> qwen.Params:
         rest = {name: gather(x, place[name]) for name, x in params.items() if name != "layers"}
-        return rest | {"layers": jax.lax.map(lambda x: gather(x, layer), params["layers"])}
+        return rest | {"layers": jax.lax.map(one, params["layers"])}
 
     return jax.jit(program, out_shardings=place)
 
 
 def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype):
     """A function from training params to the decoder's: that program, then this host's own shards of what it makes."""
-    gather, local = gather_program(config, train, dtype), param_shardings(config, decode)
+    gather, local = gather_program(config, train, dtype), decoder_shardings(config, decode)
 
     def view(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         return jax.make_array_from_single_device_arrays(x.shape, sharding, [s.data for s in x.addressable_shards])

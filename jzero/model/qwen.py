@@ -92,7 +92,7 @@ class Layer(nnx.Module):
     def __init__(self, config: QwenConfig, rngs: nnx.Rngs):
         E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
         H, K = config.num_attention_heads, config.num_key_value_heads
-        self.eps = config.rms_norm_eps
+        self.eps, self.head_dim = config.rms_norm_eps, config.head_dim
         self.attn_norm = param(rngs, ones, (E,), ("norm",))
         self.q = param(rngs, normal, (E, H, D), ("embed", "heads", "head_dim"))
         self.k = param(rngs, normal, (E, K, D), ("embed", "kv_heads", "head_dim"))
@@ -115,7 +115,7 @@ class Layer(nnx.Module):
         """x [B*T,E] -> x [B*T,E], carry; rope holds the batch's shape. Flat, so that the gradient of every weight is
         one plain matmul: XLA:CPU takes 2.4 times as long to contract two axes."""
         h = rms_norm(x, self.attn_norm[...], self.eps)
-        q, k, v = project(h, self.q[...]), project(h, self.k[...]), project(h, self.v[...])
+        q, k, v = (project(h, weight[...], self.head_dim) for weight in (self.q, self.k, self.v))
         if self.biased:
             q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
         if self.normed:
@@ -142,11 +142,11 @@ class Qwen(nnx.Module):
             self.lm_head = param(rngs, normal, (E, V), ("embed", "vocab"))
 
 
-def project(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """[N,E] x [E,H,D] -> [N,H,D] as one plain matmul: a batch over heads is slow on CPU, and on TPU the decoder would lay
-    out all weights anew for it."""
+def project(x: jax.Array, weight: jax.Array, head_dim: int) -> jax.Array:
+    """[N,E] x [E,H,D] or [E,H*D] -> [N,H,D] as one plain matmul: a batch over heads is slow on CPU, and on TPU the
+    decoder would lay out all weights anew for it."""
     out = jax.lax.optimization_barrier(x @ weight.reshape(weight.shape[0], -1))
-    return out.reshape(-1, *weight.shape[1:])
+    return out.reshape(-1, out.shape[1] // head_dim, head_dim)
 
 
 def rms_norm(x: jax.Array, scale: jax.Array, eps: float) -> jax.Array:
