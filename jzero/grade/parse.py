@@ -44,6 +44,7 @@ DROPPED, FUNCTIONS, GREEK, HEDGES = (entry.split() for entry in LISTS.split(";")
 WORDS = {"mm", "mg", "oz", "mph", "day", "mile", "cent", "unit", "degree", *UNITS, *UNITS.values()}
 BARE = {*FUNCTIONS, "sqrt", "pi", "ln", "arcsin", "arccos", "arctan"}  # commands with no backslash
 REWRITES = (
+    (r"(?<!\\)\$", " "),
     (r"(\\[dtc]?(?:frac|binom))\s*([0-9])\s*([0-9])", r"\1{\2}{\3}"),
     (r"(?<![0-9.])\.(?=[0-9])", "0."),
     (r"(\.[0-9]*)\\overline\s*\{?([0-9]+)\}?", r"\1¯\2"),
@@ -52,7 +53,7 @@ REWRITES = (
     (r"(?:\\\\\s*)?\\(begin|end)\s*\{(?:[pb]?matrix|array)\}(?:\{[lcr|\s]*\})?", r"\\\1 "),
 )
 LEXER = re.compile(
-    r"""(?P<space>[\s~$]+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
+    r"""(?P<space>[\s~]+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
     |\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|operatorname)\s*\{(?P<text>[^{}]*)\}
     |(?P<grouped>[0-9]{1,3}(?:(?:,|\{,\}|\\,|[ ]|,\s*\\!\s*|\\!\s*,\s*|\\[ ])[0-9]{3}(?![0-9]))+(?:\.[0-9]+)?)
     |(?P<number>[0-9]*\.[0-9]*¯[0-9]+|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[0-9]+|[-+][0-9]{2,}))?)
@@ -71,7 +72,7 @@ def lex(match: re.Match[str], prose: bool = False) -> list[str]:
     if kind == "text":
         return [token for inside in LEXER.finditer(piece) for token in lex(inside, True)]
     if kind == "run" and piece not in ("and", "or"):
-        apart = not before or before[-1] in " \n$"
+        apart = not before or before[-1] in " \n"
         known = len(piece) > 1 and piece.removesuffix("s") in WORDS
         word = prose or known or (apart and len(piece) > 3) or (piece.isupper() and len(piece) > 2)
         return ['"' + piece.replace(".", "")] if word else list(piece)
@@ -179,8 +180,7 @@ class Parser:
         if opening == "|" and "|" in self.tokens[self.at :]:
             self.tokens[self.tokens.index("|", self.at)] = "\\|"
         node = ("list",) if opening + self.tokens[self.at] == "\\{\\}" else self.expression()
-        brackets = opening + self.tokens[self.at]
-        kind = KINDS.get(brackets) or refuse("no end of a group")
+        kind = KINDS.get(brackets := opening + self.tokens[self.at]) or refuse("no end of a group")
         self.at += 1
         items = node[1:] if node[0] == "list" else (node,)
         if len(items) == 1 and (brackets in ("{}", "()") or node[0] == "matrix"):

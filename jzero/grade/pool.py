@@ -178,6 +178,7 @@ def work(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from jzero.tasks import TASKS, rewards  # here: a grader process is the one place where grade knows of tasks
 
+    graders: dict[str, Any] = {name: task.grade for name, task in TASKS.items()}
     for kind, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, MEMORY)):
         resource.setrlimit(kind, (limit, limit))
     pipe = connection.Connection(descriptor)
@@ -188,7 +189,7 @@ def work(descriptor: int) -> None:
             signal.setitimer(signal.ITIMER_PROF, task.grade_seconds)  # its signal ends the process
             start = time.perf_counter()
             try:
-                function = TASKS[name].grade if name in TASKS else pkgutil.resolve_name(name)
+                function = graders.get(name) or graders.setdefault(name, pkgutil.resolve_name(name))
                 grade = rewards.of_response(response, gold, task, function(response, gold, task))
             except MemoryError:
                 os._exit(1)  # a fresh worker has a clean heap
