@@ -1,5 +1,6 @@
 """Math answers through the pool, among hostile ones, and through the command."""
 
+import itertools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from jzero.grade import __main__
 from jzero.grade.pool import Pool
 
 MATH = "jzero.grade.math:grade_problem"
@@ -83,9 +85,12 @@ def test_a_worker_starts_light():
 # python -m jzero.grade
 
 
+ROW = {"id": 0, "task": "math", "prediction": r"\boxed{5}", "gold": "5"}
+
+
 def command(*arguments):
     found = subprocess.run([sys.executable, "-m", "jzero.grade", *map(str, arguments)], capture_output=True, text=True)
-    return found.returncode, found.stderr
+    return found.returncode, found.stdout, found.stderr
 
 
 def test_command_grades_in_order(tmp_path):
@@ -101,7 +106,9 @@ def test_command_grades_in_order(tmp_path):
         {"task": "countdown", "prediction": "</think><answer>2+3+4</answer>", "gold": 10, "meta": gold},
     ]
     source.write_text("".join(json.dumps({"id": k, **case}) + "\n" for k, case in enumerate(cases * 700)))
-    assert command("--in", source, "--out", out, "--workers", 2)[0] == 0
+    code, counters, progress = command("--in", source, "--out", out, "--workers", 2)
+    assert code == 0 and "4900it" in progress
+    assert json.loads(counters)["graded"] == 4900 and json.loads(counters)["echo"] == 700
     found = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["id"] for row in found] == list(range(len(cases) * 700))
     assert [row["score"] for row in found] == [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 0.0] * 700
@@ -123,7 +130,34 @@ def test_command_grades_in_order(tmp_path):
 def test_command_says_which_row_is_wrong(tmp_path, line, message):
     source, out = tmp_path / "cases.jsonl", tmp_path / "scores.jsonl"
     source.write_text(line + "\n")
-    code, errors = command("--in", source, "--out", out, "--workers", 1)
-    assert code == 1 and message in errors and "Traceback" not in errors
+    code, counters, errors = command("--in", source, "--out", out, "--workers", 1)
+    assert code == 1 and message in errors and "Traceback" not in errors and not counters
     assert os.listdir(tmp_path) == ["cases.jsonl"]
-    assert command("--in", tmp_path / "absent", "--out", out)[0] == 2
+
+
+def test_command_refuses_what_it_cannot_do(tmp_path):
+    source, out = tmp_path / "cases.jsonl", tmp_path / "scores.jsonl"
+    source.write_text("")
+    for arguments, message in [
+        (("--in", tmp_path / "absent", "--out", out), f"can't open '{tmp_path / 'absent'}'"),
+        (("--in", source, "--out", out, "--workers", 0), "--workers 0 must be at least 1"),
+    ]:
+        code, _, errors = command(*arguments)
+        assert code == 2 and message in errors.splitlines()[-1] and "Traceback" not in errors
+    assert os.listdir(tmp_path) == ["cases.jsonl"]
+
+
+def test_command_keeps_the_old_grades_on_failure(tmp_path):
+    source, out = tmp_path / "rows", tmp_path / "scores.jsonl"
+    out.write_text("old")
+    source.write_text((json.dumps(ROW) + "\n") * 5000 + "\n{\n")
+    code, _, errors = command("--in", source, "--out", out, "--workers", 1)
+    assert code == 1 and "rows:5002: " in errors
+    assert out.read_text() == "old" and sorted(os.listdir(tmp_path)) == ["rows", "scores.jsonl"]
+
+
+def test_command_holds_a_part_of_the_rows_only():
+    endless = ((f"row {k}", json.dumps(ROW).encode()) for k in itertools.count())
+    with Pool(1) as pool:
+        found = list(itertools.islice(__main__.grades(pool, endless, "fast"), 5000))
+    assert all(json.loads(line)["reason"] == "correct" for line in found)

@@ -7,20 +7,25 @@ which any will do. Counts of reasons and of worker restarts follow on stdout."""
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+
+from tqdm import tqdm
 
 from jzero.grade.extract import TEMPLATES
 from jzero.grade.pool import Pool
 
 MATH = "jzero.grade.math:grade_problem"
 TASKS = {"math": (MATH, "boxed"), "gsm8k": (MATH, "gsm8k"), "countdown": ("countdown", "answer")}  # grader, template
+CHUNK = 4096  # rows in memory
 
 
-def question(line: bytes, where: str, verifier: str) -> tuple[Any, tuple[str, str, Any, Any]]:
-    """A row's id and what Pool.submit takes."""
+def submit(pool: Pool, where: str, line: bytes, verifier: str) -> object:
+    """A row to the pool, under where it stands; its id."""
     try:
         row = json.loads(line)
         (grader, template), gold, prediction = TASKS[row["task"]], row["gold"], row["prediction"]
@@ -32,33 +37,39 @@ def question(line: bytes, where: str, verifier: str) -> tuple[Any, tuple[str, st
         if not isinstance(prediction, str) or template not in TEMPLATES:
             raise ValueError(f"prediction must be a string, template one of {', '.join(TEMPLATES)}")
         settings = SimpleNamespace(template=template, verifier=verifier, grade_seconds=5.0, format_score=0.0)
-        return row["id"], (grader, prediction, gold, settings)
+        pool.submit(where, grader, prediction, gold, settings)
+        return row["id"]
     except (ValueError, KeyError, TypeError) as error:
         kind = f"{error} is missing, or no task" if isinstance(error, KeyError) else error
         raise SystemExit(f"{where}: {kind}") from None
 
 
+def grades(pool: Pool, lines: Iterator[tuple[str, bytes]], verifier: str) -> Iterator[str]:
+    """The lines of the output, for those of the input and where each stands."""
+    while ids := {where: submit(pool, where, line, verifier) for where, line in itertools.islice(lines, CHUNK)}:
+        found = {key: {"score": g.score, "reason": g.reason, "seconds": round(g.seconds, 6)} for key, g in pool.drain()}
+        yield from (json.dumps({"id": id, **found[where]}) + "\n" for where, id in ids.items())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("python -m jzero.grade", description=__doc__)
-    parser.add_argument(
-        "--in", dest="source", type=argparse.FileType("rb"), required=True, help="rows to grade, JSON lines"
-    )
-    parser.add_argument("--out", required=True, help="grades, JSON lines; written when all are graded")
+    parser.add_argument("--in", dest="source", type=argparse.FileType("rb"), required=True, help="rows, JSON lines")
+    parser.add_argument("--out", required=True, help="grades, JSON lines; appears when all are graded")
     parser.add_argument("--verifier", choices=("fast", "math_verify"), default="fast", help="the second also audits")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
     if args.verifier == "math_verify" and importlib.util.find_spec("math_verify") is None:
         parser.error("--verifier math_verify needs the package: pip install math-verify")
-    with args.source, Pool(max(1, args.workers)) as pool:
-        lines = [(f"{args.source.name}:{number}", line) for number, line in enumerate(args.source, 1) if line.strip()]
-        rows = [question(line, where, args.verifier) for where, line in lines]
-        for number, (_, item) in enumerate(rows):
-            pool.submit(number, *item)
-        grades = dict(pool.drain())
-    with open(args.out, "w", encoding="utf-8") as file:
-        for number, (id, _) in enumerate(rows):
-            score, reason, seconds = grades[number].score, grades[number].reason, round(grades[number].seconds, 6)
-            file.write(json.dumps({"id": id, "score": score, "reason": reason, "seconds": seconds}) + "\n")
+    if args.workers < 1:
+        parser.error(f"--workers {args.workers} must be at least 1")
+    partial = Path(f"{args.out}.partial")
+    try:
+        with args.source, partial.open("w") as file, Pool(args.workers) as pool:
+            lines = ((f"{args.source.name}:{k}", line) for k, line in enumerate(tqdm(args.source), 1) if line.strip())
+            file.writelines(grades(pool, lines, args.verifier))
+        os.replace(partial, args.out)
+    finally:
+        partial.unlink(missing_ok=True)
     print(json.dumps(pool.counters))
 
 

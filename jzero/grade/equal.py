@@ -11,7 +11,7 @@ from typing import Any
 
 import mpmath
 
-from jzero.grade.parse import FUNCTIONS, Node, negative, refuse
+from jzero.grade.parse import FUNCTIONS, REAL, Node, negative, refuse
 
 BITS = 8192  # of rationals
 LARGEST = 1e40  # of what else is computed with, and its inverse the smallest: beside it, small terms must count
@@ -28,10 +28,9 @@ def parts(node: Node) -> list[Node]:
 
 
 @functools.lru_cache(4096)
-def names(node: Node) -> frozenset[str]:
+def names(node: Node) -> set[str]:
     """The symbols in a tree."""
-    own = {node[1]} if node[0] == "sym" and node[1] not in CONSTANTS else ()
-    return frozenset(own).union(*map(names, parts(node)))
+    return {node[1]} - CONSTANTS.keys() if node[0] == "sym" else set().union(*map(names, parts(node)))
 
 
 def exact(*values: Any) -> bool:
@@ -44,7 +43,7 @@ def bits(value: Fraction) -> int:
 
 def power(base: Any, exponent: Any) -> Any:
     if not exact(base, exponent) or exponent.denominator != 1:
-        return MP.convert(base) ** MP.convert(exponent)
+        return MP.convert(base) ** exponent
     return base ** int(exponent) if bits(base) * abs(exponent) <= BITS / 2 else refuse("size")
 
 
@@ -75,14 +74,12 @@ def value(node: Node, k: int = 0) -> Any:
         draw = random.Random(f"{node[1]}/{k}")
         return MP.mpf(draw.uniform(*RANGES[k]) * draw.choice((1, -1 if k >= len(RANGES) // 2 else 1)))
     values = [value(part, k) for part in parts(node)]
+    rational = kind in RATIONAL and exact(*values)
     try:
-        if kind not in RATIONAL or not exact(*values):
-            values = [MP.convert(x) for x in values]
-            if not all(1 / LARGEST < abs(x) < LARGEST for x in values if x):
-                return None
-        elif sum(map(bits, values)) > BITS:
-            return None
-        found = OPERATIONS[kind](*values)
+        within = (
+            sum(map(bits, values)) <= BITS if rational else all(1 / LARGEST < abs(x) < LARGEST for x in values if x)
+        )
+        found = OPERATIONS[kind](*(values if rational else map(MP.convert, values))) if within else MP.nan
         found = found.real if type(found) is MP.mpc and abs(found.imag) <= 1e-100 * abs(found) else found
         return found if MP.isfinite(found) else None
     except BAD:
@@ -105,14 +102,11 @@ def literal(node: Node) -> bool:
 
 def stands_for(a: Node, b: Node) -> bool:
     """A decimal of six digits or more, rounded or cut, for an exact constant that no decimal equals."""
-    written, y = a[1] if a[0] == "neg" else a, value(b)
-    place = written[2] if written[0] == "num" and not names(b) else 0
-    if not place or written[1].denominator == 1 or written[1] < 10**5 * place or type(y) not in (Fraction, MP.mpf):
+    written, x, y = a[1] if a[0] == "neg" else a, value(a), value(b)
+    place = written[2] if written[0] == "num" else 0
+    if not place or x.denominator == 1 or abs(x) < 10**5 * place or (exact(y) and not 10 ** bits(y) % y.denominator):
         return False
-    if exact(y) and not 10 ** bits(y) % y.denominator:
-        return False
-    x, y, place = MP.convert(value(a)), MP.convert(y), MP.convert(place)
-    return bool(abs(x - y) <= (place if abs(x) < abs(y) else place / 2))
+    return bool(abs(y - x) / place <= (1 if abs(y) - abs(x) > 0 else 0.5))
 
 
 def same_value(a: Node, b: Node, strict: bool) -> bool:
@@ -126,9 +120,9 @@ def same_value(a: Node, b: Node, strict: bool) -> bool:
     pairs = [(value(a, k), value(b, k)) for k in range(len(RANGES) if names(a) else 1)]
     known = [(x, y) for x, y in pairs if x is not None and y is not None]
     real = [(x, y) for x, y in known if MP.mpc not in (type(x), type(y))]
-    enough = min(2, len(pairs))
-    if len(known) >= enough:
-        return all(near(x, y) for x, y in (real if len(real) >= enough else known))
+    for some in (real, known):
+        if len(some) >= min(2, len(pairs)):
+            return all(near(x, y) for x, y in some)
     return all(x is y for x, y in pairs) and form(a) == form(b)
 
 
@@ -136,9 +130,8 @@ def form(node: Node) -> Any:
     """As sympy's sums and products. All else, large numbers too, stands for itself: nothing large is computed."""
     import sympy
 
-    number = value(node)
-    if exact(number) and bits(number) <= 64:
-        return sympy.Rational(number.numerator, number.denominator)
+    if exact(number := value(node)) and bits(number) <= 64:
+        return sympy.Rational(number)
     build = {"add": sympy.Add, "mul": sympy.Mul, "neg": lambda x: -x}.get(node[0]) or sympy.Function(node[0])
     return build(*(form(part) if isinstance(part, tuple) else sympy.Symbol(str(part)) for part in node[1:]))
 
@@ -161,8 +154,7 @@ def solved(node: Node) -> Node:
         held = len(rest) == 1 or (None not in values and all(near(v, values[0], tolerance) for v in values))
         return rest[0] if held and not own and (any(named) or "≈" in operators) else node
     if len(sides) == 2:
-        operators = "<" + operators if named[0] else operators + "<"
-        sides = [("neg", ("inf",)), *sides] if named[0] else [*sides, ("inf",)]
+        operators, sides = ("<" + operators, [REAL[2], *sides]) if named[0] else (operators + "<", [*sides, REAL[3]])
     if set(operators) - set("<≤") or [is_name(side) for side in sides] != [False, True, False]:
         return node
     return ("tuple", "(["[operators[0] == "≤"] + ")]"[operators[1] == "≤"], sides[0], sides[2])
@@ -176,9 +168,8 @@ def same_relation(a: Node, b: Node, strict: bool) -> bool:
     if a[1] != b[1] or len(a[1]) > 1 or same_parts(a, b, False):
         return same_parts(a, b, False)
     p, q = (("add", node[2], negative(node[3])) for node in (a, b))
-    scales = [value(("div", p, q), k) for k in range(len(RANGES))] if names(p) == names(q) != set() else []
-    known = [scale for scale in scales if scale is not None]
-    same = len(known) > 1 and known[0] and all(near(known[0], scale) for scale in known)
+    known = [scale for k in range(len(RANGES)) if (scale := value(("div", p, q), k)) is not None]
+    same = names(p) == names(q) and len(known) > 1 and known[0] and all(near(known[0], scale) for scale in known)
     return bool(same and (a[1] in "=≠" or known[0].real > 0))
 
 

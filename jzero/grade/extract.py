@@ -4,10 +4,8 @@ What does not follow the template has no answer: an unclosed or empty last box, 
 thoughts hold. Longer answers than LONGEST are none."""
 
 import re
-from collections.abc import Callable
 
 LONGEST = 1200  # characters of an answer
-WINDOW = 100_000  # characters searched for the end of a box
 BLOCK = re.compile(r"\s*<answer>(.*)</answer>(?:\s|<\|(?:im_end|endoftext)\|>|</s>)*", re.DOTALL)
 BOX = re.compile(r"\\(?:boxed|fbox)\s*")
 BRACE = re.compile(r"\\[\\{}]|[{}]")
@@ -18,52 +16,38 @@ NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)
 
 def last_box(text: str) -> str | None:
     r"""The argument of the last \boxed or \fbox; escaped braces do not count."""
-    *_, last = (None, *BOX.finditer(text))
-    if last is None:
-        return None
-    if not text.startswith("{", last.end()):
-        bare = BARE_BOX.match(text, last.end())
+    *before, rest = BOX.split(text)
+    if not before or rest[:1] != "{":
+        bare = BARE_BOX.match(rest) if before else None
         return bare and bare[1]
-    start = last.end() + 1
-    depth = 1
-    for brace in BRACE.finditer(text, start, start + WINDOW):
+    depth = 0
+    for brace in BRACE.finditer(rest):
         depth += {"{": 1, "}": -1}.get(brace[0], 0)
         if not depth:
-            return text[start : brace.start()]
+            return rest[1 : brace.start()]
     return None
-
-
-def unboxed(answer: str) -> str | None:
-    """An answer that may itself stand in a box."""
-    return last_box(answer) if "\\boxed" in answer else answer
 
 
 def answer_block(text: str) -> str | None:
     """The one <answer> block that directly follows the thoughts and ends the response."""
     found = BLOCK.fullmatch(text)
-    return unboxed(found[1]) if found and "answer>" not in found[1] else None
+    return found[1] if found and "answer>" not in found[1] else None
 
 
 def marked_line(text: str) -> str | None:
     """The rest of the line of the last ####; words that end it are a unit."""
     _, marker, after = text.rpartition("####")
     line = after.partition("\n")[0].lstrip(" :") if marker else ""
-    return unboxed(WORDS.sub(r"\\text{ \1}", line[: 2 * LONGEST]))
+    return WORDS.sub(r"\\text{ \1}", line[: 2 * LONGEST])
 
 
 def last_number(text: str) -> str | None:
-    found = NUMBER.findall(text[-WINDOW:])
-    return found[-1] if found else None
+    return [None, *NUMBER.findall(text)][-1]
 
 
-TEMPLATES: dict[str, Callable[[str], str | None]] = {  # of what follows the thoughts
-    "boxed": last_box,
-    "think_boxed": last_box,
-    "r1": answer_block,
-    "gsm8k": marked_line,
-    "number": last_number,
-    "answer": unboxed,  # the response is the answer
-}
+TEMPLATES = dict(
+    boxed=last_box, think_boxed=last_box, r1=answer_block, gsm8k=marked_line, number=last_number, answer=str
+)
 
 
 def extract(response: str, template: str) -> str | None:
@@ -71,5 +55,6 @@ def extract(response: str, template: str) -> str | None:
         raise ValueError(f"template={template!r} is not one of {', '.join(TEMPLATES)}")
     _, thought, text = response.rpartition("</think>")
     answer = TEMPLATES[template](text) if thought or template not in ("think_boxed", "r1") else None
+    answer = last_box(answer) if answer and "\\boxed" in answer else answer
     answer = (answer or "").strip().strip("*`").strip()
     return answer if answer and len(answer) <= LONGEST else None

@@ -5,13 +5,14 @@ Nodes: (num, Fraction, place of its last decimal or 0) (sym, name) (text, words)
 (unit, a, name) (deg, a, "degree") (ratio, ...) (list, ...) (set, ...) (union, ...) (tuple, brackets, ...)
 (matrix, (rows, (row, ...), ...)) (rel, operators, ...). Plus-minus makes two items of one."""
 
+import functools
 import re
 from collections.abc import Callable
 from fractions import Fraction
 from string import ascii_letters
 from typing import Any, NoReturn
 
-TOKENS, DEPTH, ITEMS, DIGITS, EXPONENT = 300, 60, 40, 1200, 1000
+TOKENS, DEPTH, ITEMS, EXPONENT = 300, 60, 40, 1000
 
 Node = Any  # a tuple, hashable; its kind comes first
 
@@ -34,32 +35,29 @@ SPELLINGS = spellings(r"""\frac dfrac tfrac cfrac ; \binom dbinom tbinom ; \empt
 UNITS = spellings("""percent % pct percentage ; foot ft feet ; inch inche in ; centimeter cm ; meter m ; kilometer km
 gram g gm ; kilogram kg ; pound lb ; second s sec ; minute min ; hour h hr ; dollar usd ; 2 square sq
 3 cubic ; / per ; doesnotexist dne undefined""")
-LISTS = """left right displaystyle quad qquad big Big bigl bigr mathbf mathit bm boldsymbol mathsf boxed rm bf it
-vec ; sin cos tan cot sec csc asin acos atan sinh cosh tanh exp log
-; pi alpha beta gamma delta epsilon varepsilon zeta eta theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi
-psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell angle triangle
-; or and not if is it are was maybe perhaps but either neither otherwise both no wrong incorrect false answer then to
-than mod else possibly also unless when where"""
+LISTS = """left right displaystyle quad qquad big Big bigl bigr mathbf mathit bm boldsymbol mathsf boxed rm bf it vec ;
+sin cos tan cot sec csc asin acos atan sinh cosh tanh exp log ; pi alpha beta gamma delta epsilon varepsilon zeta eta
+theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell
+angle triangle ; or and not if is it are was maybe perhaps but either neither otherwise both no wrong incorrect false
+answer then to than mod else possibly also unless when where"""
 DROPPED, FUNCTIONS, GREEK, HEDGES = (entry.split() for entry in LISTS.split(";"))  # hedges are no units
-WORDS = {"and", "or", "mm", "mg", "oz", "mph", "day", "mile", "cent", "unit", "degree", *UNITS, *UNITS.values()}
-BARE = {name: "\\" + name for name in (*FUNCTIONS, "sqrt", "pi")} | {"e": "e", "i": "i"}
-BARE |= {name: SPELLINGS[name] for name in ("ln", "arcsin", "arccos", "arctan")}
+WORDS = {"mm", "mg", "oz", "mph", "day", "mile", "cent", "unit", "degree", *UNITS, *UNITS.values()}
+BARE = {*FUNCTIONS, "sqrt", "pi", "ln", "arcsin", "arccos", "arctan"}  # commands with no backslash
 REWRITES = (
+    (r"(?<!\\)\$", " "),
     (r"(\\[dtc]?(?:frac|binom))\s*([0-9])\s*([0-9])", r"\1{\2}{\3}"),
     (r"(?<![0-9.])\.(?=[0-9])", "0."),
     (r"(\.[0-9]*)\\overline\s*\{?([0-9]+)\}?", r"\1¯\2"),
     (r"\^\s*\{?\s*\\circ\s*\}?", "°"),
     (r"\\mathbb\s*\{?R\}?", "ℝ"),
-    (r"\\begin\s*\{(?:[pb]?matrix|array)\}(?:\{[lcr|\s]*\})?", r"\\matrix "),
-    (r"(?:\\\\\s*)?\\end\s*\{(?:[pb]?matrix|array)\}", r"\\end "),
+    (r"(?:\\\\\s*)?\\(begin|end)\s*\{(?:[pb]?matrix|array)\}(?:\{[lcr|\s]*\})?", r"\\\1 "),
 )
 LEXER = re.compile(
-    r"""(?P<space>[\s~$]+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
+    r"""(?P<space>[\s~]+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
     |\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|operatorname)\s*\{(?P<text>[^{}]*)\}
     |(?P<grouped>[0-9]{1,3}(?:(?:,|\{,\}|\\,|[ ]|,\s*\\!\s*|\\!\s*,\s*|\\[ ])[0-9]{3}(?![0-9]))+(?:\.[0-9]+)?)
     |(?P<number>[0-9]*\.[0-9]*¯[0-9]+|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[0-9]+|[-+][0-9]{2,}))?)
-    |\\(?P<command>[a-zA-Z]+)
-    |(?P<run>(?:[A-Za-z]\.){2,}|[A-Za-z]+)
+    |\\(?P<command>[a-zA-Z]+) |(?P<run>(?:[A-Za-z]\.){2,}|[A-Za-z]+)
     |(?P<other>\{[,:]\}|\\\\|\\[{}%&|$]|\*\*|<=|>=|!=|!!|.)""",
     re.VERBOSE | re.DOTALL,
 )
@@ -69,14 +67,12 @@ def lex(match: re.Match[str], prose: bool = False) -> list[str]:
     """The tokens of one match; letters in prose are words."""
     kind, before = match.lastgroup or "", match.string[: match.start()]
     piece: str = match[kind]
-    if piece in BARE and not prose:
-        return [BARE[piece]]
-    if kind == "command":
+    if kind == "command" or (piece in BARE and not prose):
         return [] if piece in DROPPED else [SPELLINGS.get(piece, "\\" + piece)]
     if kind == "text":
         return [token for inside in LEXER.finditer(piece) for token in lex(inside, True)]
     if kind == "run" and piece not in ("and", "or"):
-        apart = not before or before[-1] in " \n$"
+        apart = not before or before[-1] in " \n"
         known = len(piece) > 1 and piece.removesuffix("s") in WORDS
         word = prose or known or (apart and len(piece) > 3) or (piece.isupper() and len(piece) > 2)
         return ['"' + piece.replace(".", "")] if word else list(piece)
@@ -88,31 +84,18 @@ def lex(match: re.Match[str], prose: bool = False) -> list[str]:
     return [] if kind == "space" or (prose and piece == ".") else [SPELLINGS.get(piece, piece)]
 
 
-def tokens(text: str) -> list[str]:
-    if "\\\\" in text and "\\begin" not in text:
-        text = text.replace("\\\\", "\\")  # escaped twice
-    for pattern, by in REWRITES:
-        text = re.sub(pattern, by, text)
-    found = [token for match in LEXER.finditer(text) for token in lex(match)]
-    while found and found[-1] in (".", "\\", ",", ";"):
-        found.pop()
-    return found
-
-
 def number(token: str) -> Node:
     written, _, repeated = token.lower().partition("¯")
-    mantissa, _, exponent = written.partition("e")
-    if len(token) > DIGITS or abs(int(exponent or "0")) > EXPONENT:
-        refuse("too many digits")
+    mantissa, exponent, *_ = f"{written}e0".split("e")
     decimals = len(mantissa.partition(".")[2])
-    place = Fraction(10) ** (int(exponent or "0") - decimals)
+    place = Fraction(10) ** (int(exponent) - decimals if abs(int(exponent)) <= EXPONENT else refuse("too large"))
     value = Fraction(written) + (place * Fraction(int(repeated), 10 ** len(repeated) - 1) if repeated else 0)
     return ("num", value, place if decimals and not repeated else 0)
 
 
 # The grammar: what a token does before a value is a line of PREFIX, and after one a line of INFIX
 LIST, ROWS, ROW, RELATION, UNIT, RATIO, UNION, SUM, PRODUCT, APPLY, POSTFIX, POWER, ATOM = range(13)  # binding power
-KINDS = spellings(r"tuple () (] [) [] ; set {} \{\} ; abs |\| ; floor ⌊⌋ ; ceil ⌈⌉ ; matrix \matrix\end")
+KINDS = spellings(r"tuple () (] [) [] ; set {} \{\} ; abs |\| ; floor ⌊⌋ ; ceil ⌈⌉ ; matrix \begin\end")
 LETTERS = ('"', *ascii_letters)
 RELATIONS = "=<>≤≥≠≈"
 REAL = ("tuple", "()", ("neg", ("inf",)), ("inf",))
@@ -151,10 +134,10 @@ class Parser:
 
     def text(self) -> Node | None:
         """Words that are all of an item."""
-        start, found = self.at, []
+        start = self.at
         while self.kind() in LETTERS:
-            found.append(self.tokens[self.at].lstrip('"').lower())
             self.at += 1
+        found = [token.lstrip('"').lower() for token in self.tokens[start : self.at]]
         if any(len(word) > 1 for word in found) and INFIX.get(self.kind(), END)[0] <= RELATION:
             words = "".join(word for word in found if word not in ("a", "an", "the"))
             return REAL if words == "allrealnumbers" else ("text", UNITS.get(words, words))
@@ -181,8 +164,7 @@ class Parser:
         while (token := self.tokens[self.at])[:1] in ('"', "%", "/", "^"):
             self.at += 1
             power = self.expression(ATOM) if token == "^" else ("", token.lstrip('"').lower())
-            name = str(power[1]) if power[0] in ("", "num") else refuse("a power of a unit")
-            if name in HEDGES or len(found) > 5:
+            if power[0] not in ("", "num") or (name := str(power[1])) in HEDGES or len(found) > 5:
                 refuse("prose")
             name = name.removesuffix("s") if len(name) > 2 else name
             found.append(UNITS.get(name, name))
@@ -191,17 +173,14 @@ class Parser:
     def subscript(self, left: Node) -> Node:
         """x_{12} is a name, 101_2 a number in another base."""
         name = f"_{self.expression(ATOM)}"
-        if left[0] == "num":
-            return ("unit", left, name)
-        return ("sym", left[1] + name) if left[0] == "sym" else refuse("a subscript")
+        return {"num": ("unit", left, name), "sym": ("sym", f"{left[-1]}{name}")}.get(left[0]) or refuse("a subscript")
 
     def group(self, _: int = 0) -> Node:
         opening = self.tokens[self.at - 1]
         if opening == "|" and "|" in self.tokens[self.at :]:
             self.tokens[self.tokens.index("|", self.at)] = "\\|"
         node = ("list",) if opening + self.tokens[self.at] == "\\{\\}" else self.expression()
-        brackets = opening + self.tokens[self.at]
-        kind = KINDS.get(brackets) or refuse("no end of a group")
+        kind = KINDS.get(brackets := opening + self.tokens[self.at]) or refuse("no end of a group")
         self.at += 1
         items = node[1:] if node[0] == "list" else (node,)
         if len(items) == 1 and (brackets in ("{}", "()") or node[0] == "matrix"):
@@ -212,7 +191,7 @@ class Parser:
         """sin x, sin^2 x, sin^{-1} x, log_b x; without brackets the argument is the product that follows."""
         name = self.tokens[self.at - 1][1:]
         base = (self.expression(ATOM),) if name == "log" and self.accept("_") else ()
-        exponent = self.expression(ATOM) if self.accept("^") else None
+        exponent = self.expression(POWER) if self.accept("^") else None
         if exponent == ("neg", number("1")) and name in ("sin", "cos", "tan"):
             name, exponent = "a" + name, None
         node = (name, self.expression(ATOM if self.tokens[self.at] in ("(", "{") else APPLY), *base)
@@ -229,9 +208,6 @@ class Parser:
         return ("rel", operators, *sides)
 
 
-Builder = Callable[[Parser, Node], Node]
-
-
 def joined(kind: str, left: Node, right: Node) -> Node:
     parts = left[1:] if left[0] == kind else (left,)
     return (kind, *parts, right) if len(parts) < ITEMS else refuse("too many parts")
@@ -241,7 +217,7 @@ def negative(node: Node) -> Node:
     return (node[0], negative(node[1]), node[2]) if node[0] in ("unit", "deg") else ("neg", node)
 
 
-def flat(kind: str, power: int, right: int) -> tuple[int, Builder]:
+def flat(kind: str, power: int, right: int) -> tuple[int, Callable[[Parser, Node], Node]]:
     return power, lambda parser, left: joined(kind, left, parser.expression(right))
 
 
@@ -252,7 +228,7 @@ PREFIX: dict[str, Callable[[Parser, int], Node]] = {
     **dict.fromkeys(ascii_letters, lambda p, _: ("sym", p.tokens[p.at - 1])),
     '"': lambda p, _: ("sym", p.tokens[p.at - 1][1:]) if len(p.tokens[p.at - 1]) == 2 else refuse("a word"),
     **{f"\\{name}": lambda *_, name=name: ("sym", name) for name in GREEK},
-    **dict.fromkeys(("(", "[", "{", "\\{", "|", "⌊", "⌈", "\\matrix"), Parser.group),
+    **dict.fromkeys(("(", "[", "{", "\\{", "|", "⌊", "⌈", "\\begin"), Parser.group),
     **dict.fromkeys(CALLS, Parser.function),
     "\\infty": lambda *_: ("inf",),
     "\\emptyset": lambda *_: ("set",),
@@ -261,11 +237,11 @@ PREFIX: dict[str, Callable[[Parser, int], Node]] = {
     "\\binom": lambda p, _: ("binomial", p.expression(ATOM), p.expression(ATOM)),
     "\\sqrt": lambda p, _: ("root", p.group()[-1] if p.accept("[") else number("2"), p.expression(ATOM)),
     "\\$": lambda p, power: ("unit", p.expression(max(power, PRODUCT)), "dollar"),
-    "-": lambda p, power: negative(p.expression(max(power, PRODUCT))),
-    "+": lambda p, power: p.expression(max(power, PRODUCT)),
+    "-": lambda p, power: negative(PREFIX["+"](p, power)),
+    "+": lambda p, power: p.expression(max(power, PRODUCT)) if power < ATOM else refuse("an argument"),
     **dict.fromkeys("=≈,;", lambda p, power: p.expression(UNIT) if power <= UNIT else refuse("sign")),
 }
-INFIX: dict[str, tuple[int, Builder]] = {
+INFIX: dict[str, tuple[int, Callable[[Parser, Node], Node]]] = {
     **dict.fromkeys(PREFIX, (APPLY, Parser.factor)),
     **dict.fromkeys(("(", *CALLS), (PRODUCT, Parser.factor)),  # no part of the argument of a function before them
     **dict.fromkeys(('"', "%"), (UNIT, Parser.unit)),
@@ -278,7 +254,6 @@ INFIX: dict[str, tuple[int, Builder]] = {
     "∪": flat("union", UNION, SUM),
     "+": flat("add", SUM, PRODUCT),
     "-": (SUM, lambda p, left: joined("add", left, negative(p.expression(PRODUCT)))),
-    "\\over": (SUM, lambda p, left: ("div", left, p.expression(SUM))),
     "\\choose": (SUM, lambda p, left: ("binomial", left, p.expression(SUM))),
     "*": flat("mul", PRODUCT, POSTFIX),
     "/": (PRODUCT, lambda p, left: ("div", left, p.expression(POSTFIX))),
@@ -290,7 +265,6 @@ INFIX: dict[str, tuple[int, Builder]] = {
 
 
 def parse(found: list[str]) -> Node:
-    """Raises ValueError for what is not an answer this grammar knows, or beyond its limits."""
     if {"±", "∓"} & set(found):
         both = [parse([token.translate(str.maketrans("±∓", signs)) for token in found]) for signs in ("+-", "-+")]
         kind = "set" if both[0][0] == "set" else "list"
@@ -298,3 +272,16 @@ def parse(found: list[str]) -> Node:
     parser = Parser(found)
     node = parser.expression()
     return node if not parser.tokens[parser.at] else refuse("something is left over")
+
+
+@functools.lru_cache(4096)
+def read(text: str) -> tuple[list[str], Node | None]:
+    """Tokens and, if the grammar knows them and they are within its limits, their tree."""
+    text = text if "\\begin" in text else text.replace("\\\\", "\\")  # escaped twice
+    for pattern, by in REWRITES:
+        text = re.sub(pattern, by, text)
+    found = [token for match in LEXER.finditer(text.rstrip(" \n.,;\\")) for token in lex(match)]
+    try:
+        return found, parse(found)
+    except ValueError:
+        return found, None

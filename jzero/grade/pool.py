@@ -5,20 +5,21 @@ when an item takes more CPU time than it may, and is killed after WALL times tha
 one in front only once, then it scores 0. Messages are JSON. Imports no jax: workers hold no device."""
 
 import contextlib
-import importlib
+import ctypes
 import json
 import os
+import pkgutil
 import queue
 import re
 import resource
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Hashable
 from multiprocessing import connection
+from subprocess import DEVNULL, Popen
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -29,9 +30,7 @@ WALL = 5.0  # a machine may be this busy: an item's wall limit in its CPU limits
 MEMORY = 2 << 30  # bytes of address space of a worker
 START_SECONDS = 120.0  # for a worker to import what it needs on a busy machine
 REASON = 200  # characters kept of a reason
-PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 COUNTED = {"no answer": "no_answer", "unparsed": "unparsed", "echo": "echo", "error": "errors"}  # reasons: counters
-START = "import sys; from jzero.grade import pool; pool.work(int(sys.argv[1]))"
 
 
 class _Item(NamedTuple):
@@ -43,39 +42,28 @@ class _Item(NamedTuple):
 
 
 class _Worker:
-    """A grader process and the pipe to it."""
+    """A grader process and the pipe to it. Ctrl-C in the terminal is for the parent: it has a session of its own."""
 
     def __init__(self):
         self.pipe, theirs = connection.Pipe()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", START, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(sys.path), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C in the terminal is the parent's to handle
-        )
-        theirs.close()
-        self.late = False
+        env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+        with theirs:
+            fd = theirs.fileno()
+            command = [sys.executable, "-c", f"from jzero.grade import pool; pool.work({fd})"]
+            self.process = Popen(command, stdin=DEVNULL, stdout=DEVNULL, env=env, pass_fds=[fd], start_new_session=True)
 
     def read(self, seconds: float) -> Any:
-        """The next message; None where the worker ended, or took longer."""
-        try:
-            self.late = not self.pipe.poll(seconds)
-            return None if self.late else json.loads(self.pipe.recv_bytes())
-        except (OSError, EOFError):
-            return None
+        """The next message."""
+        if not self.pipe.poll(seconds):
+            raise TimeoutError
+        return json.loads(self.pipe.recv_bytes())
 
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-
-    def end(self) -> str:
-        """Why it ended, if it did."""
-        self.kill()
-        self.pipe.close()
-        return "timeout" if self.process.wait() == -signal.SIGPROF or self.late else "killed"
+    def end(self) -> int:
+        """Its exit status: the signal that ended it, negative."""
+        with contextlib.suppress(ProcessLookupError):  # it ended just now
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return self.process.wait()
 
 
 class Pool(contextlib.AbstractContextManager["Pool"]):
@@ -86,7 +74,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._items: deque[_Item] = deque()
         self._grades: queue.SimpleQueue[tuple[Hashable, Grade] | BaseException] = queue.SimpleQueue()
         self._submitted = self._returned = 0
-        self._changed = threading.Condition()  # guards the items, the counters and the workers
+        self._changed = threading.Condition()  # guards the items and the counters
         self._closed = False
         self._workers: list[_Worker | None] = [None] * workers
         self._threads = [threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(workers)]
@@ -116,7 +104,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             self._closed = True
             self._changed.notify_all()
             for worker in filter(None, self._workers):
-                worker.kill()
+                worker.end()
         for thread in self._threads:
             thread.join()
 
@@ -140,48 +128,45 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         """The thread of one worker and of those that replace it."""
         try:
             while not self._closed:
-                with self._changed:
-                    worker = self._workers[index] = None if self._closed else _Worker()
-                if worker:
-                    self._serve(worker)
+                worker = self._workers[index] = _Worker()
+                self._serve(worker)
         except Exception as error:
-            self._grades.put(error)  # raised by whoever polls
-        finally:
-            if worker := self._workers[index]:
-                worker.end()
+            self._grades.put(error)  # raised by whoever polls, if the pool is not closed
 
     def _serve(self, worker: _Worker) -> None:
         """Until the worker ends or the pool is closed."""
-        if worker.read(START_SECONDS) != "ready" and not self._closed:
-            raise RuntimeError("a grader process did not start; its stderr says why")
-        while batch := self._batch():
-            with contextlib.suppress(OSError):  # it died: the next read says so
+        batch: deque[_Item] = deque()
+        try:
+            worker.read(START_SECONDS)
+            while batch := self._batch():
                 worker.pipe.send_bytes(f"[{','.join(item.message for item in batch)}]".encode())
-            while batch:
-                answer = worker.read(batch[0].seconds * WALL)  # the last answer started this item
-                if answer is None:
-                    return self._failed(batch, worker.end())
-                number, *fields = answer
-                assert number == batch[0].number, f"{number=} {batch[0].number=}"
-                self._answer(batch.popleft(), Grade(*fields))
+                while batch:
+                    number, *fields = worker.read(batch[0].seconds * WALL)  # the last answer started this item
+                    assert number == batch[0].number, f"{number=} {batch[0].number=}"
+                    self._answer(batch.popleft(), Grade(*fields))
+        except (OSError, EOFError) as error:
+            late = worker.end() == -signal.SIGPROF or isinstance(error, TimeoutError)
+            self._failed(batch, "timeout" if late else "killed")
+        worker.end()
 
     def _failed(self, batch: deque[_Item], why: str) -> None:
         """The first of a batch ended its worker."""
+        if not batch:
+            raise RuntimeError("a grader process did not start; its stderr says why")
         first = batch.popleft()
         with self._changed:
             self.counters["restarted"] += 1
             self.counters["timeouts" if why == "timeout" else "killed"] += 1
-            self._items.extend([*batch, *([] if first.failed else [first._replace(failed=True)])])
+            self._items.extend(batch if first.failed else [*batch, first._replace(failed=True)])
             self._changed.notify_all()
         if first.failed:
             self._answer(first, Grade(0.0, False, why, first.seconds if why == "timeout" else 0.0))
 
     def _answer(self, item: _Item, grade: Grade) -> None:
-        name = COUNTED.get(re.split("[:;]", grade.reason)[0])
         with self._changed:
             self.counters["graded"] += 1
             self.counters["disagreed"] += grade.reason.endswith("disagrees")
-            if name:
+            if name := COUNTED.get(re.split("[:;]", grade.reason)[0]):
                 self.counters[name] += 1
         self._grades.put((item.key, grade))
 
@@ -189,9 +174,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
 def work(descriptor: int) -> None:
     """Main of a worker: for every message of items, one message a grade."""
     if sys.platform == "linux":
-        import ctypes
-
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: with its parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from jzero.tasks import TASKS, rewards  # here: a grader process is the one place where grade knows of tasks
 
@@ -206,10 +189,8 @@ def work(descriptor: int) -> None:
             signal.setitimer(signal.ITIMER_PROF, task.grade_seconds)  # its signal ends the process
             start = time.perf_counter()
             try:
-                if name not in graders:
-                    module, _, function = name.partition(":")
-                    graders[name] = getattr(importlib.import_module(module), function)
-                grade = rewards.of_response(response, gold, task, graders[name](response, gold, task))
+                function = graders.get(name) or graders.setdefault(name, pkgutil.resolve_name(name))
+                grade = rewards.of_response(response, gold, task, function(response, gold, task))
             except MemoryError:
                 os._exit(1)  # a fresh worker has a clean heap
             except Exception as error:
