@@ -92,6 +92,7 @@ def read(values: flags.FlagValues, argv: Sequence[str], holder: flags.FlagHolder
 
 def settings(defaults: Settings, arguments: Sequence[str]) -> Settings:
     """`defaults` changed by --config.section.field=value arguments."""
+    check_names(arguments)
     argv, values = ["jzero", *arguments], flags.FlagValues()
     holder = config_flags.DEFINE_config_dataclass("config", defaults, flag_values=values, sys_argv=argv)
     return read(values, argv, holder)

@@ -3,6 +3,7 @@
 import signal
 import socket
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -82,8 +83,8 @@ def test_a_mesh_keeps_tensor_inside_a_host(monkeypatch):
     devices = [Device(i, i % 2) for i in range(8)]  # ids that alternate between hosts
     with pytest.raises(ValueError, match="mesh.tensor=8 must divide the 4 devices of a host"):
         train_mesh(1, 1, 8, devices)
-    monkeypatch.setattr("jzero.sharding.mesh", lambda devices, sizes: devices)
-    assert [device.process_index for device in train_mesh(1, -1, 2, devices)] == [0] * 4 + [1] * 4
+    monkeypatch.setattr("jzero.sharding.mesh", lambda devices, sizes: SimpleNamespace(devices=devices, shape=sizes))
+    assert [device.process_index for device in train_mesh(1, -1, 2, devices).devices] == [0] * 4 + [1] * 4
     assert mesh(jax.devices(), {"data": 8}).size == 8
 
 
