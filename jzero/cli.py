@@ -79,7 +79,6 @@ def sentence(error: BaseException) -> str:
 
 def read(values: flags.FlagValues, argv: Sequence[str], holder: flags.FlagHolder) -> Any:
     """The config of a flag, changed by --config.section.field=value; a mistake ends the process."""
-    check_names(argv[1:])
     try:
         rest = values(argv)[1:]
         getattr(holder.value, "name", "")  # a recipe that could not be read is an error on its first use

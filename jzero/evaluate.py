@@ -69,7 +69,7 @@ class Sampler:
         hosts.meet()
         drained: dict = dict(self.pool.drain())
         rollouts = [rollout.graded(drained[i // group, i % group]) for i, rollout in enumerate(rollouts)]
-        if jax.process_count() > 1:
+        if hosts.joined():
             rollouts = from_bytes(hosts.gather(to_bytes(rollouts)), problems, group)
         lengths = [len(rollout.text) for rollout in rollouts], [rollout.response_length for rollout in rollouts]
         grades = rewards.of_batch([grade_of(rollout) for rollout in rollouts], *lengths, self.task.reward)

@@ -11,7 +11,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from jzero import config, hosts
-from jzero.cli import JOINING, fail, fields, mistakes, read, start, use_cache
+from jzero.cli import JOINING, check_names, fail, fields, mistakes, read, start, use_cache
 
 CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe, e.g. configs/countdown.py:tiny")
 WORKDIR = flags.DEFINE_string("workdir", None, "Where the run writes and resumes; default runs/<name>-<date>-<time>")
@@ -23,6 +23,7 @@ def parse(argv: list[str]) -> config.Config:
     if {"-h", "-help", "--help"} & set(argv[1:]):
         print(usage())
         sys.exit(0)
+    check_names(argv[1:])
     settings = read(flags.FLAGS, argv, CONFIG)
     if not isinstance(settings, config.Config):
         fail("give a recipe: --config configs/countdown.py")
