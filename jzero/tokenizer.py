@@ -76,6 +76,17 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids  # ten times as fast as calling it
 
 
+def suffix(tokenizer: PreTrainedTokenizerFast, reply: str, plain: str | None) -> list[int]:
+    """What follows the text of a response, up to where the next one begins: end of turn, the reply, and what begins a
+    turn. `plain` is that text around {}; None: as the chat template writes it, whatever else that puts elsewhere."""
+    if plain is not None:
+        return encode(tokenizer, plain.replace("{}", reply))
+    response = "response-of-the-assistant"
+    roles = ("user", "question"), ("assistant", response), ("user", reply)
+    text = render(tokenizer, [{"role": role, "content": content} for role, content in roles])
+    return encode(tokenizer, text.partition(response)[2])
+
+
 def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
     """The exact text, less end-of-sequence and padding."""
     skipped = (tokenizer.eos_token_id, tokenizer.pad_token_id)

@@ -1,0 +1,83 @@
+"""Guess a number of 1..task.value_max; a wrong guess is told whether the number is higher or lower.
+
+With t turns 2^t - 1 numbers can always be found, by halving; without memory of the hints hardly any. Imports no jax:
+grader processes load this module."""
+
+import random
+import re
+from typing import TYPE_CHECKING
+
+from jzero.types import Grade, Problem
+
+if TYPE_CHECKING:
+    from jzero import config
+
+EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same problems
+HIGHER, LOWER, NONE = "higher", "lower", "no number"
+TEMPLATES = {
+    "plain": "1-{}\n",
+    "chat": "I think of a whole number from 1 to {}. Guess it: reply with the number alone.",
+}
+SUFFIXES = {"plain": "<|endoftext|>{}\n"}
+NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
+EARLIER = 4  # wrong guesses before that of a warm-start example, at most
+
+
+def problem(task: "config.Task", split: str, index: int, secret: int) -> Problem:
+    text = TEMPLATES[task.template].format(task.value_max)
+    prompt = [{"role": "user", "content": text}] if task.template == "chat" else text
+    return Problem(f"guess/{split}/{index}", "guess", prompt, secret)
+
+
+def secret(task: "config.Task", seed: int, split: str, index: int) -> int:
+    return 1 + int(random.Random(f"guess/{seed}/{split}/{index}").random() * task.value_max)
+
+
+def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
+    indices = range(step * count, (step + 1) * count)
+    return [problem(task, "train", i, secret(task, seed, "train", i)) for i in indices]
+
+
+def eval_problems(task: "config.Task", count: int) -> list[Problem]:
+    """Every number in turn, in an order that is the same in every run."""
+    order = random.Random(f"guess/{EVAL_SEED}").sample(range(1, task.value_max + 1), task.value_max)
+    return [problem(task, "eval", i, order[i % len(order)]) for i in range(count)]
+
+
+def read(response: str) -> int | None:
+    found = NUMBER.fullmatch(response)
+    return int(found[1]) if found else None
+
+
+def grade(response: str, gold: int, task: "config.Task") -> Grade:
+    guess = read(response)
+    if guess is None:
+        return Grade(0.0, False, "no answer")
+    return Grade(1.0, True, "correct") if guess == gold else Grade(0.0, False, "wrong value")
+
+
+def hint(guess: int | None, gold: int) -> str:
+    return NONE if guess is None else HIGHER if guess < gold else LOWER
+
+
+def reply(gold: int, turns: list[tuple[str, Grade]], task: "config.Task") -> str | None:
+    """The hint; None to a right guess."""
+    response, grade = turns[-1]
+    return None if grade.correct else hint(read(response), gold)
+
+
+def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[str, str]:
+    """A random guess, after random wrong ones (about `tries` in all) and their hints: the form of an episode, and
+    nothing of what the hints are good for. Of template plain."""
+    rng = random.Random(f"guess/warm_start/{seed}/{index}")
+    draw = lambda: 1 + int(rng.random() * task.value_max)
+    gold, text = draw(), TEMPLATES["plain"].format(task.value_max)
+    for _ in range(EARLIER):
+        guess = draw()
+        if guess != gold and rng.random() > 1 / tries:
+            text += str(guess) + SUFFIXES["plain"].format(hint(guess, gold))
+    return text, str(draw())
+
+
+def max_tokens(task: "config.Task", tries: float) -> int:
+    return len(str(task.value_max)) + 1
