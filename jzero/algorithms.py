@@ -54,7 +54,7 @@ class Algorithm:
     whiten: bool = False  # then to mean 0 and variance 1 over all tokens of the rollouts
     # weight
     weight: str = "sequence_mean"  # key of WEIGHTS
-    length_norm: int = 0  # L_max of the constant weight; 0 = rollout.max_new
+    length_norm: int = 0  # L_max of the constant weight; 0 = rollout.max_new, of every turn
     # ratio, surrogate, correction
     old: str = "trainer"  # pi_old: trainer (recomputed before the first optimizer step) | sampler (as it was sampled)
     ratio: str = "token"  # key of RATIOS

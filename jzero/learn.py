@@ -185,7 +185,8 @@ def token_weights(
         for turn in rollout.every_turn if algorithm.truncated == "mask" else ():
             mask[turn.start : turn.end] &= turn.finish != "length"
     every = np.array([mask.sum() for mask in trained], np.float64)
-    longest = algorithm.length_norm or config.rollout.max_new
+    turns = 1 if config.train.turn_rows else config.rollout.turns
+    longest = algorithm.length_norm or turns * config.rollout.max_new
     weights = algorithms.WEIGHTS[weight](every[chosen], every, longest) * (every[chosen] > 0)
     return {i: (trained[i] * w).astype(np.float32) for i, w in zip(chosen, weights, strict=True)}
 

@@ -169,9 +169,6 @@ class Engine:
         self.resumed.pop(slot, None)
         self.given.pop(slot, None)
 
-    def pause(self, slot: int) -> None:
-        self.paused.add(slot)
-
     def resume(self, slot: int, position: int, tokens: list[int], limit: int) -> None:
         """Of a paused slot, whose KV before `position` is that of its sequence: go on with tokens from there."""
         self.paused.remove(slot)

@@ -146,10 +146,10 @@ class Driver:
 
     def cancel(self) -> None:
         """Forget what is unfinished and free its pages; a `run` that is resumed ends."""
-        for slot in list(self.owners):
-            self._leave(slot)
-        while any(self._evict(shard) for shard in range(self.engine.shards)):
-            pass
+        for slot in (*self.owners, *self.waiting):
+            self.engine.free_resource(slot)
+        self.owners.clear()
+        self.waiting.clear()
         self.replies = NO_REPLIES
         self.queue.clear()
         self.fresh.clear()
@@ -357,7 +357,7 @@ class Driver:
             prompt, end = len(sequence.context), len(sequence.tokens)
             sequence.turns.append(Turn(prompt + sequence.start, prompt + end, sequence.text, sequence.finish))
             if len(sequence.turns) < self.settings.turns and self.replies is not NO_REPLIES:
-                self.engine.pause(slot)
+                self.engine.paused.add(slot)
                 self.waiting[slot] = self.owners.pop(slot), self.counters.calls
             else:
                 self._leave(slot)

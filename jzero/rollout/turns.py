@@ -24,7 +24,6 @@ class Talk:
     tokenizer: tokenizer.PreTrainedTokenizerFast
     problems: list[Problem]
     out: dict[Hashable, Sequence] = field(default_factory=dict)  # at the pool
-    suffixes: dict[tuple[str, str], list[int]] = field(default_factory=dict)  # (task, reply) -> tokens
 
     def submit(self, sequence: Sequence) -> None:
         """The turn that ended; where another may follow the task is asked for a reply."""
@@ -48,15 +47,9 @@ class Talk:
         them and one more. An end of turn that the policy did not write is among them."""
         if grade.reply is None or (grade.correct and self.task.stop_on_success):
             return None
-        tokens = self.suffix(self.problems[sequence.prompt], grade.reply)
+        plain = TASKS[self.problems[sequence.prompt].task].replies[self.task.template]
+        tokens = list(tokenizer.suffix(self.tokenizer, grade.reply, plain))
         if tokens[0] in self.engine.stop_ids and sequence.tokens[-1] == tokens[0]:
-            tokens = tokens[1:]
+            del tokens[0]
         now = len(sequence.context) + len(sequence.tokens) + len(tokens)
         return tokens if now < self.engine.max_total else None
-
-    def suffix(self, problem: Problem, reply: str) -> list[int]:
-        key = problem.task, reply
-        if key not in self.suffixes:
-            plain = None if not isinstance(problem.prompt, str) else TASKS[problem.task].suffixes[self.task.template]
-            self.suffixes[key] = tokenizer.suffix(self.tokenizer, reply, plain)
-        return self.suffixes[key]

@@ -20,7 +20,8 @@ class Task(NamedTuple):
     notes: Callable[[Any], list[str]] = lambda task: []  # what was loaded and dropped, in words
     # (gold, (response, Grade) of every turn so far, task) -> what the environment says to the last; None: it is over
     reply: Callable[[Any, list[tuple[str, Grade]], Any], str | None] | None = None
-    suffixes: Mapping[str, str] = {}  # template -> what follows a response: end of turn, {} the reply, a turn's begin
+    # template -> what is between two responses: end of turn, {} the reply, begin of a turn; None: the chat template's
+    replies: Mapping[str, str | None] = {}
 
 
 def feedback(gold: Any, turns: list[tuple[str, Grade]], task: Any) -> str:
@@ -28,7 +29,7 @@ def feedback(gold: Any, turns: list[tuple[str, Grade]], task: Any) -> str:
     return task.feedback_right if turns[-1][1].correct else task.feedback_wrong
 
 
-CHATML = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+R1, CHATML = "\nUser: {}\nAssistant: <think>", "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 MATH = Task(
     math.train_problems, math.eval_problems, math.grade, math.TEMPLATES, notes=lambda task: math.sets(task).notes
 )
@@ -41,7 +42,7 @@ TASKS = {
         warm_start.example,  # -> prompt, response
         warm_start.max_tokens,
         reply=feedback,
-        suffixes={"qwen_chat": CHATML, "r1": "\nUser: {}\nAssistant: <think>", "plain": "<|endoftext|>{}\n"},
+        replies={"qwen_chat": CHATML, "r1": R1, "plain": "<|endoftext|>{}\n"},
     ),
     "gsm8k": MATH._replace(grade=partial(math.grade, marked=True)),
     "guess": Task(
@@ -52,17 +53,13 @@ TASKS = {
         guess.example,
         guess.max_tokens,
         reply=guess.reply,
-        suffixes=guess.SUFFIXES,
+        replies=guess.REPLIES,
     ),
     "math": MATH,
     "math_multiturn": MATH._replace(
         reply=feedback,
-        suffixes={
-            "qwen_math": CHATML,
-            "qwen3": CHATML,
-            "r1": "\nUser: {}\nAssistant: <think>",
-            "no": "\n{}\n",
-            "r1_distill_qwen": "<｜end▁of▁sentence｜><｜User｜>{}\n<｜Assistant｜><think>\n",
-        },
+        replies=dict.fromkeys(("qwen_math", "qwen3"), CHATML)
+        | {"r1": R1, "no": "\n{}\n", "chat": None}
+        | {"r1_distill_qwen": "<｜end▁of▁sentence｜><｜User｜>{}\n<｜Assistant｜><think>\n"},
     ),
 }

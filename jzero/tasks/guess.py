@@ -13,14 +13,12 @@ if TYPE_CHECKING:
     from jzero import config
 
 EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same problems
-HIGHER, LOWER, NONE = "higher", "lower", "no number"
 TEMPLATES = {
     "plain": "1-{}\n",
     "chat": "I think of a whole number from 1 to {}. Guess it: reply with the number alone.",
 }
-SUFFIXES = {"plain": "<|endoftext|>{}\n"}
+REPLIES = {"plain": "<|endoftext|>{}\n", "chat": None}
 NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
-EARLIER = 4  # wrong guesses before that of a warm-start example, at most
 
 
 def problem(task: "config.Task", split: str, index: int, secret: int) -> Problem:
@@ -29,13 +27,9 @@ def problem(task: "config.Task", split: str, index: int, secret: int) -> Problem
     return Problem(f"guess/{split}/{index}", "guess", prompt, secret)
 
 
-def secret(task: "config.Task", seed: int, split: str, index: int) -> int:
-    return 1 + int(random.Random(f"guess/{seed}/{split}/{index}").random() * task.value_max)
-
-
 def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
-    indices = range(step * count, (step + 1) * count)
-    return [problem(task, "train", i, secret(task, seed, "train", i)) for i in indices]
+    secret = lambda i: 1 + int(random.Random(f"guess/{seed}/{i}").random() * task.value_max)
+    return [problem(task, "train", i, secret(i)) for i in range(step * count, (step + 1) * count)]
 
 
 def eval_problems(task: "config.Task", count: int) -> list[Problem]:
@@ -57,7 +51,7 @@ def grade(response: str, gold: int, task: "config.Task") -> Grade:
 
 
 def hint(guess: int | None, gold: int) -> str:
-    return NONE if guess is None else HIGHER if guess < gold else LOWER
+    return "no number" if guess is None else "higher" if guess < gold else "lower"
 
 
 def reply(gold: int, turns: list[tuple[str, Grade]], task: "config.Task") -> str | None:
@@ -67,15 +61,14 @@ def reply(gold: int, turns: list[tuple[str, Grade]], task: "config.Task") -> str
 
 
 def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[str, str]:
-    """A random guess, after random wrong ones (about `tries` in all) and their hints: the form of an episode, and
+    """A random guess, after random wrong ones (at most `tries` in all) and their hints: the form of an episode, and
     nothing of what the hints are good for. Of template plain."""
     rng = random.Random(f"guess/warm_start/{seed}/{index}")
     draw = lambda: 1 + int(rng.random() * task.value_max)
     gold, text = draw(), TEMPLATES["plain"].format(task.value_max)
-    for _ in range(EARLIER):
-        guess = draw()
-        if guess != gold and rng.random() > 1 / tries:
-            text += str(guess) + SUFFIXES["plain"].format(hint(guess, gold))
+    for _ in range(int(rng.random() * tries)):
+        if (guess := draw()) != gold:
+            text += f"{guess}<|endoftext|>{hint(guess, gold)}\n"
     return text, str(draw())
 
 
