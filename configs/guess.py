@@ -38,12 +38,12 @@ def tiny() -> Config:
         model=Model(arch=arch, dtype="float32", logit_chunk=65536),
         task=Task(name="guess", template="plain", value_max=7),
         rollout=Rollout(
-            prompts=32, group=16, max_prompt=8, max_new=2, turns=3, max_reply=10, slots=512, page=16, chunk=4
+            prompts=56, group=8, max_prompt=8, max_new=2, turns=3, max_reply=10, slots=512, page=16, chunk=4
         ),
         algorithm=algorithms.dr_grpo(),
-        optimizer=Optimizer(lr=2e-3, b2=0.99),
+        optimizer=Optimizer(lr=3e-3, b2=0.99),
         warm_start=WarmStart(steps=100, batch=64, lr=3e-3, tries=3.0),
-        train=Train(steps=60, tokens=8192, buckets=1, row_slots=8, checkpoint_every=20),
+        train=Train(steps=100, tokens=8192, buckets=1, row_slots=8, checkpoint_every=20),
         eval=Eval(problems=112, samples=4, every=20),
         mesh=Mesh(data=-1, fsdp=1),
     )

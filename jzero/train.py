@@ -352,6 +352,7 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
         "rollout/tokens": float(lengths.sum()),
     }
     if any(rollout.turns for rollout in rollouts):
+        values["turns/sampled"] = float(sum(rollout.sampled.sum() for rollout in rollouts))  # tokens without replies
         values["turns/mean"] = float(np.mean([len(rollout.every_turn) for rollout in rollouts]))
         values["turns/first_try"] = float(np.mean([grade_of(rollout.every_turn[0]).correct for rollout in rollouts]))
     return values

@@ -266,8 +266,10 @@ class Driver:
                     shared=context,
                 )
                 try:
-                    writes = self._place(placement)
+                    writes = self.engine.place(placement)
                 except OutOfPages:
+                    if self._evict(shard):
+                        continue
                     break
                 pending.popleft()
                 chosen.setdefault(id(prefix), (prefix, []))[1].append((placement, writes))
@@ -277,14 +279,6 @@ class Driver:
                 self.fresh.append((slot, prefix, row, sample))
         for prefix, placements in chosen.values():
             self.state = self.engine.bulk_insert(prefix, self.state, placements, self.temperature)
-
-    def _place(self, placement: Placement) -> list[tuple[int, int]]:
-        while True:
-            try:
-                return self.engine.place(placement)
-            except OutOfPages:
-                if not self._evict(placement.slot // self.engine.shard_slots):
-                    raise
 
     # -- decoding ----------------------------------------------------------------------------------------------
 

@@ -27,15 +27,19 @@ def problem(task: "config.Task", split: str, index: int, secret: int) -> Problem
     return Problem(f"guess/{split}/{index}", "guess", prompt, secret)
 
 
+def problems(task: "config.Task", split: str, seed: int, indices: range) -> list[Problem]:
+    """Every number equally often: all of them in a random order, then in another."""
+    count = task.value_max
+    order = lambda n: random.Random(f"guess/{split}/{seed}/{n}").sample(range(1, count + 1), count)
+    return [problem(task, split, i, order(i // count)[i % count]) for i in indices]
+
+
 def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
-    secret = lambda i: 1 + int(random.Random(f"guess/{seed}/{i}").random() * task.value_max)
-    return [problem(task, "train", i, secret(i)) for i in range(step * count, (step + 1) * count)]
+    return problems(task, "train", seed, range(step * count, (step + 1) * count))
 
 
 def eval_problems(task: "config.Task", count: int) -> list[Problem]:
-    """Every number in turn, in an order that is the same in every run."""
-    order = random.Random(f"guess/{EVAL_SEED}").sample(range(1, task.value_max + 1), task.value_max)
-    return [problem(task, "eval", i, order[i % len(order)]) for i in range(count)]
+    return problems(task, "eval", EVAL_SEED, range(count))
 
 
 def read(response: str) -> int | None:
