@@ -256,6 +256,16 @@ def test_an_episode_that_waits_gives_way():
     assert order[-2:] == [key, key] and order.index(key) < 4
 
 
+def test_programs_are_planned_as_they_run():
+    """What is compiled ahead of time takes what `generate` is called with."""
+    engine = make("qwen2", **SIZES)
+    converse(engine, PROMPTS[:1])
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params_on(engine))
+    program, arguments = engine.programs(abstract, [])["generate"]
+    assert program is engine._generate_program() and len(arguments) == 8
+    program.lower(*arguments)
+
+
 # -- returns and advantages -------------------------------------------------------------------------------------------
 
 
