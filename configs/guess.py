@@ -41,7 +41,7 @@ def tiny() -> Config:
             prompts=56, group=8, max_prompt=8, max_new=2, turns=3, max_reply=10, slots=512, page=16, chunk=4
         ),
         algorithm=algorithms.dr_grpo(),
-        optimizer=Optimizer(lr=3e-3, b2=0.99),
+        optimizer=Optimizer(lr=1e-3, b2=0.99, warmup_steps=10),
         warm_start=WarmStart(steps=200, batch=64, lr=3e-3, tries=3.0),
         train=Train(steps=60, tokens=8192, buckets=1, row_slots=8, checkpoint_every=20),
         eval=Eval(problems=112, samples=4, every=20),
