@@ -40,7 +40,7 @@ class Algorithm:
     whiten: bool = False  # then to mean 0 and variance 1 over all tokens of the rollouts
     # weight
     weight: str = "sequence_mean"  # key of WEIGHTS
-    length_norm: int = 0  # L_max of the constant weight; 0 = rollout.max_new
+    length_norm: int = 0  # L_max of the constant weight; 0 = rollout.max_new, of every turn
     # ratio, surrogate, correction
     old: str = "trainer"  # pi_old: trainer (recomputed before the first optimizer step) | sampler (as it was sampled)
     ratio: str = "token"  # key of RATIOS
@@ -73,6 +73,8 @@ class Episodes(NamedTuple):
     values: np.ndarray  # f64[N, T] the critic's, of the state before each token; 0 without one
     mask: np.ndarray  # bool[N, T]
     group: np.ndarray  # i[N] rollouts of one prompt share a number from 0 on
+    turn: np.ndarray | None = None  # i[N, T] the token's turn, from 0 on; None: they have but one
+    discount: float = 1.0  # of a turn's reward, in the return of the turn before it
 
     @property
     def returns(self) -> np.ndarray:  # f64[N]
@@ -120,20 +122,46 @@ def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
     return centred / (std + algorithm.std_eps)[:, None]
 
 
+def by_turn(episodes: Episodes) -> tuple[Episodes, np.ndarray]:
+    """Every turn as an episode of one token, whose reward is its return, G_t = r_t + discount G_{t+1} over the turns of
+    its rollout; and i[N, T] which of those rows a token is of. Turns of one number of a prompt's rollouts are a group:
+    what the others got from there on, whatever they had said before, is a baseline that the turn cannot change. A turn
+    that no other rollout came to has no baseline, and an advantage of 0."""
+    assert episodes.turn is not None
+    shape = len(episodes.group), int(episodes.turn.max()) + 1
+    row, column = np.nonzero(episodes.mask)
+    at = row, episodes.turn[row, column]
+    returns, there = np.zeros(shape), np.zeros(shape, bool)
+    np.add.at(returns, at, episodes.rewards[row, column])
+    there[at] = True
+    for t in reversed(range(shape[1] - 1)):
+        returns[:, t] += episodes.discount * returns[:, t + 1]
+    rollout, turn = np.nonzero(there)
+    group = np.unique(episodes.group[rollout] * shape[1] + turn, return_inverse=True)[1]
+    G = returns[there][:, None]
+    index = np.zeros(shape, np.int64)
+    index[there] = np.arange(len(G))
+    return Episodes(G, np.zeros_like(G), np.ones_like(G, bool), group), np.take_along_axis(index, episodes.turn, axis=1)
+
+
 def gae(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
-    """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; 0 after the end (arXiv:1506.02438)."""
+    """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; 0 after the end (arXiv:1506.02438). At
+    the end of a turn that another follows, gamma is multiplied by their discount."""
     rewards, values = episodes.rewards, episodes.values * episodes.mask
+    gamma = np.full(rewards.shape, algorithm.gamma)
+    if episodes.turn is not None:
+        gamma[:, :-1] *= np.where(np.diff(episodes.turn, axis=1), episodes.discount, 1.0)
     out = np.zeros_like(rewards)
     after_value = after = np.zeros(len(rewards))
     for t in reversed(range(rewards.shape[1])):
-        delta = rewards[:, t] + algorithm.gamma * after_value - values[:, t]
-        after = np.where(episodes.mask[:, t], delta + algorithm.gamma * algorithm.lam * after, 0.0)
+        delta = rewards[:, t] + gamma[:, t] * after_value - values[:, t]
+        after = np.where(episodes.mask[:, t], delta + gamma[:, t] * algorithm.lam * after, 0.0)
         out[:, t], after_value = after, values[:, t]
     return out
 
 
 class Advantage(NamedTuple):
-    compute: Callable[[Episodes, Algorithm], np.ndarray]  # f64[N, T], or [N, 1]: the same for every token
+    compute: Callable[[Episodes, Algorithm], np.ndarray]  # f64[N, T], or [N, 1]: the same for every token of a turn
     group_min: int  # smallest group it is defined for
     critic: bool = False
 
@@ -153,7 +181,12 @@ ADVANTAGES = {
 
 def advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
     """-> advantages f64[N, T], and what the critic should have said, A + V before whitening."""
-    A = ADVANTAGES[algorithm.advantage].compute(episodes, algorithm) * episodes.mask
+    found = ADVANTAGES[algorithm.advantage]
+    if episodes.turn is not None and found.group_min > 1:
+        rows, row = by_turn(episodes)
+        A = found.compute(rows, algorithm)[row, 0] * episodes.mask
+    else:
+        A = found.compute(episodes, algorithm) * episodes.mask
     targets = (A + episodes.values) * episodes.mask
     if algorithm.whiten:
         every = A[episodes.mask]

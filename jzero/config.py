@@ -71,7 +71,7 @@ class Task:
     answer_column: str = ""  # "" = the first there is of tasks.data.ANSWER
     level_min: int = 0  # of a set with levels; 0 = all
     level_max: int = 0
-    template: str = "r1"  # of tasks.countdown.TEMPLATES (r1 qwen_chat plain) or tasks.math.TEMPLATES
+    template: str = "r1"  # of TEMPLATES of the task's module: tasks.countdown (r1 qwen_chat plain), math or guess
     system: str = ""  # system prompt of template chat; "" = that of qwen_math
     verifier: str = "fast"  # of math answers: fast | math_verify
     numbers_min: int = 3  # procedural: how many numbers
@@ -79,6 +79,13 @@ class Task:
     value_max: int = 99  # procedural: numbers are 1..value_max
     target_max: int = 99  # procedural: targets are 1..target_max
     format_score: float = 0.1  # a well-formed but wrong equation
+    stop_on_success: bool = True  # a right answer ends an episode of several turns
+    turn_reward: str = "success"  # of a turn: success = ((right - 1/2) * 2 - reward_bias) * reward_scaling | score
+    reward_bias: float = 0.0
+    reward_scaling: float = 1.0
+    turn_discount: float = 1.0  # of the later turns' rewards in a turn's return
+    feedback_right: str = "Yes, that is the right answer."
+    feedback_wrong: str = "No, that is not the right answer. Look for the mistake and try once more."
     grade_seconds: float = 5.0  # wall limit of one grading, then the worker is killed and the score is 0
     grade_workers: int = 2  # processes
     reward: Reward = field(default_factory=Reward)
@@ -89,7 +96,10 @@ class Rollout:
     prompts: int = 128  # P: prompts a step
     group: int = 8  # G: rollouts a prompt
     max_prompt: int = 256  # tokens; longer prompts are dropped
-    max_new: int = 1024  # tokens
+    max_new: int = 1024  # tokens of a response
+    turns: int = 1  # responses of an episode at most, where the task replies to them
+    max_reply: int = 64  # tokens of a reply that max_total=0 allows for
+    max_total: int = 0  # tokens of an episode, prompt and replies included; 0 = room for every turn
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -101,6 +111,17 @@ class Rollout:
     pages: int = 0  # KV pages in all; 0 = enough for every slot at full length
     chunk: int = 32  # decode steps a device call
     kv_dtype: str = "bfloat16"  # bfloat16 | float32
+
+    @property
+    def total(self) -> int:
+        """Tokens of the longest episode."""
+        every_turn = self.turns * self.max_new + (self.turns - 1) * self.max_reply
+        return self.max_total or self.max_prompt + every_turn
+
+    @property
+    def longest(self) -> int:
+        """Of those, all after the prompt."""
+        return self.total - self.max_prompt
 
 
 @dataclass
@@ -146,9 +167,10 @@ class Train:
     minibatches: int = 1  # optimizer steps an epoch; > 1 recomputes the old log-probs once and clips
     epochs: int = 1  # passes over a step's rollouts
     tokens: int = 16384  # tokens of one microbatch, over all devices
-    slot: int = 0  # length of a packed slot; 0 = rollout.max_new. No response may be longer
+    slot: int = 0  # length of a packed slot; 0 = all that may follow a prompt. Nothing may be longer
     buckets: int = 2  # slot lengths: slot, slot/2, slot/4, ...
     row_slots: int = 8  # slots of a row, which share its prompt; 0 = every sequence carries its own prompt
+    turn_rows: bool = False  # a sequence a turn (history and response) instead of one an episode: AReaL's agent
     seed: int = 0
     checkpoint_every: int = 20
     keep_checkpoints: int = 2
@@ -225,6 +247,7 @@ def to_json(config: Config) -> str:
 
 LEAST = {  # smallest value of numbers; of every other it is 0
     1: "rollout.prompts rollout.group rollout.max_prompt rollout.max_new rollout.slots rollout.page rollout.chunk "
+    "rollout.turns "
     "train.tokens train.buckets train.minibatches train.epochs train.checkpoint_every task.grade_workers "
     "task.reward.repetition_ngram task.reward.cosine_length task.reward.overlong_length warm_start.batch "
     "warm_start.tries model.logit_chunk model.arch.hidden_size model.arch.intermediate_size "
@@ -281,9 +304,14 @@ def combinations(config: Config) -> Iterator[str]:
     if not 0 <= rollout.min_p < 1:
         yield f"{rollout.min_p=} must be in [0, 1)"
     yield from impossible_algorithm(config)
-    if 0 < train.slot < rollout.max_new:
-        yield f"{train.slot=} is shorter than a response, {rollout.max_new=}: set it to {rollout.max_new} or 0"
-    slot = train.slot or rollout.max_new
+    if 0 < rollout.max_total < rollout.max_prompt + rollout.max_new:
+        least = f"a prompt and a response, {rollout.max_prompt + rollout.max_new}"
+        yield f"{rollout.max_total=} is shorter than {least}: raise it, or set it to 0"
+    if 0 < train.slot < rollout.longest:
+        single = f"a response, {rollout.max_new=}"
+        longest = single if rollout.longest == rollout.max_new else f"an episode after its prompt, {rollout.longest}"
+        yield f"{train.slot=} is shorter than {longest}: set it to {rollout.longest} or 0"
+    slot = train.slot or rollout.longest
     if not slot >> (train.buckets - 1):
         yield f"{train.buckets=} halves a slot of {slot} tokens to nothing: at most {slot.bit_length()}"
     if rollout.prompts % train.minibatches:

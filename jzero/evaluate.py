@@ -25,8 +25,9 @@ from jzero.model import hf, qwen
 from jzero.rollout import sample
 from jzero.rollout.engine import Engine
 from jzero.rollout.sample import Driver
+from jzero.rollout.turns import Talk
 from jzero.tasks import math, rewards, suites
-from jzero.types import Grade, Problem, Rollout
+from jzero.types import Grade, Problem, Rollout, Turn
 
 
 @dataclass
@@ -43,37 +44,56 @@ class Sampler:
         self, params, problems: list[Problem], group: int, temperature: float, key: tuple[int, int], version: int
     ) -> tuple[list[Rollout], sample.Counters]:
         """`group` rollouts of each of this host's share of the problems, in order, not graded yet: each was given to
-        the pool as it finished. The noise is a function of key (two integers), the problem's place among all and the
-        token's position."""
+        the pool as it finished (where there are several turns, every turn was, and is graded). The noise is a function
+        of key (two integers), the problem's place among all and the token's position."""
         share = hosts.share(len(problems))
         problems = problems[share]
         prompts = [np.array(encode(self.tokenizer, problem), np.int32) for problem in problems]
         driver = Driver(self.engine, params, lambda ids: tokenizer.decode(self.tokenizer, ids))
-        done: dict[tuple[int, int], Rollout] = {}
-        seed = make_seed(self.engine, key)
+        done: dict[tuple[int, int], sample.Sequence] = {}
+        seed, settings = make_seed(self.engine, key), self.engine.settings
+        talk = Talk(self.pool, self.task, self.engine, self.tokenizer, problems)
+        replies = talk.replies if settings.turns > 1 else None
         try:
-            for sequence in driver.run(prompts, group, temperature, seed, self.engine.settings.max_new, share.start):
-                rollout = to_rollout(problems[sequence.prompt], sequence, version)
-                place = (sequence.prompt, sequence.sample)
-                done[place] = rollout
-                self.pool.submit(place, rollout.problem.task, rollout.text, rollout.problem.gold, self.task)
+            for sequence in driver.run(prompts, group, temperature, seed, settings.max_new, share.start, replies):
+                done[sequence.prompt, sequence.sample] = sequence
+                talk.submit(sequence)
                 self.on_finish()
         except hosts.Interrupted as reason:
             hosts.meet(str(reason))  # the others wait in `graded`
         finally:
             driver.cancel()  # an interruption leaves the engine free
-        return [done[i, j] for i in range(len(problems)) for j in range(group)], driver.counters
+        places = [(i, j) for i in range(len(problems)) for j in range(group)]
+        return [to_rollout(problems[i], done[i, j], version, settings.turns) for i, j in places], driver.counters
 
     def graded(self, rollouts: list[Rollout], problems: list[Problem], group: int) -> list[Rollout]:
         """Wait for the grades of what `rollouts` submitted on every host -> the graded rollouts of all problems."""
         hosts.meet()
         drained: dict = dict(self.pool.drain())
-        rollouts = [rollout.graded(drained[i // group, i % group]) for i, rollout in enumerate(rollouts)]
+        fresh = lambda i, rollout: rollout if rollout.turns else rollout.graded(drained[i // group, i % group])
+        rollouts = [fresh(i, rollout) for i, rollout in enumerate(rollouts)]
         if hosts.joined():
             rollouts = from_bytes(hosts.gather(to_bytes(rollouts)), problems, group)
-        lengths = [len(rollout.text) for rollout in rollouts], [rollout.response_length for rollout in rollouts]
-        grades = rewards.of_batch([grade_of(rollout) for rollout in rollouts], *lengths, self.task.reward)
-        return [rollout.graded(grade) for rollout, grade in zip(rollouts, grades, strict=True)]
+        turns = [turn for rollout in rollouts for turn in rollout.every_turn]
+        lengths = [len(turn.text) for turn in turns], [turn.end - turn.start for turn in turns]
+        grades = iter(rewards.of_batch([grade_of(turn) for turn in turns], *lengths, self.task.reward))
+        return [
+            of_turns(rollout, [next(grades) for _ in rollout.turns], self.task)
+            if rollout.turns
+            else rollout.graded(next(grades))
+            for rollout in rollouts
+        ]
+
+
+def of_turns(rollout: Rollout, grades: list[Grade], task: config.Task) -> Rollout:
+    """With the reward of every turn, as task.turn_reward says; and of the episode: their sum, and any success."""
+    reward = lambda grade: ((grade.correct - 0.5) * 2 - task.reward_bias) * task.reward_scaling
+    if task.turn_reward == "success":
+        grades = [replace(grade, score=reward(grade)) for grade in grades]
+    turns = tuple(replace(turn, grade=grade) for turn, grade in zip(rollout.turns, grades, strict=True))
+    score, seconds = sum(grade.score for grade in grades), sum(grade.seconds for grade in grades)
+    episode = replace(grades[-1], score=score, correct=any(grade.correct for grade in grades), seconds=seconds)
+    return replace(rollout, turns=turns, grade=episode)
 
 
 def make_sampler(
@@ -103,7 +123,9 @@ ARRAYS = {"tokens": np.int32, "sampled": np.bool_, "logps": np.float32, "version
 def to_bytes(rollouts: list[Rollout]) -> bytes:
     """Rollouts for other hosts, without their problems, which those know."""
     names = ("sample", "text", "finish")
-    rows = [{name: getattr(r, name) for name in names} | {"grade": vars(grade_of(r))} for r in rollouts]
+    known = lambda x: None if x is None else vars(x)
+    turns = lambda r: [vars(turn) | {"grade": vars(grade_of(turn))} for turn in r.turns]
+    rows = [{name: getattr(r, name) for name in names} | {"grade": known(r.grade), "turns": turns(r)} for r in rollouts]
     join = lambda name, kind: np.concatenate([np.zeros(0, kind), *(getattr(r, name) for r in rollouts)])
     lengths = np.array([len(rollout.tokens) for rollout in rollouts], np.int64)
     said = np.frombuffer(json.dumps(rows).encode(), np.uint8)
@@ -121,7 +143,8 @@ def from_bytes(parts: list[bytes], problems: list[Problem], group: int) -> list[
         cuts = np.cumsum(data["lengths"])[:-1]
         arrays = {name: np.split(data[name], cuts) for name in ARRAYS}
         for i, row in enumerate(json.loads(data["rows"].tobytes())):
-            row |= {name: arrays[name][i] for name in ARRAYS} | {"grade": Grade(**row["grade"])}
+            row |= {name: arrays[name][i] for name in ARRAYS} | {"grade": row["grade"] and Grade(**row["grade"])}
+            row["turns"] = tuple(Turn(**turn | {"grade": Grade(**turn["grade"])}) for turn in row["turns"])
             out.append(Rollout(problem=problems[len(out) // group], **row))
     return out
 
@@ -135,9 +158,11 @@ def make_seed(engine: Engine, key: tuple[int, int]) -> jax.Array:
     return fold(jax.device_put(np.array(key, np.uint32), NamedSharding(engine.mesh, P())))
 
 
-def to_rollout(problem: Problem, sequence: sample.Sequence, version: int) -> Rollout:
-    prompt, response = len(sequence.context), len(sequence.tokens)
-    sampled = np.arange(prompt + response) >= prompt
+def to_rollout(problem: Problem, sequence: sample.Sequence, version: int, turns: int) -> Rollout:
+    """turns: how many there may be."""
+    prompt, sampled = len(sequence.context), np.zeros(len(sequence.context) + len(sequence.tokens), bool)
+    for turn in sequence.turns:
+        sampled[turn.start : turn.end] = True
     return Rollout(
         problem=problem,
         sample=sequence.sample,
@@ -147,6 +172,7 @@ def to_rollout(problem: Problem, sequence: sample.Sequence, version: int) -> Rol
         versions=np.where(sampled, version, -1).astype(np.int32),
         text=sequence.text,
         finish=sequence.finish,
+        turns=tuple(sequence.turns) if turns > 1 else (),
     )
 
 
@@ -159,9 +185,9 @@ def fitting(problems: list[Problem], tok: tokenizer.PreTrainedTokenizerFast, max
     return [problem for problem in problems if len(encode(tok, problem)) <= max_prompt]
 
 
-def grade_of(rollout: Rollout) -> Grade:
-    assert rollout.grade is not None, f"{rollout.problem.id} was not graded"
-    return rollout.grade
+def grade_of(graded: Rollout | Turn) -> Grade:
+    assert graded.grade is not None, f"{graded} was not graded"
+    return graded.grade
 
 
 # What is said of samples [P, n]

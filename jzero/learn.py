@@ -32,15 +32,15 @@ class Trainer:
 
 @dataclass
 class Part:
-    """One optimizer step's share of the rollouts."""
+    """One optimizer step's share of the sequences of `sequences`, which are the rollouts but where train.turn_rows."""
 
-    chosen: list[int]  # indices of its rollouts
+    chosen: list[int]  # their indices
     packed: list[Packed]
     batches: tuple[Batch, ...]  # of `packed`, on the mesh
     counts: jax.Array
 
     def fill(self, learner: update.Learner, name: str, arrays: Sequence[np.ndarray] | Mapping[int, np.ndarray]) -> None:
-        """Set a field of the batches from one f32[T] a rollout, of all rollouts or of the part's own."""
+        """Set a field of the batches from one f32[T] a sequence, of all of them or of the part's own."""
         values = learner.put_rows([p.fill([arrays[i] for i in self.chosen]) for p in self.packed])
         self.set(name, values)
 
@@ -50,9 +50,10 @@ class Part:
 
 def make_trainer(config: config.Config, model: qwen.QwenConfig, critic: qwen.QwenConfig | None, mesh: Mesh) -> Trainer:
     train = config.train
-    shapes = layouts(config.rollout.max_prompt, train.slot or config.rollout.max_new, train.buckets, train.row_slots)
+    shapes = layouts(config.rollout.max_prompt, train.slot or config.rollout.longest, train.buckets, train.row_slots)
     groups = config.rollout.prompts // train.minibatches
-    most = [groups * -(-config.rollout.group // layout.slots) for layout in shapes]  # rows: a slot for every rollout
+    each = config.rollout.group * (config.rollout.turns if train.turn_rows else 1)
+    most = [groups * -(-each // layout.slots) for layout in shapes]  # rows: a slot for every sequence
     rows = [microbatch_rows(config, mesh, layout) for layout in shapes]
     return Trainer(
         config=config,
@@ -135,19 +136,40 @@ def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int)
     return replace(policy_state, critic=critic_state), values, [b for part in parts for b in part.batches]
 
 
+def sequences(rollouts: list[Rollout], config: config.Config) -> tuple[list[Rollout], list[int]]:
+    """What is trained on, and the index of the rollout that each is of: the rollouts; if train.turn_rows one for each
+    of their turns, with all that came before it, of which nothing is trained."""
+    if not config.train.turn_rows:
+        return rollouts, list(range(len(rollouts)))
+    rows, source = [], []
+    for i, rollout in enumerate(rollouts):
+        for t, turn in enumerate(rollout.every_turn):
+            tokens, logps, versions = (x[: turn.end] for x in (rollout.tokens, rollout.logps, rollout.versions))
+            sampled = rollout.sampled[: turn.end] & (np.arange(turn.end) >= turn.start)
+            fields = {"tokens": tokens, "logps": logps, "versions": versions, "sampled": sampled}
+            said = {"text": turn.text, "finish": turn.finish, "grade": turn.grade, "turns": rollout.turns[: t + 1]}
+            rows.append(replace(rollout, **fields, **said))
+            source.append(i)
+    return rows, source
+
+
 def make_parts(trainer: Trainer, rollouts: list[Rollout], step: int) -> list[Part]:
     """Whole groups in random order, packed, on the mesh."""
     train, group = trainer.config.train, trainer.config.rollout.group
     order = np.arange(len(rollouts) // group)
+    rows, source = sequences(rollouts, trainer.config)
+    of_prompt: list[list[int]] = [[] for _ in order]
+    for i, rollout in enumerate(source):
+        of_prompt[rollout // group].append(i)
     if train.minibatches > 1:
         order = np.random.default_rng((train.seed, step)).permutation(order)
     parts = []
     weight = trainer.config.algorithm.weight
     for prompts in np.array_split(order, train.minibatches):
-        chosen = [int(p) * group + g for p in prompts for g in range(group)]
-        weights = token_weights(rollouts, chosen, weight, trainer.config)
-        items = [Item(r.tokens, r.prompt_length, weights[i], r.logps) for i, r in ((i, rollouts[i]) for i in chosen)]
-        groups = [items[i : i + group] for i in range(0, len(items), group)]
+        chosen = [i for p in prompts for i in of_prompt[p]]
+        weights = token_weights(rows, chosen, weight, trainer.config)
+        items = {i: Item(rows[i].tokens, rows[i].prompt_length, weights[i], rows[i].logps) for i in chosen}
+        groups = [[items[i] for i in of_prompt[p]] for p in prompts]
         packed = pack(groups, trainer.layouts, trainer.rows, trainer.microbatches)
         parts.append(Part(chosen, packed, *trainer.policy.put(packed)))
     return parts
@@ -158,18 +180,23 @@ def token_weights(
 ) -> dict[int, np.ndarray]:
     """For each chosen rollout (of one optimizer step), f32[T]: the weight of its trained tokens, 0 elsewhere."""
     algorithm = config.algorithm
-    masked = lambda rollout: algorithm.truncated == "mask" and rollout.finish == "length"
-    every = np.array([0 if masked(rollout) else rollout.sampled.sum() for rollout in rollouts], np.float64)
-    longest = algorithm.length_norm or config.rollout.max_new
+    trained = [rollout.sampled.copy() for rollout in rollouts]
+    for mask, rollout in zip(trained, rollouts, strict=True):
+        for turn in rollout.every_turn if algorithm.truncated == "mask" else ():
+            mask[turn.start : turn.end] &= turn.finish != "length"
+    every = np.array([mask.sum() for mask in trained], np.float64)
+    turns = 1 if config.train.turn_rows else config.rollout.turns
+    longest = algorithm.length_norm or turns * config.rollout.max_new
     weights = algorithms.WEIGHTS[weight](every[chosen], every, longest) * (every[chosen] > 0)
-    return {i: (rollouts[i].sampled * w).astype(np.float32) for i, w in zip(chosen, weights, strict=True)}
+    return {i: (trained[i] * w).astype(np.float32) for i, w in zip(chosen, weights, strict=True)}
 
 
 def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Rollout]) -> None:
     """Set what the loss needs to know before the first optimizer step: log-probs, values, advantages."""
     algorithm, policy = trainer.config.algorithm, trainer.policy
-    blank = lambda: [np.zeros(len(rollout.tokens), np.float32) for rollout in rollouts]
-    old, ref, values = blank(), blank(), blank()
+    rows, source = sequences(rollouts, trainer.config)
+    blank = lambda each: [np.zeros(len(rollout.tokens), np.float32) for rollout in each]
+    old, ref, values = blank(rows), blank(rows), blank(rows)
     for part in parts:
         run = lambda learner, params: learner.score(params, part.batches, part.counts, trainer.layouts)  # noqa: B023
         if algorithm.old == "sampler":
@@ -186,32 +213,41 @@ def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Roll
             mine = [arrays[i] for i in part.chosen]
             for p, batch in zip(part.packed, part.batches, strict=True):
                 p.read(hosts.fetch(getattr(batch, name)), mine)
-    penalties = [algorithm.kl_reward * (o - r) for o, r in zip(old, ref, strict=True)]
-    A, returns = algorithms.advantages(episodes(rollouts, trainer.config, penalties, values), algorithm)
-    fields = {"advantages": spread(A, rollouts)}
+    joined = []
+    for arrays in ([algorithm.kl_reward * (o - r) for o, r in zip(old, ref, strict=True)], values):
+        joined.append(blank(rollouts))
+        for x, row, i in zip(arrays, rows, source, strict=True):
+            joined[-1][i][: len(x)][row.sampled] = x[row.sampled]
+    A, returns = algorithms.advantages(episodes(rollouts, trainer.config, *joined), algorithm)
+    cut = lambda x: [x[i][: len(row.tokens)] for row, i in zip(rows, source, strict=True)]
+    fields = {"advantages": cut(spread(A, rollouts))}
     if trainer.critic is not None:
-        fields["returns"] = spread(returns, rollouts)
+        fields["returns"] = cut(spread(returns, rollouts))
     for part in parts:
         for name, arrays in fields.items():
             part.fill(policy, name, arrays)
         if algorithm.kl_coef and algorithm.kl_weight:
-            weights = token_weights(rollouts, part.chosen, algorithm.kl_weight, trainer.config)
+            weights = token_weights(rows, part.chosen, algorithm.kl_weight, trainer.config)
             part.fill(policy, "kl_weights", weights)
     jax.block_until_ready([part.batches for part in parts])
 
 
 def episodes(rollouts: list[Rollout], config: config.Config, penalties, values) -> Episodes:
-    """Rewards over sampled tokens: minus the penalty of each, and the rollout's score at the last. penalties and values
-    are f32[T] a rollout."""
+    """Rewards over sampled tokens: minus the penalty of each, and every turn's at its last. penalties and values are
+    f32[T] a rollout."""
     counts = np.array([rollout.sampled.sum() for rollout in rollouts])
     mask = np.arange(counts.max()) < counts[:, None]
     group = np.arange(len(rollouts)) // config.rollout.group
-    out = Episodes(np.zeros(mask.shape), np.zeros(mask.shape), mask, group)
+    turn = np.zeros(mask.shape, np.int64)
+    out = Episodes(np.zeros(mask.shape), np.zeros(mask.shape), mask, group, turn, config.task.turn_discount)
     for i, rollout in enumerate(rollouts):
         out.rewards[i, : counts[i]] = -penalties[i][rollout.sampled]
-        out.rewards[i, counts[i] - 1] += score_of(rollout, config)
         out.values[i, : counts[i]] = values[i][rollout.sampled]
-    return out
+        ends = [int(rollout.sampled[: each.end].sum()) for each in rollout.every_turn]
+        for t, (end, reward) in enumerate(zip(ends, rewards_of(rollout, config), strict=True)):
+            out.rewards[i, end - 1] += reward
+            turn[i, end:] = t + 1 if t + 1 < len(ends) else t
+    return out if turn.any() else out._replace(turn=None)
 
 
 def spread(x: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
@@ -222,10 +258,12 @@ def spread(x: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
     return out
 
 
-def score_of(rollout: Rollout, config: config.Config) -> float:
-    """The grade's score, as the algorithm shapes it."""
-    score, cut, length = grade_of(rollout).score, rollout.finish == "length", int(rollout.sampled.sum())
-    return algorithms.shaped(score, length, cut, config.algorithm, config.rollout.max_new)
+def rewards_of(rollout: Rollout, config: config.Config) -> list[float]:
+    """Of its turns: their grades' scores, as the algorithm shapes them."""
+    length = lambda turn: int(rollout.sampled[turn.start : turn.end].sum())
+    settings = config.algorithm, config.rollout.max_new
+    shape = lambda turn: algorithms.shaped(grade_of(turn).score, length(turn), turn.finish == "length", *settings)
+    return [shape(turn) for turn in rollout.every_turn]
 
 
 def update_metrics(stats: list[dict[str, Any]], critic_stats: list[dict[str, Any]]) -> dict[str, float]:

@@ -130,7 +130,7 @@ def roofline(plan: Plan) -> dict[str, dict[str, float]]:
     """FLOPs and HBM bytes of a device, and the seconds that the larger takes at its peak, for a step whose responses
     are all as long as they may be. By hand: XLA counts the body of a loop once. Interconnect is not counted."""
     model, rollout, train, mesh = plan.model, plan.config.rollout, plan.config.train, plan.trainer.policy.mesh
-    prompt, new, count = rollout.max_prompt, rollout.max_new, rollout.prompts * rollout.group
+    prompt, new, count = rollout.max_prompt, rollout.longest, rollout.prompts * rollout.group
     embedding = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size  # a table, then
     matmul = 2 * (qwen.num_params(model) - embedding)  # FLOPs of a token
     pair = 4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim  # and of a query and its key

@@ -39,7 +39,7 @@ def warm_start(
         train=replace(settings.train, minibatches=1, epochs=1),
     )
     learner = update.policy(policy.model, objective, policy.mesh)
-    layout = Layout(0, 1, rollout.max_prompt + rollout.max_new)
+    layout = Layout(0, 1, rollout.total)
     shards = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
     rows = max(1, settings.train.tokens // (layout.tokens * shards)) * shards
     state = learner.start(params)

@@ -5,6 +5,7 @@ one token, so arithmetic is done digit by digit. It is a Qwen2 tokenizer without
 Qwen2 tokenizer of whatever lies beside a Qwen2 config.json, as in an exported checkpoint. `AutoTokenizer` is not used
 here: it imports torch where that is installed."""
 
+import functools
 import json
 import os
 import string
@@ -66,6 +67,18 @@ def render(tokenizer: PreTrainedTokenizerFast, prompt: Any) -> str:
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Token ids of the text alone: no special token is added."""
     return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids  # ten times as fast as calling it
+
+
+@functools.cache
+def suffix(tokenizer: PreTrainedTokenizerFast, reply: str, plain: str | None) -> list[int]:
+    """What is between the text of a response and the next one: end of turn, the reply, begin of a turn. `plain` is that
+    text, the reply at its {}; None: as the chat template writes it there, whatever it puts elsewhere."""
+    if plain is not None:
+        return encode(tokenizer, plain.replace("{}", reply))
+    response = "response-of-the-assistant"
+    roles = ("user", "question"), ("assistant", response), ("user", reply)
+    text = render(tokenizer, [{"role": role, "content": content} for role, content in roles])
+    return encode(tokenizer, text.partition(response)[2])
 
 
 def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from jzero import algorithms, checkpoint, config, evaluate, hosts, metrics, sharding, tokenizer
+from jzero import algorithms, checkpoint, config, evaluate, hosts, metrics, monitor, sharding, tokenizer
 from jzero.config import to_json, validate
 from jzero.evaluate import Sampler, grade_of
 from jzero.grade.pool import Pool
@@ -125,6 +125,8 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                     values |= assess("after" if step == steps else f"step_{step}", state.params)
                 writer.write(step, values)
                 writer.samples(step, [sample_row(rollout) for rollout in rollouts[: config.train.samples]])
+                if config.rollout.turns > 1 and hosts.first():
+                    monitor.write(workdir, rollouts[: config.train.samples])
                 hosts.say(metrics.line(step, steps, values))
                 if run.trainer.reference is not None and refreshed(config.algorithm, step) == step:
                     run.trainer.reference = reference(run, workdir, step, state.params, saved.oldest())
@@ -152,6 +154,12 @@ def check(config: config.Config, workdir: Path) -> None:
     templates = TASKS[config.task.name].templates
     if config.task.template not in templates:
         raise ValueError(f"task.template={config.task.template!r} is not one of {', '.join(templates)}")
+    if config.rollout.turns > 1 and config.task.template not in TASKS[config.task.name].replies:
+        known = [f"{name} ({', '.join(task.replies)})" for name, task in TASKS.items() if task.replies]
+        raise ValueError(
+            f"rollout.turns={config.rollout.turns}: task.name={config.task.name} has no replies in template "
+            f"{config.task.template}; there are {', '.join(known)}"
+        )
     rewards.check(config.task.reward)
     for spec in suites.split(*config.eval.suites):
         suites.parse(spec)
@@ -334,7 +342,7 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
         for name, value in grade.parts.items():
             named.setdefault(name.replace(":", "."), []).append(value)
     named.pop("accuracy", None)  # the metric of that name counts what is right
-    return {f"reward/{name}": float(np.mean(each)) for name, each in named.items()} | {
+    values = {f"reward/{name}": float(np.mean(each)) for name, each in named.items()} | {
         "reward/mean": float(scores.mean()),
         "reward/accuracy": float(np.mean([grade.correct for grade in grades])),
         "reward/zero_variance_groups": float((scores.max(axis=1) == scores.min(axis=1)).mean()),
@@ -343,6 +351,11 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
         "rollout/truncated": float(np.mean([rollout.finish == "length" for rollout in rollouts])),
         "rollout/tokens": float(lengths.sum()),
     }
+    if any(rollout.turns for rollout in rollouts):
+        values["turns/sampled"] = float(sum(rollout.sampled.sum() for rollout in rollouts))  # tokens without replies
+        values["turns/mean"] = float(np.mean([len(rollout.every_turn) for rollout in rollouts]))
+        values["turns/first_try"] = float(np.mean([grade_of(rollout.every_turn[0]).correct for rollout in rollouts]))
+    return values
 
 
 def rates(values: dict[str, float]) -> dict[str, float]:

@@ -25,6 +25,18 @@ class Grade:
     reason: str  # "correct", "wrong value", "no answer", "timeout", ...
     seconds: float = 0.0  # wall time inside the grader
     parts: dict[str, float] = field(default_factory=dict)  # named rewards that the score is the weighted sum of
+    reply: str | None = None  # what the environment says to the response, where it was asked; None ends the episode
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One response of an episode: tokens[start:end], before the environment's end of turn and reply."""
+
+    start: int
+    end: int
+    text: str  # as the grader sees it
+    finish: str  # "stop" or "length"
+    grade: Grade | None = None  # its score is the turn's reward
 
 
 @dataclass(frozen=True)
@@ -37,13 +49,19 @@ class Rollout:
     sampled: np.ndarray  # bool[T] True where the policy chose the token
     logps: np.ndarray  # f32[T] log-prob under the sampler at the sampling temperature; 0 where not sampled
     versions: np.ndarray  # i32[T] policy version that sampled the token; -1 where not sampled
-    text: str  # the response as the grader sees it
+    text: str  # the (last) response as the grader sees it
     finish: str  # "stop" (stop token or string) or "length"
-    grade: Grade | None = None
+    grade: Grade | None = None  # of the episode
+    turns: tuple[Turn, ...] = ()  # of an episode whose environment may reply
 
     @property
     def prompt_length(self) -> int:
-        return int(self.sampled.argmax())
+        return self.turns[0].start if self.turns else int(self.sampled.argmax())
+
+    @property
+    def every_turn(self) -> tuple[Turn, ...]:
+        """Its turns, or the one it is."""
+        return self.turns or (Turn(self.prompt_length, len(self.tokens), self.text, self.finish, self.grade),)
 
     @property
     def response_length(self) -> int:

@@ -13,7 +13,7 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 # A module imports from lower levels and from its own package.
 LEVELS = [
     ("types", "algorithms", "metrics", "hub"),
-    ("config", "hosts", "aot"),
+    ("config", "hosts", "aot", "monitor"),
     ("attention", "batch", "grade", "tokenizer", "cli"),
     ("model", "tasks"),
     ("sharding",),

@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import replace
 from multiprocessing import connection
 from subprocess import DEVNULL, Popen
 from types import SimpleNamespace
@@ -37,7 +38,7 @@ class _Item(NamedTuple):
     number: int  # unique in the pool; an answer must carry it
     key: Hashable
     seconds: float  # CPU limit
-    message: str  # JSON [number, task, response, gold, JSON of config.Task]
+    message: str  # JSON [number, task, response, gold, JSON of config.Task, earlier turns or null]
     failed: bool  # it cost a worker already
 
 
@@ -81,18 +82,20 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         for thread in self._threads:
             thread.start()
 
-    def submit(self, key: Hashable, task_name: str, response: str, gold: Any, task: Any) -> None:
-        """Queue one response; `task_name` is a key of tasks.TASKS or "module:function", `task` is config.Task."""
+    def submit(self, key: Hashable, task_name: str, response: str, gold: Any, task: Any, earlier: Any = None) -> None:
+        """Queue one response; `task_name` is a key of tasks.TASKS or "module:function", `task` is config.Task. Where
+        `earlier` is given, (response, Grade) of the episode's turns so far, the task is asked for a reply too."""
         assert not self._closed
         with self._changed:
-            message = json.dumps([self._submitted, task_name, response, gold, json.dumps(vars(task), default=vars)])
+            settings = json.dumps(vars(task), default=vars)
+            message = json.dumps([self._submitted, task_name, response, gold, settings, earlier], default=vars)
             self._items.append(_Item(self._submitted, key, task.grade_seconds, message, failed=False))
             self._submitted += 1
             self._changed.notify()
 
-    def poll(self) -> list[tuple[Hashable, Grade]]:
-        """What is graded by now, in no particular order."""
-        return [self._take() for _ in range(self._grades.qsize())]
+    def poll(self, wait: bool = False) -> list[tuple[Hashable, Grade]]:
+        """What is graded by now, in no particular order; or, if that is to wait for, at least one."""
+        return [self._take() for _ in range(self._grades.qsize() or wait)]
 
     def drain(self) -> list[tuple[Hashable, Grade]]:
         """Wait for everything submitted, and return what no earlier call did."""
@@ -179,22 +182,26 @@ def work(descriptor: int) -> None:
     from jzero.tasks import TASKS, rewards  # here: a grader process is the one place where grade knows of tasks
 
     graders: dict[str, Any] = {name: task.grade for name, task in TASKS.items()}
+    replies = {name: task.reply for name, task in TASKS.items()}
     for kind, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, MEMORY)):
         resource.setrlimit(kind, (limit, limit))
     pipe = connection.Connection(descriptor)
     pipe.send_bytes(b'"ready"')
     while True:
-        for number, name, response, gold, settings in json.loads(pipe.recv_bytes()):
+        for number, name, response, gold, settings, earlier in json.loads(pipe.recv_bytes()):
             task = json.loads(settings, object_hook=lambda values: SimpleNamespace(**values))  # config would import jax
             signal.setitimer(signal.ITIMER_PROF, task.grade_seconds)  # its signal ends the process
             start = time.perf_counter()
             try:
                 function = graders.get(name) or graders.setdefault(name, pkgutil.resolve_name(name))
                 grade = rewards.of_response(response, gold, task, function(response, gold, task))
+                if earlier is not None and (reply := replies.get(name)):
+                    turns = [*((text, Grade(**fields)) for text, fields in earlier), (response, grade)]
+                    grade = replace(grade, reply=reply(gold, turns, task))
             except MemoryError:
                 os._exit(1)  # a fresh worker has a clean heap
             except Exception as error:
                 grade = Grade(0.0, False, f"error: {type(error).__name__}: {error}")
             signal.setitimer(signal.ITIMER_PROF, 0)
             values = [number, float(grade.score), bool(grade.correct), grade.reason[:REASON]]
-            pipe.send_bytes(json.dumps([*values, time.perf_counter() - start, grade.parts]).encode())
+            pipe.send_bytes(json.dumps([*values, time.perf_counter() - start, grade.parts, grade.reply]).encode())

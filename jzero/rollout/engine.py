@@ -5,8 +5,7 @@ is 1) trip count (`shard_map` over slots); weights and KV heads are split over t
 shard, C decode steps a call, n prompts and G samples a prefill."""
 
 import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,48 +19,11 @@ from jzero.config import Rollout as Settings
 from jzero.model import qwen
 from jzero.rollout import sampling
 from jzero.rollout.pages import OutOfPages, Pages
+from jzero.rollout.values import Placement, Prefix, ResultTokens
 from jzero.types import Layout
 
 SCRATCH = 0  # the page that idle slots write to
-
-
-class Prefix(NamedTuple):
-    """Prefilled prompts: KV of every prompt token, and each sample's first token. Rows are split over slot shards.
-    Holds arrays, or their shardings or specs."""
-
-    k: Any  # [L, n, T, K, D]
-    v: Any
-    tokens: Any  # i32[n, G]
-    logps: Any  # f32[n, G]
-
-
-class ResultTokens(NamedTuple):
-    """What one call sampled: slot s emitted tokens[s, :counts[s]]. On the device, then on the host."""
-
-    tokens: Any  # i32[slots, C]
-    logps: Any  # f32[slots, C] fp32, at the sampling temperature, over the full vocabulary
-    counts: Any  # i32[slots]
-
-    def copy_to_host_async(self) -> None:
-        for x in self:
-            x.copy_to_host_async()
-
-    def convert_to_numpy(self) -> "ResultTokens":
-        return ResultTokens(*jax.device_get(tuple(self)))
-
-
-@dataclass
-class Placement:
-    """One sample of a prefix, put into a slot."""
-
-    slot: int  # over all shards
-    row: int  # of the prefix
-    sample: int
-    length: int  # tokens the prefix holds for it
-    limit: int  # tokens at which it ends
-    request: int  # names its noise
-    group: Any  # samples of one group share the full pages of
-    shared: int  # their first so many tokens
+RESUMED = ("tokens", "positions", "limits")  # of the state
 
 
 class Engine:
@@ -80,7 +42,7 @@ class Engine:
         self.shards = mesh.shape["slots"]
         self.shard_slots = -(-settings.slots // self.shards)
         self.block = math.gcd(self.shard_slots, settings.group)  # neighbours, where a group's samples tend to sit
-        self.max_total = settings.max_prompt + settings.max_new
+        self.max_total = settings.total
         self.per_slot = -(-self.max_total // settings.page)
         share = -(-settings.pages // self.shards) if settings.pages else self.shard_slots * self.per_slot
         self.shard_pages = share + 1
@@ -100,6 +62,9 @@ class Engine:
         ]
         self.placed: dict[int, Placement] = {}  # slot -> what decodes there
         self.reached = np.zeros(self.max_concurrent_decodes, np.int64)  # tokens whose KV dispatched calls may write
+        self.paused: set[int] = set()  # slots that keep their pages and do not decode
+        self.resumed: dict[int, tuple[int, int, int]] = {}  # slot -> next input, its position, limit; of the next call
+        self.given: dict[int, list[int]] = {}  # slot -> tokens that its next steps take instead of sampling
         self._programs: dict[Any, Any] = {}
 
     # -- JetStream's properties --------------------------------------------------------------------------------
@@ -200,6 +165,15 @@ class Engine:
         shard, local = divmod(slot, self.shard_slots)
         self.pages[shard].release(local)
         del self.placed[slot]
+        self.paused.discard(slot)
+        self.resumed.pop(slot, None)
+        self.given.pop(slot, None)
+
+    def resume(self, slot: int, position: int, tokens: list[int], limit: int) -> None:
+        """Of a paused slot, whose KV before `position` is that of its sequence: go on with tokens from there."""
+        self.paused.remove(slot)
+        self.placed[slot].limit, self.reached[slot] = limit, position
+        self.resumed[slot], self.given[slot] = (tokens[0], position, limit), tokens[1:]
 
     # -- device ------------------------------------------------------------------------------------------------
 
@@ -253,15 +227,16 @@ class Engine:
     def generate(self, params, decode_state, seed) -> tuple[Any, ResultTokens]:
         """Up to `chunk` tokens for every active slot. Slots freed on the host since the last call stop here.
         Raises OutOfPages, unless `reserve` was called for every slot."""
-        for slot in self.placed:
+        running = [slot for slot in self.placed if slot not in self.paused]
+        for slot in running:
             self.reserve(slot)
-        for slot in self.placed:
+        for slot in running:
             self.reached[slot] = self._reach(slot)
         table = np.concatenate([pages.table for pages in self.pages])
         keep = np.zeros(self.max_concurrent_decodes, np.bool_)
-        keep[list(self.placed)] = True
+        keep[running] = True
         program = self._generate_program()
-        arguments = self._put(table, keep, self._shared(table, keep))
+        arguments = self._put(table, keep, self._shared(table, keep), *self._turns())
         state, tokens, logps, counts = program(params, decode_state, seed, *arguments)
         return state, ResultTokens(tokens, logps, counts)
 
@@ -274,6 +249,22 @@ class Engine:
             full[slot] = placement.length
         full = full.reshape(-1, self.block).min(axis=1) // self.settings.page
         return np.minimum(np.cumprod(same, axis=1).sum(axis=1), full).astype(np.int32)
+
+    def _turns(self) -> list[np.ndarray]:
+        """What a call does to slots between turns: i32[slots, 3] `resumed`, or a limit of 0, and the first of `given`
+        i32[slots, C], then -1. Nothing where episodes have one turn."""
+        if self.settings.turns == 1:
+            return []
+        resumed = np.zeros((self.max_concurrent_decodes, 3), np.int32)
+        given = np.full((self.max_concurrent_decodes, self.settings.chunk), -1, np.int32)
+        for slot, values in self.resumed.items():
+            resumed[slot] = values
+        for slot, tokens in self.given.items():
+            now = tokens[: self.settings.chunk]
+            given[slot, : len(now)] = now
+        self.resumed = {}
+        self.given = {slot: rest for slot, tokens in self.given.items() if (rest := tokens[self.settings.chunk :])}
+        return [resumed, given]
 
     def _put(self, *arrays):
         return [jax.device_put(x, NamedSharding(self._mesh, P("slots"))) for x in arrays]
@@ -299,6 +290,7 @@ class Engine:
             out[f"insert {rows}x{T}"] = self._insert_program(prefix, count), (state, prefix, *inputs)
         S = self.max_concurrent_decodes
         inputs = slots((S, self.per_slot)), slots((S,), jnp.bool_), slots((S // self.block,))
+        inputs += (slots((S, 3)), slots((S, self.settings.chunk))) if self.settings.turns > 1 else ()
         return out | {"generate": (self._generate_program(), (params, state, key, *inputs))}
 
     def _abstract(self, shape, dtype, spec: P) -> jax.ShapeDtypeStruct:
@@ -355,7 +347,8 @@ class Engine:
 
     def _generate_specs(self):
         state, slots = self._manual_state_specs(), P("slots")
-        return (P(), state, P(), slots, slots, slots), (state, slots, slots, slots)
+        turns = (slots, slots) if self.settings.turns > 1 else ()
+        return (P(), state, P(), slots, slots, slots, *turns), (state, slots, slots, slots)
 
     # -- programs of one slot shard ----------------------------------------------------------------------------
 
@@ -412,10 +405,13 @@ class Engine:
     def _stops(self, tokens):
         return jnp.isin(tokens, jnp.array(self.stop_ids, jnp.int32)) if self.stop_ids else jnp.zeros(tokens.shape, bool)
 
-    def _generate(self, params, state, seed, table, keep, shared):
+    def _generate(self, params, state, seed, table, keep, shared, resumed=None, given=None):
         S, C = self.shard_slots, self.settings.chunk
         params = jax.tree.map(lambda x: x.astype(self.dtype), params)
         state = state | {"active": state["active"] & keep}
+        if resumed is not None:
+            now = {name: jnp.where(resumed[:, 2] > 0, resumed[:, i], state[name]) for i, name in enumerate(RESUMED)}
+            state = state | now | {"active": state["active"] | (resumed[:, 2] > 0)}
 
         def going(active):
             """Whether another step is due: for this shard, or for any where a step has collectives (of tensor)."""
@@ -428,7 +424,9 @@ class Engine:
         def step(carry):
             c, _, state, tokens, logps, counts = carry
             active = state["active"]
-            state, token, logp = self._decode(params, state, seed, table, shared)
+            state, token, logp = self._decode(
+                params, state, seed, table, shared, given if given is None else given[:, c]
+            )
             tokens = lax.dynamic_update_index_in_dim(tokens, token, c, 1)
             logps = lax.dynamic_update_index_in_dim(logps, logp, c, 1)
             return c + 1, going(state["active"]), state, tokens, logps, counts + active
@@ -437,7 +435,7 @@ class Engine:
         _, _, state, *out = lax.while_loop(lambda carry: (carry[0] < C) & carry[1], step, start)
         return state, *out
 
-    def _decode(self, params, state, seed, table, shared):
+    def _decode(self, params, state, seed, table, shared, given):
         """One token for every slot of the shard; idle slots write to the scratch page."""
         active, positions, page = state["active"], state["positions"], self.settings.page
         at = jnp.take_along_axis(table, (positions // page)[:, None], axis=1)[:, 0]
@@ -470,7 +468,10 @@ class Engine:
         logits = qwen.head(self.config, params, hidden[:, 0], self.dtype)
         u = sampling.uniforms(seed, state["requests"], positions + 1)
         token, logp = sampling.sample(logits, u, state["temperature"], self.filter)
-        going = active & ~self._stops(token) & (positions + 2 < state["limits"])
+        stops = self._stops(token)
+        if given is not None:
+            token, stops = jnp.where(given >= 0, given, token), stops & (given < 0)
+        going = active & ~stops & (positions + 2 < state["limits"])
         state = state | {
             "k": k,
             "v": v,

@@ -1,7 +1,10 @@
 """The driver: keeps the engine's slots busy until every sample of every prompt is finished.
 
 Calls run one ahead of the host: while it reads call n, call n + 1 decodes. Slots are refilled between calls. When a
-shard runs out of pages its youngest sequence is preempted, and later continues from a prefill of what it has."""
+shard runs out of pages its youngest sequence is preempted, and later continues from a prefill of what it has.
+
+A sequence whose turn has ended may go on after a reply: it waits in its slot, and decodes the reply's tokens as if it
+had sampled them. Where its slot or pages are needed meanwhile, it gives them up, and continues from a prefill."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -10,9 +13,15 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
-from jzero.rollout.engine import Engine, Placement, Prefix, ResultTokens, bucket
+from jzero.rollout.engine import Engine, bucket
 from jzero.rollout.pages import OutOfPages
+from jzero.rollout.values import Placement, Prefix, ResultTokens
+from jzero.types import Turn
 
+Replies = Callable[[bool], list[tuple["Sequence", list[int] | None]]]  # see Driver.run
+NO_REPLIES: Replies = lambda wait: []
+
+PATIENCE = 2  # calls that an episode keeps its slot from the queue while its turn is graded
 PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shards
 
 
@@ -33,7 +42,7 @@ def prefills(engine: Engine) -> list[tuple[int, int]]:
     return [(min(bucket(prefill_rows(engine, width), 1), bucket(engine.shard_slots, 1)), width) for width in widths]
 
 
-@dataclass
+@dataclass(eq=False)
 class Sequence:
     """A sample on its way: what it has, and where it is."""
 
@@ -41,11 +50,13 @@ class Sequence:
     sample: int
     request: int
     context: np.ndarray  # i32[...] the prompt
-    max_new: int
-    tokens: list[int] = field(default_factory=list)
+    limit: int  # tokens, with the prompt, at which the turn ends
+    tokens: list[int] = field(default_factory=list)  # after the prompt, with the replies
     logps: list[float] = field(default_factory=list)
-    text: str = ""
+    start: int = 0  # of tokens, where the turn's begin
+    text: str = ""  # of the turn
     finish: str = ""  # "" while it runs, then "stop" or "length"
+    turns: list[Turn] = field(default_factory=list)  # that ended
     born: int = 0  # admission order; the youngest is preempted
 
     def full(self) -> np.ndarray:
@@ -73,7 +84,8 @@ class Call:
     """A dispatched call: its results, and whose they are."""
 
     result: ResultTokens
-    owners: dict[int, Sequence]  # slot -> sequence
+    owners: dict[int, tuple[Sequence, int]]  # slot -> sequence, and which of its turns
+    given: dict[int, int]  # slot -> first tokens of the result that are a reply's
     fresh: list[tuple[int, Prefix, int, int]]  # slots whose first token is in a prefix, at (row, sample)
 
 
@@ -88,24 +100,40 @@ class Driver:
         self.queue: deque[list[Sequence]] = deque()  # groups to prefill
         self.pending: list[deque] = [deque() for _ in range(engine.shards)]  # prefilled, waiting for a slot
         self.owners: dict[int, Sequence] = {}  # slot -> sequence
+        self.waiting: dict[int, tuple[Sequence, int]] = {}  # slot -> sequence between turns, calls when its last ended
+        self.replies = NO_REPLIES
         self.fresh: list[tuple[int, Prefix, int, int]] = []  # put into a slot since the last call
         self.births = 0
 
     def run(
-        self, prompts: list[np.ndarray], group: int, temperature: float, seed, max_new: int, first: int = 0
+        self,
+        prompts: list[np.ndarray],
+        group: int,
+        temperature: float,
+        seed,
+        max_new: int,
+        first: int = 0,
+        replies: Replies | None = None,
     ) -> Iterator[Sequence]:
         """prompts i32[...] each, `group` samples a prompt; seed is a key -> finished sequences, in finishing order.
-        Noise is keyed by the place (first + prompt) * group + sample. Whoever stops iterating calls `cancel`."""
+        Noise is keyed by the place (first + prompt) * group + sample. Whoever stops iterating calls `cancel`.
+
+        With `replies` a sequence is yielded at every turn's end. That then says how each goes on, once: with the tokens
+        before its next turn, or None where it is over. Told to wait it says one at least, unless all is said."""
         assert not self.engine.placed, "the engine is busy: an unfinished run was not cancelled"
         longest, room = max(map(len, prompts), default=0), self.engine.max_total
         assert max_new >= 1 and longest + max_new <= room, f"{longest=} prompt and {max_new=} exceed {room=} tokens"
-        self.group, self.temperature, self.seed = group, temperature, seed
-        make = lambda i, j: Sequence(i, j, (first + i) * group + j, np.asarray(prompts[i], np.int32), max_new)
+        self.group, self.temperature, self.seed, self.max_new = group, temperature, seed, max_new
+        self.replies = replies or NO_REPLIES
+        context = [np.asarray(prompt, np.int32) for prompt in prompts]
+        make = lambda i, j: Sequence(i, j, (first + i) * group + j, context[i], len(context[i]) + max_new)
         self.queue = deque([make(i, j) for j in range(group)] for i in range(len(prompts)))
         inflight: deque[Call] = deque()
-        while self.queue or self.owners or inflight or any(self.pending):
+        while self._go_on(wait=not (self.queue or self.owners or inflight or any(self.pending))):
             # Those that run come first: pages left over admit new ones.
             while (shard := self._reserve()) is not None:
+                if self._evict(shard):
+                    continue
                 if inflight:
                     yield from self._read(inflight.popleft())
                 else:
@@ -118,12 +146,54 @@ class Driver:
 
     def cancel(self) -> None:
         """Forget what is unfinished and free its pages; a `run` that is resumed ends."""
-        for slot in list(self.owners):
-            self._leave(slot)
+        for slot in (*self.owners, *self.waiting):
+            self.engine.free_resource(slot)
+        self.owners.clear()
+        self.waiting.clear()
+        self.replies = NO_REPLIES
         self.queue.clear()
         self.fresh.clear()
         for pending in self.pending:
             pending.clear()
+
+    # -- turns -------------------------------------------------------------------------------------------------
+
+    def _go_on(self, wait: bool) -> bool:
+        """Begin the next turn of every episode that has its reply. False: waited, and there is nothing left to do."""
+        said = self.replies(wait)
+        for sequence, tokens in said:
+            slot = next((slot for slot, (owner, _) in self.waiting.items() if owner is sequence), None)
+            if tokens is not None:
+                self._begin(sequence, tokens, slot)
+            elif slot is not None:
+                del self.waiting[slot]
+                self.engine.free_resource(slot)
+        return not wait or bool(said)
+
+    def _begin(self, sequence: Sequence, tokens: list[int], slot: int | None) -> None:
+        """Of the next turn, after `tokens`: in its slot, or through the queue."""
+        known = len(sequence.context) + len(sequence.tokens) - 1  # the KV of the last token may not be there
+        sequence.tokens += tokens
+        sequence.logps += [0.0] * len(tokens)
+        sequence.start, sequence.finish = len(sequence.tokens), ""
+        now = known + 1 + len(tokens)
+        sequence.limit = min(now + self.max_new, self.engine.max_total)
+        assert now < sequence.limit, f"a reply up to {now=}, of {self.engine.max_total} tokens"
+        if slot is None:
+            self.queue.appendleft([sequence])
+        else:
+            del self.waiting[slot]
+            self.owners[slot] = sequence
+            self.engine.resume(slot, known, sequence.full()[known:].tolist(), sequence.limit)
+
+    def _evict(self, shard: int, calls: int = 0) -> bool:
+        """Free the slot of the episode of the shard that waits the longest, if that is for `calls` calls or more."""
+        old = lambda slot: self.counters.calls - self.waiting[slot][1] >= calls
+        slot = next((s for s in self.waiting if s // self.engine.shard_slots == shard and old(s)), None)
+        if slot is not None:
+            del self.waiting[slot]
+            self.engine.free_resource(slot)
+        return slot is not None
 
     # -- admission ---------------------------------------------------------------------------------------------
 
@@ -132,6 +202,9 @@ class Driver:
         engine = self.engine
         rows: list[list[list[Sequence]]] = [[] for _ in range(engine.shards)]
         room = [len(engine.free_slots(s)) - len(self.pending[s]) for s in range(engine.shards)]
+        for s in range(engine.shards):
+            while room[s] < bool(self.queue) and self._evict(s, PATIENCE if self.owners else 0):
+                room[s] += 1
         while self.queue and max(room) > 0:
             shard = int(np.argmax(room))
             group = self.queue.popleft()
@@ -187,7 +260,7 @@ class Driver:
                     row=row,
                     sample=sample,
                     length=length,
-                    limit=context + sequence.max_new,
+                    limit=sequence.limit,
                     request=sequence.request,
                     group=sequence.prompt,
                     shared=context,
@@ -195,6 +268,8 @@ class Driver:
                 try:
                     writes = self.engine.place(placement)
                 except OutOfPages:
+                    if self._evict(shard):
+                        continue
                     break
                 pending.popleft()
                 chosen.setdefault(id(prefix), (prefix, []))[1].append((placement, writes))
@@ -232,28 +307,30 @@ class Driver:
         used = sum(pages.in_use() for pages in self.engine.pages)
         self.counters.peak_pages = max(self.counters.peak_pages, used)
         self.counters.calls += 1
+        given = {slot: len(tokens) for slot, tokens in self.engine.given.items()}
         self.state, result = self.engine.generate(self.params, self.state, self.seed)
         result.copy_to_host_async()
         fresh, self.fresh = self.fresh, []
-        return Call(result, dict(self.owners), fresh)
+        return Call(result, {slot: (owner, len(owner.turns)) for slot, owner in self.owners.items()}, given, fresh)
 
     def _read(self, call: Call) -> Iterator[Sequence]:
         """Hand out what the call sampled. A sequence that left its slot since the dispatch (finished in the call
-        before, cancelled) takes no more."""
+        before, cancelled) or is in a later turn takes no more."""
+        still = lambda slot: (owner := self.owners.get(slot)) and call.owners[slot] == (owner, len(owner.turns))
         host: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         for slot, prefix, row, sample in call.fresh:  # first tokens come with the prefix
             if id(prefix) not in host:
                 host[id(prefix)] = jax.device_get((prefix.tokens, prefix.logps))
             tokens, logps = host[id(prefix)]
-            if self.owners.get(slot) is call.owners[slot]:
+            if still(slot):
                 yield from self._extend(slot, tokens[row, sample : sample + 1], logps[row, sample : sample + 1])
         result = call.result.convert_to_numpy()
         self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
         self.counters.tokens += int(result.counts.sum())
-        for slot, sequence in call.owners.items():
-            count = result.counts[slot]
-            if count and self.owners.get(slot) is sequence:
-                yield from self._extend(slot, result.tokens[slot, :count], result.logps[slot, :count])
+        for slot in call.owners:
+            first, count = call.given.get(slot, 0), result.counts[slot]
+            if count > first and still(slot):
+                yield from self._extend(slot, result.tokens[slot, first:count], result.logps[slot, first:count])
 
     def _extend(self, slot: int, tokens: np.ndarray, logps: np.ndarray) -> Iterator[Sequence]:
         """Append what a call sampled; yield the sequence if that ended it."""
@@ -267,16 +344,24 @@ class Driver:
             del sequence.tokens[cut:], sequence.logps[cut:]
         elif sequence.tokens[-1] in self.engine.stop_ids:
             sequence.finish = "stop"
-        elif len(sequence.tokens) >= sequence.max_new:
+        elif len(sequence.context) + len(sequence.tokens) >= sequence.limit:
             sequence.finish = "length"
         if sequence.finish:
             sequence.text = self._text(sequence)
-            self._leave(slot)
+            prompt, end = len(sequence.context), len(sequence.tokens)
+            sequence.turns.append(Turn(prompt + sequence.start, prompt + end, sequence.text, sequence.finish))
+            if len(sequence.turns) < self.settings.turns and self.replies is not NO_REPLIES:
+                self.engine.paused.add(slot)
+                self.waiting[slot] = self.owners.pop(slot), self.counters.calls
+            else:
+                self._leave(slot)
             yield sequence
 
     def _stop_string(self, sequence: Sequence, start: int) -> int | None:
         """How many tokens the sequence keeps if a stop string completes at or after token `start`."""
-        window = max(0, start - max(len(stop.encode()) for stop in self.settings.stop))  # a token is at least a byte
+        window = max(
+            sequence.start, start - max(len(stop.encode()) for stop in self.settings.stop)
+        )  # a token is at least a byte
         hit = lambda end: any(stop in self.decode(sequence.tokens[window:end]) for stop in self.settings.stop)
         if not hit(len(sequence.tokens)):
             return None
@@ -284,7 +369,7 @@ class Driver:
 
     def _text(self, sequence: Sequence) -> str:
         """The response as text; a stop string at its end is cut from the text (never from the tokens) unless kept."""
-        text = self.decode(sequence.tokens)
+        text = self.decode(sequence.tokens[sequence.start :])
         if not self.settings.keep_stop:
             ends = [text.index(stop) for stop in self.settings.stop if stop in text]
             text = text[: min(ends)] if ends else text

@@ -1,10 +1,10 @@
 """What can be trained on. A new task is a module of functions and a line in TASKS. Imports no jax: graders load it."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from jzero.tasks import countdown, math, warm_start
+from jzero.tasks import countdown, guess, math, warm_start
 from jzero.types import Grade, Problem
 
 
@@ -18,8 +18,18 @@ class Task(NamedTuple):
     warm_start: Callable[[Any, int, int, float], tuple[str, str]] | None = None  # (task, seed, index, tries)
     warm_start_tokens: Callable[[Any, float], int] = lambda task, tries: 0  # upper bound on such a response
     notes: Callable[[Any], list[str]] = lambda task: []  # what was loaded and dropped, in words
+    # (gold, (response, Grade) of every turn so far, task) -> what the environment says to the last; None: it is over
+    reply: Callable[[Any, list[tuple[str, Grade]], Any], str | None] | None = None
+    # template -> what is between two responses: end of turn, {} the reply, begin of a turn; None: the chat template's
+    replies: Mapping[str, str | None] = {}
 
 
+def feedback(gold: Any, turns: list[tuple[str, Grade]], task: Any) -> str:
+    """Whether the answer was right, in the configured words."""
+    return task.feedback_right if turns[-1][1].correct else task.feedback_wrong
+
+
+R1, CHATML = "\nUser: {}\nAssistant: <think>", "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 MATH = Task(
     math.train_problems, math.eval_problems, math.grade, math.TEMPLATES, notes=lambda task: math.sets(task).notes
 )
@@ -31,7 +41,25 @@ TASKS = {
         countdown.TEMPLATES,
         warm_start.example,  # -> prompt, response
         warm_start.max_tokens,
+        reply=feedback,
+        replies={"qwen_chat": CHATML, "r1": R1, "plain": "<|endoftext|>{}\n"},
     ),
     "gsm8k": MATH._replace(grade=partial(math.grade, marked=True)),
+    "guess": Task(
+        guess.train_problems,
+        guess.eval_problems,
+        guess.grade,
+        guess.TEMPLATES,
+        guess.example,
+        guess.max_tokens,
+        reply=guess.reply,
+        replies=guess.REPLIES,
+    ),
     "math": MATH,
+    "math_multiturn": MATH._replace(
+        reply=feedback,
+        replies=dict.fromkeys(("qwen_math", "qwen3"), CHATML)
+        | {"r1": R1, "no": "\n{}\n", "chat": None}
+        | {"r1_distill_qwen": "<｜end▁of▁sentence｜><｜User｜>{}\n<｜Assistant｜><think>\n"},
+    ),
 }

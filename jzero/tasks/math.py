@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from jzero import config
 
 EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
-DATA = {"gsm8k": "main@openai/gsm8k", "math": "RLAIF/math"}  # task.data of "": 7,473 and, without MATH-500, 12,000 rows
+DATA = {"gsm8k": "main@openai/gsm8k"} | dict.fromkeys(
+    ("math", "math_multiturn"), "RLAIF/math"
+)  # task.data of "": 7,473 and, without MATH-500, 12,000 rows
 
 
 # Prompts

@@ -1,0 +1,49 @@
+"""Guess a number with hints, "higher" or "lower": what one response cannot reach and three or four can.
+
+    python -m jzero.main --config configs/guess.py:tiny             # from scratch on a laptop CPU, a few minutes
+    python -m jzero.main --config configs/guess.py:qwen2.5-1.5b     # a number of 1..1000 with the base model
+    python -m jzero.main --config configs/guess.py:tiny --config.rollout.turns=1 --config.rollout.group=48
+
+Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The warm start of tiny shows true hints after random
+guesses, and a last guess that is right in a quarter of the examples and random in the others."""
+
+from jzero import algorithms
+from jzero.config import QWEN25 as HUB
+from jzero.config import Arch, Config, Eval, Mesh, Model, Optimizer, Rollout, Task, Train, WarmStart, choose
+
+
+def get_config(preset: str = "") -> Config:
+    return choose(preset, tiny, qwen, HUB, accelerator="qwen2.5-1.5b")
+
+
+def qwen(preset: str) -> Config:
+    """10 guesses find each of 1,023 numbers."""
+    return Config(
+        name=f"guess-{preset}",
+        model=Model(path=HUB[preset]),
+        task=Task(name="guess", template="chat", value_max=1000),
+        rollout=Rollout(prompts=64, group=8, max_prompt=128, max_new=32, turns=10, max_reply=16),
+        algorithm=algorithms.grpo(),
+        optimizer=Optimizer(lr=1e-6),
+        train=Train(steps=200, tokens=8 * (128 + 4 * 464), row_slots=4),
+        eval=Eval(problems=1000, samples=1, every=20),
+    )
+
+
+def tiny() -> Config:
+    """A number of 1..7 in 3 guesses: halving always finds it, random guesses 1 - (6/7)^3 = 37 % of times."""
+    arch = Arch(hidden_size=64, intermediate_size=256, num_hidden_layers=2, num_attention_heads=4, head_dim=16)
+    return Config(
+        name="guess-tiny",
+        model=Model(arch=arch, dtype="float32", logit_chunk=65536),
+        task=Task(name="guess", template="plain", value_max=7),
+        rollout=Rollout(
+            prompts=56, group=8, max_prompt=8, max_new=2, turns=3, max_reply=10, slots=512, page=16, chunk=4
+        ),
+        algorithm=algorithms.dr_grpo(),
+        optimizer=Optimizer(lr=1e-3, b2=0.99, warmup_steps=10),
+        warm_start=WarmStart(steps=200, batch=64, lr=3e-3, tries=3.0),
+        train=Train(steps=60, tokens=8192, buckets=1, row_slots=8, checkpoint_every=20),
+        eval=Eval(problems=112, samples=4, every=20),
+        mesh=Mesh(data=-1, fsdp=1),
+    )

@@ -1,0 +1,55 @@
+"""The environment's side of episodes of several turns: grades, replies, and the tokens between one turn and the next.
+
+A response goes to the pool as its turn ends, and comes back with its grade and the reply. History is never tokenised
+again: what is appended are the tokens of the template's text between two responses."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+
+from jzero import config, tokenizer
+from jzero.grade.pool import Pool
+from jzero.rollout.engine import Engine
+from jzero.rollout.sample import Sequence
+from jzero.tasks import TASKS
+from jzero.types import Grade, Problem
+
+
+@dataclass
+class Talk:
+    """With the environment, over one batch of problems."""
+
+    pool: Pool
+    task: config.Task
+    engine: Engine
+    tokenizer: tokenizer.PreTrainedTokenizerFast
+    problems: list[Problem]
+    out: dict[Hashable, Sequence] = field(default_factory=dict)  # at the pool
+
+    def submit(self, sequence: Sequence) -> None:
+        """The turn that ended; where another may follow the task is asked for a reply."""
+        key, problem = (sequence.prompt, sequence.sample), self.problems[sequence.prompt]
+        more = len(sequence.turns) < self.engine.settings.turns
+        earlier = [(turn.text, turn.grade) for turn in sequence.turns[:-1]] if more else None
+        self.out[key] = sequence
+        self.pool.submit(key, problem.task, sequence.text, problem.gold, self.task, earlier)
+
+    def replies(self, wait: bool) -> list[tuple[Sequence, list[int] | None]]:
+        """As `Driver.run` wants them."""
+        said = []
+        for key, grade in self.pool.poll(wait=wait and bool(self.out)):
+            sequence = self.out.pop(key)
+            sequence.turns[-1] = replace(sequence.turns[-1], grade=grade)
+            said.append((sequence, self.between(sequence, grade)))
+        return said
+
+    def between(self, sequence: Sequence, grade: Grade) -> list[int] | None:
+        """Tokens from the response to the next one; None: the episode is over, or the budget of tokens does not hold
+        them and one more. An end of turn that the policy did not write is among them."""
+        if grade.reply is None or (grade.correct and self.task.stop_on_success):
+            return None
+        plain = TASKS[self.problems[sequence.prompt].task].replies[self.task.template]
+        tokens = list(tokenizer.suffix(self.tokenizer, grade.reply, plain))
+        if tokens[0] in self.engine.stop_ids and sequence.tokens[-1] == tokens[0]:
+            del tokens[0]
+        now = len(sequence.context) + len(sequence.tokens) + len(tokens)
+        return tokens if now < self.engine.max_total else None

@@ -1,0 +1,81 @@
+"""Guess a number of 1..task.value_max; a wrong guess is told whether the number is higher or lower.
+
+With t turns 2^t - 1 numbers can always be found, by halving; without memory of the hints hardly any. Imports no jax:
+grader processes load this module."""
+
+import random
+import re
+from typing import TYPE_CHECKING
+
+from jzero.types import Grade, Problem
+
+if TYPE_CHECKING:
+    from jzero import config
+
+EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same problems
+TEMPLATES = {
+    "plain": "1-{}\n",
+    "chat": "I think of a whole number from 1 to {}. Guess it: reply with the number alone.",
+}
+REPLIES = {"plain": "<|endoftext|>{}\n", "chat": None}
+HINDSIGHT = 0.25  # as in tasks.warm_start
+NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
+
+
+def problem(task: "config.Task", split: str, index: int, secret: int) -> Problem:
+    text = TEMPLATES[task.template].format(task.value_max)
+    prompt = [{"role": "user", "content": text}] if task.template == "chat" else text
+    return Problem(f"guess/{split}/{index}", "guess", prompt, secret)
+
+
+def problems(task: "config.Task", split: str, seed: int, indices: range) -> list[Problem]:
+    """Every number equally often: all of them in a random order, then in another."""
+    count = task.value_max
+    order = lambda n: random.Random(f"guess/{split}/{seed}/{n}").sample(range(1, count + 1), count)
+    return [problem(task, split, i, order(i // count)[i % count]) for i in indices]
+
+
+def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
+    return problems(task, "train", seed, range(step * count, (step + 1) * count))
+
+
+def eval_problems(task: "config.Task", count: int) -> list[Problem]:
+    return problems(task, "eval", EVAL_SEED, range(count))
+
+
+def read(response: str) -> int | None:
+    found = NUMBER.fullmatch(response)
+    return int(found[1]) if found else None
+
+
+def grade(response: str, gold: int, task: "config.Task") -> Grade:
+    guess = read(response)
+    if guess is None:
+        return Grade(0.0, False, "no answer")
+    return Grade(1.0, True, "correct") if guess == gold else Grade(0.0, False, "wrong value")
+
+
+def hint(guess: int | None, gold: int) -> str:
+    return "no number" if guess is None else "higher" if guess < gold else "lower"
+
+
+def reply(gold: int, turns: list[tuple[str, Grade]], task: "config.Task") -> str | None:
+    """The hint; None to a right guess."""
+    response, grade = turns[-1]
+    return None if grade.correct else hint(read(response), gold)
+
+
+def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[str, str]:
+    """A random guess, after random wrong ones (at most `tries` in all) and their hints. It is right in HINDSIGHT of the
+    examples: how hints are to be read, and hardly that they pay. Of template plain."""
+    rng = random.Random(f"guess/warm_start/{seed}/{index}")
+    draw = lambda: 1 + int(rng.random() * task.value_max)
+    gold, text = draw(), TEMPLATES["plain"].format(task.value_max)
+    for _ in range(int(rng.random() * tries)):
+        if (guess := draw()) != gold:
+            text += f"{guess}<|endoftext|>{hint(guess, gold)}\n"
+    return text, str(gold if rng.random() < HINDSIGHT else draw())
+
+
+def max_tokens(task: "config.Task", tries: float) -> int:
+    return len(str(task.value_max)) + 1
