@@ -20,7 +20,7 @@ from jzero import cli, evaluate, learn, metrics, train
 from jzero.algorithms import grpo
 from jzero.config import Config, Mesh, Model, Optimizer, Rollout, Train
 from jzero.grade.pool import Pool
-from jzero.rollout.sample import Driver
+from jzero.rollout.sample import Driver, groups_of
 from jzero.types import Grade, Problem
 
 PROMPTS, SAMPLES, NEW = 32, 8, 128
@@ -51,15 +51,14 @@ def step(run: train.Run, state, number: int, prompts: list[np.ndarray]):
     begin = time.perf_counter()
     driver = Driver(engine, run.publish(state.params), lambda ids: "")
     seed = evaluate.make_seed(engine, (0, number))
-    done = {(s.prompt, s.sample): s for s in driver.run(prompts, SAMPLES, 1.0, seed, NEW)}
+    done = {(s.prompt, s.sample): s for s in driver.run(groups_of(prompts, SAMPLES, NEW), SAMPLES, 1.0, seed)}
     rolled = time.perf_counter()
     sequences = [done[i, j] for i in range(PROMPTS) for j in range(SAMPLES)]
     texts = run.sampler.tokenizer.batch_decode([s.tokens for s in sequences])
     problem = Problem("benchmark", "benchmark", "", None)
-    rollouts = [
-        evaluate.to_rollout(problem, s, 0).graded(Grade(float(text.count("7")), False, ""))
-        for s, text in zip(sequences, texts, strict=True)
-    ]
+    grades = [Grade(float(text.count("7")), False, "") for text in texts]
+    rollouts = [evaluate.to_rollout(problem, s) for s in sequences]
+    rollouts = [evaluate.of_turns(rollout, [grade]) for rollout, grade in zip(rollouts, grades, strict=True)]
     assert all(len(s.tokens) == NEW for s in sequences) and len(rollouts) == config.rollout.prompts * SAMPLES
     graded = time.perf_counter()
     state, _, _ = learn.optimize(run.trainer, state, rollouts, number)

@@ -48,7 +48,7 @@ class Algorithm:
     clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
     clip_high: float = 0.2
     dual_clip: float = 0.0  # bound of the ratio where the advantage is negative
-    correction: str = ""  # key of CORRECTIONS
+    correction: str = ""  # key of CORRECTIONS | none; "" = none, but token_truncate where rollout.eta > 0
     correction_low: float = 0.0
     correction_high: float = 2.0
     # regularisation
@@ -336,10 +336,17 @@ CHOICES = {  # field of Algorithm -> what it may be
     "old": ("trainer", "sampler"),
     "ratio": tuple(RATIOS),
     "surrogate": tuple(SURROGATES),
-    "correction": ("", *CORRECTIONS),
+    "correction": ("", "none", *CORRECTIONS),
     "kl": tuple(KLS),
     "kl_weight": ("", *WEIGHTS),
 }
+
+
+def resolved(algorithm: Algorithm, eta: int) -> Algorithm:
+    """Decoupled PPO (arXiv:2505.24298 eq. 5) is what stale rollouts are trained with: the ratio is to the policy before
+    the update, the rest a correction."""
+    name = algorithm.correction or ("token_truncate" if eta and algorithm.old == "trainer" else "none")
+    return replace(algorithm, correction="" if name == "none" else name)
 
 
 def needs_reference(algorithm: Algorithm) -> bool:

@@ -99,6 +99,8 @@ class Rollout:
     max_new: int = 1024  # tokens of a response
     turns: int = 1  # responses of an episode at most, where the task replies to them
     max_reply: int = 64  # tokens of a reply that max_total=0 allows for
+    eta: int = 0  # policy versions that a rollout may be old when it is trained on; 0 = every step waits for its own
+    max_running: int = 0  # groups that are sampled at once where eta > 0; 0 = (eta + 1) prompts
     max_total: int = 0  # tokens of an episode, prompt and replies included; 0 = room for every turn
     temperature: float = 1.0
     top_k: int = 0
@@ -194,6 +196,7 @@ class Mesh:
     data: int = 1
     fsdp: int = -1
     tensor: int = 1
+    decode: int = 0  # devices of each host that decode while the others train, where rollout.eta > 0; 0 = all do both
 
 
 @dataclass
@@ -316,6 +319,10 @@ def combinations(config: Config) -> Iterator[str]:
         yield f"{train.buckets=} halves a slot of {slot} tokens to nothing: at most {slot.bit_length()}"
     if rollout.prompts % train.minibatches:
         yield f"{train.minibatches=} does not divide {rollout.prompts=}"
+    if rollout.eta and config.algorithm.dynamic_rounds:
+        yield f"{rollout.eta=} takes groups as they come: set algorithm.dynamic_rounds=0, or rollout.eta=0"
+    if config.mesh.decode and not rollout.eta:
+        yield f"mesh.decode={config.mesh.decode} would wait for every update: set rollout.eta=1, or mesh.decode=0"
     if not all(isinstance(stop, str) and stop for stop in rollout.stop):
         yield f"{rollout.stop=} must hold non-empty strings"
     if config.eval.every and config.eval.problems < 1 and not config.eval.suites:
@@ -323,7 +330,7 @@ def combinations(config: Config) -> Iterator[str]:
 
 
 def impossible_algorithm(config: Config) -> Iterator[str]:
-    rollout, algorithm = config.rollout, config.algorithm
+    rollout, algorithm = config.rollout, algorithms.resolved(config.algorithm, config.rollout.eta)
     advantage = algorithms.ADVANTAGES.get(algorithm.advantage)
     if advantage and rollout.group < advantage.group_min:
         least = advantage.group_min

@@ -4,18 +4,18 @@ Rollouts from problems, and how good they are: the engine, graders and templates
 or on whole suites. The command writes every problem's responses, a summary, and prints it as a table. Greedy alone
 unless --config.eval.samples says how many samples, at --config.rollout.temperature."""
 
-import io
 import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from flax.serialization import msgpack_restore, msgpack_serialize
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -43,53 +43,57 @@ class Sampler:
     def rollouts(
         self, params, problems: list[Problem], group: int, temperature: float, key: tuple[int, int], version: int
     ) -> tuple[list[Rollout], sample.Counters]:
-        """`group` rollouts of each of this host's share of the problems, in order, not graded yet: each was given to
-        the pool as it finished (where there are several turns, every turn was, and is graded). The noise is a function
-        of key (two integers), the problem's place among all and the token's position."""
+        """`group` rollouts of each of this host's share of the problems, in order. The noise is a function of key (two
+        integers), the problem's place among all and the token's position."""
         share = hosts.share(len(problems))
         problems = problems[share]
         prompts = [np.array(encode(self.tokenizer, problem), np.int32) for problem in problems]
+        groups = sample.groups_of(prompts, group, self.engine.settings.max_new, share.start)
+        counters = self.decode(params, groups, group, dict(enumerate(problems)), temperature, key, version)
+        return [to_rollout(problems[s.prompt], s) for each in groups for s in each], counters
+
+    def decode(
+        self,
+        params,
+        groups: list[list[sample.Sequence]],
+        group: int,
+        problems: Mapping[int, Problem],
+        temperature: float,
+        key: tuple[int, int],
+        version: int,
+        more: Callable[[], list[list[sample.Sequence]] | None] = list,
+    ) -> sample.Counters:
+        """`Driver.run` with the pool, which gets every turn as it ends; problems by their sequences' number."""
         driver = Driver(self.engine, params, lambda ids: tokenizer.decode(self.tokenizer, ids))
-        done: dict[tuple[int, int], sample.Sequence] = {}
-        seed, settings = make_seed(self.engine, key), self.engine.settings
         talk = Talk(self.pool, self.task, self.engine, self.tokenizer, problems)
-        replies = talk.replies if settings.turns > 1 else None
         try:
-            for sequence in driver.run(prompts, group, temperature, seed, settings.max_new, share.start, replies):
-                done[sequence.prompt, sequence.sample] = sequence
+            seed = make_seed(self.engine, key)
+            for sequence in driver.run(groups, group, temperature, seed, version, talk.replies, more):
                 talk.submit(sequence)
                 self.on_finish()
         except hosts.Interrupted as reason:
-            hosts.meet(str(reason))  # the others wait in `graded`
+            hosts.meet(str(reason))  # the others wait in `gathered`
         finally:
             driver.cancel()  # an interruption leaves the engine free
-        places = [(i, j) for i in range(len(problems)) for j in range(group)]
-        return [to_rollout(problems[i], done[i, j], version, settings.turns) for i, j in places], driver.counters
+        return replace(driver.counters, grading=talk.waited)
 
-    def graded(self, rollouts: list[Rollout], problems: list[Problem], group: int) -> list[Rollout]:
-        """Wait for the grades of what `rollouts` submitted on every host -> the graded rollouts of all problems."""
+    def gathered(self, rollouts: list[Rollout]) -> list[Rollout]:
+        """The rollouts of all hosts, in order, with the rewards that need to see a whole batch."""
         hosts.meet()
-        drained: dict = dict(self.pool.drain())
-        fresh = lambda i, rollout: rollout if rollout.turns else rollout.graded(drained[i // group, i % group])
-        rollouts = [fresh(i, rollout) for i, rollout in enumerate(rollouts)]
         if hosts.joined():
-            rollouts = from_bytes(hosts.gather(to_bytes(rollouts)), problems, group)
-        turns = [turn for rollout in rollouts for turn in rollout.every_turn]
+            rollouts = from_bytes(hosts.gather(to_bytes(rollouts)))
+        turns = [turn for rollout in rollouts for turn in rollout.turns]
         lengths = [len(turn.text) for turn in turns], [turn.end - turn.start for turn in turns]
-        grades = iter(rewards.of_batch([grade_of(turn) for turn in turns], *lengths, self.task.reward))
-        return [
-            of_turns(rollout, [next(grades) for _ in rollout.turns], self.task)
-            if rollout.turns
-            else rollout.graded(next(grades))
-            for rollout in rollouts
-        ]
+        grades = rewards.of_batch([grade_of(turn) for turn in turns], *lengths, self.task.reward)
+        if self.engine.settings.turns > 1 and self.task.turn_reward == "success":
+            reward = lambda grade: ((grade.correct - 0.5) * 2 - self.task.reward_bias) * self.task.reward_scaling
+            grades = [replace(grade, score=reward(grade)) for grade in grades]
+        each = iter(grades)
+        return [of_turns(rollout, [next(each) for _ in rollout.turns]) for rollout in rollouts]
 
 
-def of_turns(rollout: Rollout, grades: list[Grade], task: config.Task) -> Rollout:
-    """With the reward of every turn, as task.turn_reward says; and of the episode: their sum, and any success."""
-    reward = lambda grade: ((grade.correct - 0.5) * 2 - task.reward_bias) * task.reward_scaling
-    if task.turn_reward == "success":
-        grades = [replace(grade, score=reward(grade)) for grade in grades]
+def of_turns(rollout: Rollout, grades: list[Grade]) -> Rollout:
+    """With the grade of every turn; and of the episode: the sum of their scores, and any success."""
     turns = tuple(replace(turn, grade=grade) for turn, grade in zip(rollout.turns, grades, strict=True))
     score, seconds = sum(grade.score for grade in grades), sum(grade.seconds for grade in grades)
     episode = replace(grades[-1], score=score, correct=any(grade.correct for grade in grades), seconds=seconds)
@@ -104,10 +108,12 @@ def make_sampler(
     mesh: Mesh,
     pool: Pool,
 ) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
-    """A sampler on the devices of a training mesh, and `publish`, which makes its weights of the trainer's. directory:
-    of the model, or ""."""
-    decode, dtype = sharding.decode_mesh(mesh), settings.model.dtype
-    rollout, stops = host_share(settings.rollout, mesh.size // decode.size), tokenizer.eos_ids(tok, directory)
+    """A sampler on the devices of a training mesh, or those beside it, and `publish`, which makes its weights of the
+    trainer's. directory: of the model, or ""."""
+    apart, dtype = settings.mesh.decode, settings.model.dtype
+    beside = lambda: sharding.slots_mesh(sharding.split(apart)[1], mesh.shape["tensor"])
+    decode = beside() if apart else sharding.decode_mesh(mesh)
+    rollout, stops = host_share(settings.rollout, jax.process_count()), tokenizer.eos_ids(tok, directory)
     engine = Engine(architecture, rollout, decode, stops, dtype, settings.model.attention)
     return Sampler(engine, tok, pool, settings.task), sharding.publisher(architecture, mesh, decode, dtype)
 
@@ -117,36 +123,19 @@ def host_share(rollout: config.Rollout, count: int) -> config.Rollout:
     return replace(rollout, slots=-(-rollout.slots // count), pages=-(-rollout.pages // count))
 
 
-ARRAYS = {"tokens": np.int32, "sampled": np.bool_, "logps": np.float32, "versions": np.int32}  # of a rollout
-
-
 def to_bytes(rollouts: list[Rollout]) -> bytes:
-    """Rollouts for other hosts, without their problems, which those know."""
-    names = ("sample", "text", "finish")
-    known = lambda x: None if x is None else vars(x)
-    turns = lambda r: [vars(turn) | {"grade": vars(grade_of(turn))} for turn in r.turns]
-    rows = [{name: getattr(r, name) for name in names} | {"grade": known(r.grade), "turns": turns(r)} for r in rollouts]
-    join = lambda name, kind: np.concatenate([np.zeros(0, kind), *(getattr(r, name) for r in rollouts)])
-    lengths = np.array([len(rollout.tokens) for rollout in rollouts], np.int64)
-    said = np.frombuffer(json.dumps(rows).encode(), np.uint8)
-    buffer = io.BytesIO()
-    arrays: dict[str, Any] = {name: join(name, kind) for name, kind in ARRAYS.items()}
-    np.savez(buffer, rows=said, lengths=lengths, **arrays)
-    return buffer.getvalue()
+    """For other hosts; values are arrays or plain JSON's."""
+    return msgpack_serialize([asdict(replace(rollout, turns=list(rollout.turns))) for rollout in rollouts])
 
 
-def from_bytes(parts: list[bytes], problems: list[Problem], group: int) -> list[Rollout]:
-    """What every host gave, in order: `group` rollouts of every problem."""
-    out: list[Rollout] = []
-    for part in parts:
-        data = np.load(io.BytesIO(part))
-        cuts = np.cumsum(data["lengths"])[:-1]
-        arrays = {name: np.split(data[name], cuts) for name in ARRAYS}
-        for i, row in enumerate(json.loads(data["rows"].tobytes())):
-            row |= {name: arrays[name][i] for name in ARRAYS} | {"grade": row["grade"] and Grade(**row["grade"])}
-            row["turns"] = tuple(Turn(**turn | {"grade": Grade(**turn["grade"])}) for turn in row["turns"])
-            out.append(Rollout(problem=problems[len(out) // group], **row))
-    return out
+def from_bytes(parts: list[bytes]) -> list[Rollout]:
+    """What every host gave, in order."""
+    read = lambda row: row | {"problem": Problem(**row["problem"]), "turns": read_turns(row["turns"])}
+    return [Rollout(**read(row)) for part in parts for row in msgpack_restore(part)]
+
+
+def read_turns(rows: list[dict[str, Any]]) -> tuple[Turn, ...]:
+    return tuple(Turn(**row | {"grade": row["grade"] and Grade(**row["grade"])}) for row in rows)
 
 
 @jax.jit
@@ -158,21 +147,17 @@ def make_seed(engine: Engine, key: tuple[int, int]) -> jax.Array:
     return fold(jax.device_put(np.array(key, np.uint32), NamedSharding(engine.mesh, P())))
 
 
-def to_rollout(problem: Problem, sequence: sample.Sequence, version: int, turns: int) -> Rollout:
-    """turns: how many there may be."""
-    prompt, sampled = len(sequence.context), np.zeros(len(sequence.context) + len(sequence.tokens), bool)
-    for turn in sequence.turns:
-        sampled[turn.start : turn.end] = True
+def to_rollout(problem: Problem, sequence: sample.Sequence) -> Rollout:
+    prompt = len(sequence.context)
+    versions = np.array([-1] * prompt + sequence.versions, np.int32)
     return Rollout(
         problem=problem,
         sample=sequence.sample,
         tokens=sequence.full(),
-        sampled=sampled,
+        sampled=versions >= 0,
         logps=np.concatenate([np.zeros(prompt, np.float32), np.array(sequence.logps, np.float32)]),
-        versions=np.where(sampled, version, -1).astype(np.int32),
-        text=sequence.text,
-        finish=sequence.finish,
-        turns=tuple(sequence.turns) if turns > 1 else (),
+        versions=versions,
+        turns=tuple(sequence.turns),
     )
 
 
@@ -239,7 +224,7 @@ def evaluate(
     values = {}
     for kind, (samples, heat) in kinds(settings, temperature).items():
         rollouts, _ = sampler.rollouts(params, problems, samples, heat, key=(0, 0), version=0)
-        found = scores(sampler.graded(rollouts, problems, samples), samples)
+        found = scores(sampler.gathered(rollouts), samples)
         values |= {f"{kind}/{name}/{metric}" if name else f"{kind}/{metric}": v for metric, v in found.items()}
     return values
 
@@ -339,7 +324,7 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:
             summary[name] = {"problems": len(fit), "dropped": len(problems) - len(fit), "kinds": {}}
             for label, (samples, heat) in kinds(settings.eval, settings.rollout.temperature).items():
                 rollouts, _ = sampler.rollouts(params, fit, samples, heat, key=(seed, 0), version=0)
-                rollouts = sampler.graded(rollouts, fit, samples)
+                rollouts = sampler.gathered(rollouts)
                 kind = "greedy" if label == "eval_greedy" else f"avg@{samples}"
                 summary[name]["kinds"][kind] = scores(rollouts, samples)
                 lines = [json.dumps(row) + "\n" for row in problem_rows(rollouts, samples)]

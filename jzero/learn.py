@@ -143,12 +143,11 @@ def sequences(rollouts: list[Rollout], config: config.Config) -> tuple[list[Roll
         return rollouts, list(range(len(rollouts)))
     rows, source = [], []
     for i, rollout in enumerate(rollouts):
-        for t, turn in enumerate(rollout.every_turn):
+        for t, turn in enumerate(rollout.turns):
             tokens, logps, versions = (x[: turn.end] for x in (rollout.tokens, rollout.logps, rollout.versions))
             sampled = rollout.sampled[: turn.end] & (np.arange(turn.end) >= turn.start)
             fields = {"tokens": tokens, "logps": logps, "versions": versions, "sampled": sampled}
-            said = {"text": turn.text, "finish": turn.finish, "grade": turn.grade, "turns": rollout.turns[: t + 1]}
-            rows.append(replace(rollout, **fields, **said))
+            rows.append(replace(rollout, **fields, turns=rollout.turns[: t + 1], grade=turn.grade))
             source.append(i)
     return rows, source
 
@@ -182,7 +181,7 @@ def token_weights(
     algorithm = config.algorithm
     trained = [rollout.sampled.copy() for rollout in rollouts]
     for mask, rollout in zip(trained, rollouts, strict=True):
-        for turn in rollout.every_turn if algorithm.truncated == "mask" else ():
+        for turn in rollout.turns if algorithm.truncated == "mask" else ():
             mask[turn.start : turn.end] &= turn.finish != "length"
     every = np.array([mask.sum() for mask in trained], np.float64)
     turns = 1 if config.train.turn_rows else config.rollout.turns
@@ -243,7 +242,7 @@ def episodes(rollouts: list[Rollout], config: config.Config, penalties, values) 
     for i, rollout in enumerate(rollouts):
         out.rewards[i, : counts[i]] = -penalties[i][rollout.sampled]
         out.values[i, : counts[i]] = values[i][rollout.sampled]
-        ends = [int(rollout.sampled[: each.end].sum()) for each in rollout.every_turn]
+        ends = [int(rollout.sampled[: each.end].sum()) for each in rollout.turns]
         for t, (end, reward) in enumerate(zip(ends, rewards_of(rollout, config), strict=True)):
             out.rewards[i, end - 1] += reward
             turn[i, end:] = t + 1 if t + 1 < len(ends) else t
@@ -263,7 +262,7 @@ def rewards_of(rollout: Rollout, config: config.Config) -> list[float]:
     length = lambda turn: int(rollout.sampled[turn.start : turn.end].sum())
     settings = config.algorithm, config.rollout.max_new
     shape = lambda turn: algorithms.shaped(grade_of(turn).score, length(turn), turn.finish == "length", *settings)
-    return [shape(turn) for turn in rollout.every_turn]
+    return [shape(turn) for turn in rollout.turns]
 
 
 def update_metrics(stats: list[dict[str, Any]], critic_stats: list[dict[str, Any]]) -> dict[str, float]:

@@ -125,6 +125,11 @@ class Clock:
             self._step[phase] += seconds
             self.totals[phase] += seconds
 
+    def move(self, seconds: float, phase: str, other: str) -> None:
+        for sums in (self._step, self.totals):
+            sums[phase] -= seconds
+            sums[other] += seconds
+
     def pop(self) -> dict[str, float]:
         """{"time/<phase>": seconds} since the last pop."""
         values = {f"time/{phase}": seconds for phase, seconds in self._step.items()}

@@ -17,7 +17,7 @@ def row(rollout: Rollout) -> dict[str, Any]:
         {"prompt_length": turn.start, "answer_length": int(rollout.sampled[turn.start : turn.end].sum())}
         | of(turn.grade)
         | {"finish": turn.finish, "answer": turn.text}
-        for turn in rollout.every_turn
+        for turn in rollout.turns
     ]
     for turn, before in zip(turns[1:], rollout.turns, strict=False):
         turn["reply"] = before.grade and before.grade.reply

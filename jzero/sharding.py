@@ -43,11 +43,27 @@ def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = Non
     return train
 
 
+def split(decode: int) -> tuple[list, list]:
+    """Devices that train, and this host's that decode at the same time: the last `decode` of each host's."""
+    hosts: dict[int, list] = {}
+    for device in sorted(jax.devices(), key=lambda device: device.id):
+        hosts.setdefault(device.process_index, []).append(device)
+    if decode >= (least := min(map(len, hosts.values()))):
+        raise ValueError(f"mesh.decode={decode} leaves none of the {least} devices of a host to train")
+    train = [device for each in hosts.values() for device in each[: len(each) - decode]]
+    return train, hosts[jax.process_index()][len(hosts[jax.process_index()]) - decode :]
+
+
 def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
     """The devices of one host (default: this one); tensor as in training, the rest are slots."""
     process = jax.process_index() if process is None else process
     local = [device for device in train.devices.flat if device.process_index == process]
-    tensor = train.shape["tensor"]
+    return slots_mesh(local, train.shape["tensor"])
+
+
+def slots_mesh(local: Sequence, tensor: int) -> Mesh:
+    if len(local) % tensor:
+        raise ValueError(f"mesh.tensor={tensor} does not divide the {len(local)} devices of a host that decode")
     return mesh(local, {"slots": len(local) // tensor, "tensor": tensor})
 
 
@@ -105,10 +121,13 @@ def gather_program(config: qwen.QwenConfig, train: Mesh, dtype):
 
 
 def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype):
-    """A function from training params to the decoder's: that program, then this host's own shards of what it makes."""
-    gather, local = gather_program(config, train, dtype), decoder_shardings(config, decode)
+    """A function from training params to the decoder's: that program, then this host's own shards of what it makes,
+    copied where other devices decode."""
+    gather, here = gather_program(config, train, dtype), decode_mesh(train)
+    local, target = decoder_shardings(config, here), decoder_shardings(config, decode)
 
     def view(x: jax.Array, sharding: NamedSharding) -> jax.Array:
         return jax.make_array_from_single_device_arrays(x.shape, sharding, [s.data for s in x.addressable_shards])
 
-    return lambda params: jax.tree.map(view, gather(params), local)
+    made = lambda params: jax.tree.map(view, gather(params), local)
+    return made if here == decode else lambda params: jax.device_put(made(params), target)

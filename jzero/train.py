@@ -3,6 +3,8 @@
 The only file that sees the whole Config. One step is a pure function of (config, seed, step, State), so a run that is
 killed anywhere and started again with the same command ends in the same numbers."""
 
+import base64
+import contextlib
 import json
 import os
 import shutil
@@ -25,6 +27,7 @@ from jzero.learn import Trainer, make_trainer, optimize
 from jzero.model import hf, qwen
 from jzero.rollout.sample import Counters
 from jzero.sft import warm_start
+from jzero.stream import Ahead, Stream
 from jzero.tasks import TASKS, rewards, suites
 from jzero.types import Problem, Rollout, State
 
@@ -40,6 +43,7 @@ class Run:
     trainer: Trainer
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]
+    stream: Stream | None  # of asynchronous rollouts
     directory: Path | None  # of the model to load; None: random init
     critic_directory: Path | None
     hf_config: dict[str, Any]  # its config.json
@@ -53,8 +57,10 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
     """Run or resume `config` in `workdir`; returns what summary.json holds."""
     started = time.time()
     check(config, workdir)
-    with Pool(config.task.grade_workers) as pool, hosts.Stop() as stop:
+    with Pool(config.task.grade_workers) as pool, hosts.Stop() as stop, contextlib.ExitStack() as ends:
         run = build(config, pool)
+        if run.stream:
+            ends.callback(run.stream.close)
         held_out = evaluation_problems(run)
         checkpoint.check_workdir(workdir, to_json(config))  # the first thing written: what is refused leaves nothing
         hosts.write(workdir / "versions.json", json.dumps(metrics.versions(), indent=1))
@@ -69,6 +75,8 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
         def assess(name: str, params: qwen.Params) -> dict[str, float]:
             if not any(held_out.values()):
                 return {}
+            if run.stream:
+                run.stream.halt()
             # An update is in the state before its metrics are written: from there to the end of its step no stop.
             run.sampler.on_finish = stop.soon if state is None else lambda: None
             with run.clock("eval"):
@@ -91,6 +99,9 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
 
         def save(state: State, wait: bool) -> None:
             with run.clock("checkpoint"):
+                if run.stream:  # what is on its way on every host
+                    each = hosts.gather(run.stream.state())
+                    host["streams"] = [base64.b64encode(data).decode() for data in each]
                 saved.save(host["step"], state, host | spent(), wait=wait)
 
         try:
@@ -107,6 +118,8 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
             else:
                 state, host = saved.restore(latest, abstract_state(run))
                 hosts.say(f"resumed {workdir} at step {latest}")
+                if run.stream:
+                    run.stream.load(base64.b64decode(streams(host)[jax.process_index()]))
             if algorithms.needs_reference(config.algorithm):
                 run.trainer.reference = reference(run, workdir, host["step"], state.params, saved.oldest())
             first, steps = host["step"] + 1, config.train.steps
@@ -144,6 +157,13 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
         saved.close()
         writer.close()
         return summarize(config, workdir, host | spent(), export)
+
+
+def streams(host: dict[str, Any]) -> list[str]:
+    """Of a checkpoint, one for every process."""
+    if len(host["streams"]) != jax.process_count():
+        raise ValueError(f"with rollout.eta > 0 a run of {len(host['streams'])} processes resumes with as many")
+    return host["streams"]
 
 
 def check(config: config.Config, workdir: Path) -> None:
@@ -193,7 +213,8 @@ def build(config: config.Config, pool: Pool) -> Run:
                 f"critic.path={config.critic.path} has a vocabulary of {critic.vocab_size}, the policy one of "
                 f"{architecture.vocab_size}: give a model with the policy's tokenizer"
             )
-    mesh = sharding.train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    devices, _ = sharding.split(config.mesh.decode)
+    mesh = sharding.train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     for heads in {each.num_key_value_heads for each in (architecture, critic) if each}:
         if heads % mesh.shape["tensor"]:
             raise ValueError(
@@ -210,6 +231,7 @@ def build(config: config.Config, pool: Pool) -> Run:
         trainer=trainer,
         sampler=sampler,
         publish=publish,
+        stream=(Ahead if config.mesh.decode else Stream)(sampler, config) if config.rollout.eta else None,
         directory=directory,
         critic_directory=critic_directory,
         hf_config=hf_config,
@@ -288,6 +310,17 @@ def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, di
     return state, values, rollouts
 
 
+def of_step(run: Run, weights: qwen.Params, step: int, at: int) -> tuple[list[Rollout], Counters]:
+    """Rollouts of the problems that the stream has at `at`."""
+    config, sampler = run.config, run.sampler
+    problems = TASKS[config.task.name].train_problems(config.task, config.train.seed, at, config.rollout.prompts)
+    fitting = evaluate.fitting(problems, sampler.tokenizer, config.rollout.max_prompt)
+    if not fitting:
+        raise ValueError(f"step {step}: every prompt is longer than rollout.max_prompt={config.rollout.max_prompt}")
+    heat, key = config.rollout.temperature, (config.train.seed, at)
+    return sampler.rollouts(weights, fitting, config.rollout.group, heat, key, version=step - 1)
+
+
 def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], dict[str, float]]:
     """Graded rollouts of the step's problems, and metrics of all that were sampled. Up to algorithm.dynamic_rounds
     times, groups without any difference in score make way for those of new problems (DAPO's dynamic sampling); what is
@@ -299,23 +332,22 @@ def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], d
     groups: list[list[Rollout]] = []
     totals = Counters()
     for round in range(config.algorithm.dynamic_rounds + 1):
-        at = step + round * ROUNDS
-        problems = TASKS[config.task.name].train_problems(config.task, config.train.seed, at, prompts)
-        fitting = evaluate.fitting(problems, sampler.tokenizer, config.rollout.max_prompt)
-        if not fitting:
-            raise ValueError(f"step {step}: every prompt is longer than rollout.max_prompt={config.rollout.max_prompt}")
         with run.clock("sample"):
-            rollouts, counters = sampler.rollouts(
-                weights, fitting, group, config.rollout.temperature, key=(config.train.seed, at), version=step - 1
-            )
+            if run.stream:
+                rollouts, counters = run.stream.collect(weights, step - 1)
+            else:
+                rollouts, counters = of_step(run, weights, step, step + round * ROUNDS)
         totals.add(counters)
-        with run.clock("grade"):  # what did not overlap with decoding
-            rollouts = sampler.graded(rollouts, fitting, group)
+        run.clock.move(counters.grading, "sample", "grade")  # what did not overlap with decoding
+        with run.clock("grade"):
+            rollouts = sampler.gathered(rollouts)
         groups += [rollouts[i : i + group] for i in range(0, len(rollouts), group)]
         if sum(not uniform(each) for each in groups) >= prompts:
             break
     every = [rollout for each in groups for rollout in each]
     values = rollout_metrics(every, group)
+    if run.stream:
+        values |= run.stream.metrics(every, step - 1, totals)
     values["rollout/dropped_prompts"] = (round + 1) * prompts - len(groups)
     graded = {f"grade/{name}": count - before[name] for name, count in sampler.pool.counters.items()}
     counts = hosts.total(vars(totals) | graded)
@@ -351,10 +383,10 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
         "rollout/truncated": float(np.mean([rollout.finish == "length" for rollout in rollouts])),
         "rollout/tokens": float(lengths.sum()),
     }
-    if any(rollout.turns for rollout in rollouts):
+    if any(len(rollout.turns) > 1 for rollout in rollouts):
         values["turns/sampled"] = float(sum(rollout.sampled.sum() for rollout in rollouts))  # tokens without replies
-        values["turns/mean"] = float(np.mean([len(rollout.every_turn) for rollout in rollouts]))
-        values["turns/first_try"] = float(np.mean([grade_of(rollout.every_turn[0]).correct for rollout in rollouts]))
+        values["turns/mean"] = float(np.mean([len(rollout.turns) for rollout in rollouts]))
+        values["turns/first_try"] = float(np.mean([grade_of(rollout.turns[0]).correct for rollout in rollouts]))
     return values
 
 

@@ -1,6 +1,6 @@
 """The values that flow through a step. Dimensions: P prompts, G group, N = P*G, B rows, T tokens, M microbatches."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,26 +49,24 @@ class Rollout:
     sampled: np.ndarray  # bool[T] True where the policy chose the token
     logps: np.ndarray  # f32[T] log-prob under the sampler at the sampling temperature; 0 where not sampled
     versions: np.ndarray  # i32[T] policy version that sampled the token; -1 where not sampled
-    text: str  # the (last) response as the grader sees it
-    finish: str  # "stop" (stop token or string) or "length"
+    turns: tuple[Turn, ...]  # the first begins where the prompt ends
     grade: Grade | None = None  # of the episode
-    turns: tuple[Turn, ...] = ()  # of an episode whose environment may reply
 
     @property
     def prompt_length(self) -> int:
-        return self.turns[0].start if self.turns else int(self.sampled.argmax())
-
-    @property
-    def every_turn(self) -> tuple[Turn, ...]:
-        """Its turns, or the one it is."""
-        return self.turns or (Turn(self.prompt_length, len(self.tokens), self.text, self.finish, self.grade),)
+        return self.turns[0].start
 
     @property
     def response_length(self) -> int:
         return len(self.tokens) - self.prompt_length
 
-    def graded(self, grade: Grade) -> "Rollout":
-        return replace(self, grade=grade)
+    @property
+    def text(self) -> str:
+        return self.turns[-1].text
+
+    @property
+    def finish(self) -> str:
+        return self.turns[-1].finish
 
 
 class Layout(NamedTuple):

@@ -66,6 +66,7 @@ def policy_head(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> 
     name, split = (
         ("embed", P(("fsdp", "tensor"))) if model.tie_word_embeddings else ("lm_head", P(None, ("fsdp", "tensor")))
     )
+    algorithm = algorithms.resolved(settings.algorithm, settings.rollout.eta)
     moved = mesh.shape["fsdp"] > 1 and model.vocab_size % (mesh.shape["fsdp"] * mesh.shape["tensor"]) == 0
     constrain = lambda x, spec: lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if moved else x
 
@@ -83,7 +84,7 @@ def policy_head(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> 
         old = now = lax.stop_gradient(logps)
         if batch.old_logps is not None:
             old = jnp.where(fresh, now, batch.old_logps)
-        terms, stats = algorithms.policy_loss(logps, entropy, replace(batch, old_logps=old), total, settings.algorithm)
+        terms, stats = algorithms.policy_loss(logps, entropy, replace(batch, old_logps=old), total, algorithm)
         return terms, stats | {"entropy": entropy, "mismatch": jnp.abs(batch.sampler_logps - logps), "nll": -logps}
 
     return Head(outputs, loss)

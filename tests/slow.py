@@ -11,7 +11,7 @@ import numpy as np
 
 from jzero import config
 from jzero.model import qwen
-from jzero.types import Grade, Problem, Rollout
+from jzero.types import Grade, Problem, Rollout, Turn
 
 VOCAB = 61
 MODEL = qwen.QwenConfig("qwen2", VOCAB, 16, 24, 2, 4, 2, 8, True, 10000.0, 1e-6)
@@ -65,6 +65,7 @@ def random_rollouts(seed: int, prompts: int, group: int, max_prompt: int = 6, ma
                 sampled[len(head) + 1 :] &= rng.random(new - 1) < 0.6
             tokens = np.concatenate([head, rng.integers(0, VOCAB, new)]).astype(np.int32)
             score = 0.1 if p == 0 else float(rng.choice([0.0, 0.1, 1.0]))
+            grade = Grade(score, score == 1.0, "")
             rollout = Rollout(
                 problem=Problem(f"slow/{p}", "countdown", "", {}),
                 sample=g,
@@ -72,9 +73,8 @@ def random_rollouts(seed: int, prompts: int, group: int, max_prompt: int = 6, ma
                 sampled=sampled,
                 logps=np.where(sampled, rng.normal(-4, 0.3, len(tokens)), 0).astype(np.float32),
                 versions=np.where(sampled, 0, -1).astype(np.int32),
-                text="",
-                finish=finish,
-                grade=Grade(score, score == 1.0, ""),
+                turns=(Turn(len(head), len(tokens), "", finish, grade),),
+                grade=grade,
             )
             out.append(rollout)
     return out

@@ -16,7 +16,7 @@ from jzero.config import Rollout as Settings
 from jzero.model import qwen
 from jzero.rollout.engine import Engine, Placement
 from jzero.rollout.pages import OutOfPages
-from jzero.rollout.sample import Driver, Sequence
+from jzero.rollout.sample import Driver, Sequence, groups_of
 from jzero.types import Layout
 
 CONFIGS = {
@@ -80,7 +80,7 @@ def complete(
     driver, seed = Driver(engine, params_on(engine), decode), seed_on(engine)
     driver.settings = replace(driver.settings, **settings)
     with jax.transfer_guard("disallow"):
-        done = list(driver.run(prompts, group, temperature, seed, max_new))
+        done = list(driver.run(groups_of(prompts, group, max_new), group, temperature, seed))
     completions = {(sequence.prompt, sequence.sample): sequence for sequence in done}
     assert len(done) == len(completions) == len(prompts) * group
     assert_empty(engine)
@@ -375,13 +375,16 @@ def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement):
     engine = make(**ARRANGEMENTS[arrangement])
     driver = Driver(engine, params_on(engine), text_of)
     for finished in range(1, len(PROMPTS) * GROUP):
-        run = driver.run(PROMPTS, GROUP, TEMPERATURE, seed_on(engine), MAX_NEW)
+        run = driver.run(groups_of(PROMPTS, GROUP, MAX_NEW), GROUP, TEMPERATURE, seed_on(engine))
         first = [next(run) for _ in range(finished)]
         driver.cancel()
         assert_empty(engine)
         assert list(run) == []  # what was in flight is nobody's
         assert_same({(s.prompt, s.sample): s for s in first}, base())
-    again = {(s.prompt, s.sample): s for s in driver.run(PROMPTS, GROUP, TEMPERATURE, seed_on(engine), MAX_NEW)}
+    again = {
+        (s.prompt, s.sample): s
+        for s in driver.run(groups_of(PROMPTS, GROUP, MAX_NEW), GROUP, TEMPERATURE, seed_on(engine))
+    }
     assert_same(again, base())  # the same driver
     assert_same(complete(engine)[0], base())  # another one
 
@@ -389,17 +392,21 @@ def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement):
 def test_an_abandoned_run_must_be_cancelled():
     engine = make()
     driver = Driver(engine, params_on(engine), text_of)
-    next(driver.run(PROMPTS, GROUP, TEMPERATURE, seed_on(engine), MAX_NEW))
+    next(driver.run(groups_of(PROMPTS, GROUP, MAX_NEW), GROUP, TEMPERATURE, seed_on(engine)))
     with pytest.raises(AssertionError, match="not cancelled"):
-        next(Driver(engine, params_on(engine), text_of).run(PROMPTS, GROUP, TEMPERATURE, seed_on(engine), MAX_NEW))
+        next(
+            Driver(engine, params_on(engine), text_of).run(
+                groups_of(PROMPTS, GROUP, MAX_NEW), GROUP, TEMPERATURE, seed_on(engine)
+            )
+        )
     driver.cancel()
     assert_same(complete(engine)[0], base())
 
 
 def test_prompts_that_do_not_fit_are_refused():
     driver = Driver(make(), params_on(make()), text_of)
-    with pytest.raises(AssertionError, match="longest=21"):
-        next(driver.run([np.zeros(21, np.int32)], 1, TEMPERATURE, seed_on(make()), MAX_NEW))
+    with pytest.raises(AssertionError, match="longest=41"):
+        next(driver.run(groups_of([np.zeros(21, np.int32)], 1, MAX_NEW), 1, TEMPERATURE, seed_on(make())))
 
 
 # -- JetStream's methods ----------------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from jzero.types import Grade, Problem
 
 
 def rollouts(texts: list[str], correct: list[bool]):
-    made = slow.random_rollouts(0, len(texts), 1)
-    texts_and_grades = zip(made, texts, correct, strict=True)
-    return [replace(r, text=t, grade=Grade(float(c), c, "")) for r, t, c in texts_and_grades]
+    made = zip(slow.random_rollouts(0, len(texts), 1), texts, correct, strict=True)
+    said = lambda rollout, text: (replace(rollout.turns[0], text=text),)
+    return [replace(r, turns=said(r, t), grade=Grade(float(c), c, "")) for r, t, c in made]
 
 
 @given(

@@ -35,15 +35,15 @@ def test_token_weights(weight, truncated):
 
 
 def test_rewards_of_truncated_rollouts():
-    cut = replace(ROLLOUTS[0], finish="length", grade=Grade(0.7, False, ""))
-    whole = replace(cut, finish="stop")
+    ends = lambda **fields: replace(ROLLOUTS[0], turns=(replace(ROLLOUTS[0].turns[0], **fields),))
+    cut, whole = (ends(finish=finish, grade=Grade(0.7, False, "")) for finish in ("length", "stop"))
     for truncated, score in (("grade", 0.7), ("mask", 0.7), ("fixed", -0.5)):
         config = slow.settings(algorithm={"truncated": truncated, "truncated_score": -0.5})
         assert learn.rewards_of(cut, config) == [score] and learn.rewards_of(whole, config) == [0.7]
     config = slow.settings(algorithm={"truncated_penalty": 0.5})
     assert learn.rewards_of(cut, config) == pytest.approx([0.2]) and learn.rewards_of(whole, config) == [0.7]
     with pytest.raises(AssertionError, match="was not graded"):
-        learn.rewards_of(replace(whole, grade=None), config)
+        learn.rewards_of(ends(grade=None), config)
 
 
 def test_rollout_metrics():

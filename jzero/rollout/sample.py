@@ -1,4 +1,4 @@
-"""The driver: keeps the engine's slots busy until every sample of every prompt is finished.
+"""The driver: keeps the engine's slots busy until every sample of every prompt is finished, or enough are.
 
 Calls run one ahead of the host: while it reads call n, call n + 1 decodes. Slots are refilled between calls. When a
 shard runs out of pages its youngest sequence is preempted, and later continues from a prefill of what it has.
@@ -46,27 +46,38 @@ def prefills(engine: Engine) -> list[tuple[int, int]]:
 class Sequence:
     """A sample on its way: what it has, and where it is."""
 
-    prompt: int  # index into the prompts
+    prompt: int  # a number of the prompt, whose pages are shared
     sample: int
     request: int
     context: np.ndarray  # i32[...] the prompt
     limit: int  # tokens, with the prompt, at which the turn ends
     tokens: list[int] = field(default_factory=list)  # after the prompt, with the replies
     logps: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)  # of the policy, as in Rollout
     start: int = 0  # of tokens, where the turn's begin
     text: str = ""  # of the turn
     finish: str = ""  # "" while it runs, then "stop" or "length"
     turns: list[Turn] = field(default_factory=list)  # that ended
+    over: bool = False  # no turn follows
     born: int = 0  # admission order; the youngest is preempted
 
     def full(self) -> np.ndarray:
         return np.concatenate([self.context, np.array(self.tokens, np.int32)])
 
 
+def groups_of(prompts: list[np.ndarray], group: int, max_new: int, first: int = 0) -> list[list[Sequence]]:
+    """`group` samples of each prompt i32[...]; noise is keyed by their place, (first + prompt) * group + sample."""
+    context = [np.asarray(prompt, np.int32) for prompt in prompts]
+    make = lambda i, j: Sequence(i, j, (first + i) * group + j, context[i], len(context[i]) + max_new)
+    return [[make(i, j) for j in range(group)] for i in range(len(prompts))]
+
+
 @dataclass
 class Counters:
+    grading: float = 0.0  # seconds waited for grades, with nothing to decode
     prefill_tokens: int = 0  # real tokens prefilled
     tokens: int = 0  # decoded
+    wasted: int = 0  # of those, after the end of their sequence
     slot_steps: int = 0  # slots x steps computed for them
     calls: int = 0
     preempted: int = 0
@@ -107,29 +118,31 @@ class Driver:
 
     def run(
         self,
-        prompts: list[np.ndarray],
+        groups: list[list[Sequence]],
         group: int,
         temperature: float,
         seed,
-        max_new: int,
-        first: int = 0,
-        replies: Replies | None = None,
+        version: int = 0,
+        replies: Replies = NO_REPLIES,
+        more: Callable[[], list[list[Sequence]] | None] = list,
     ) -> Iterator[Sequence]:
-        """prompts i32[...] each, `group` samples a prompt; seed is a key -> finished sequences, in finishing order.
-        Noise is keyed by the place (first + prompt) * group + sample. Whoever stops iterating calls `cancel`.
+        """Groups, of `group` sequences at most, share what they have so far; seed is a key, version the policy's ->
+        finished sequences, in finishing order. Whoever stops iterating calls `cancel`. `more`, asked before every call,
+        says which groups come too, or None: that is enough, the rest stays as far as it is.
 
         With `replies` a sequence is yielded at every turn's end. That then says how each goes on, once: with the tokens
         before its next turn, or None where it is over. Told to wait it says one at least, unless all is said."""
         assert not self.engine.placed, "the engine is busy: an unfinished run was not cancelled"
-        longest, room = max(map(len, prompts), default=0), self.engine.max_total
-        assert max_new >= 1 and longest + max_new <= room, f"{longest=} prompt and {max_new=} exceed {room=} tokens"
-        self.group, self.temperature, self.seed, self.max_new = group, temperature, seed, max_new
-        self.replies = replies or NO_REPLIES
-        context = [np.asarray(prompt, np.int32) for prompt in prompts]
-        make = lambda i, j: Sequence(i, j, (first + i) * group + j, context[i], len(context[i]) + max_new)
-        self.queue = deque([make(i, j) for j in range(group)] for i in range(len(prompts)))
+        longest, room = max((s.limit for each in groups for s in each), default=0), self.engine.max_total
+        assert longest <= room, f"{longest=} prompt and response exceed {room=} tokens"
+        self.group, self.temperature, self.seed = group, temperature, seed
+        self.version, self.replies = version, replies
+        self.queue = deque(groups)
         inflight: deque[Call] = deque()
-        while self._go_on(wait=not (self.queue or self.owners or inflight or any(self.pending))):
+        while (new := more()) is not None:
+            self.queue.extend(new)
+            if not self._go_on(wait=not (self.queue or self.owners or inflight or any(self.pending))):
+                return
             # Those that run come first: pages left over admit new ones.
             while (shard := self._reserve()) is not None:
                 if self._evict(shard):
@@ -143,6 +156,10 @@ class Driver:
                 inflight.append(self._dispatch())
             if inflight and (len(inflight) > 1 or not self.owners):
                 yield from self._read(inflight.popleft())
+        while inflight:
+            yield from self._read(inflight.popleft())
+        while self._go_on(wait=True):
+            pass  # every turn that ended has its grade and its reply
 
     def cancel(self) -> None:
         """Forget what is unfinished and free its pages; a `run` that is resumed ends."""
@@ -165,7 +182,9 @@ class Driver:
             slot = next((slot for slot, (owner, _) in self.waiting.items() if owner is sequence), None)
             if tokens is not None:
                 self._begin(sequence, tokens, slot)
-            elif slot is not None:
+                continue
+            sequence.over = True
+            if slot is not None:
                 del self.waiting[slot]
                 self.engine.free_resource(slot)
         return not wait or bool(said)
@@ -175,9 +194,10 @@ class Driver:
         known = len(sequence.context) + len(sequence.tokens) - 1  # the KV of the last token may not be there
         sequence.tokens += tokens
         sequence.logps += [0.0] * len(tokens)
+        sequence.versions += [-1] * len(tokens)
         sequence.start, sequence.finish = len(sequence.tokens), ""
         now = known + 1 + len(tokens)
-        sequence.limit = min(now + self.max_new, self.engine.max_total)
+        sequence.limit = min(now + self.settings.max_new, self.engine.max_total)
         assert now < sequence.limit, f"a reply up to {now=}, of {self.engine.max_total} tokens"
         if slot is None:
             self.queue.appendleft([sequence])
@@ -329,7 +349,9 @@ class Driver:
         self.counters.tokens += int(result.counts.sum())
         for slot in call.owners:
             first, count = call.given.get(slot, 0), result.counts[slot]
-            if count > first and still(slot):
+            if not still(slot):
+                self.counters.wasted += int(count)
+            elif count > first:
                 yield from self._extend(slot, result.tokens[slot, first:count], result.logps[slot, first:count])
 
     def _extend(self, slot: int, tokens: np.ndarray, logps: np.ndarray) -> Iterator[Sequence]:
@@ -338,10 +360,11 @@ class Driver:
         start = len(sequence.tokens)
         sequence.tokens += tokens.tolist()
         sequence.logps += logps.tolist()
+        sequence.versions += [self.version] * len(tokens)
         cut = self._stop_string(sequence, start) if self.settings.stop else None
         if cut is not None:
             sequence.finish = "stop"
-            del sequence.tokens[cut:], sequence.logps[cut:]
+            del sequence.tokens[cut:], sequence.logps[cut:], sequence.versions[cut:]
         elif sequence.tokens[-1] in self.engine.stop_ids:
             sequence.finish = "stop"
         elif len(sequence.context) + len(sequence.tokens) >= sequence.limit:
@@ -354,14 +377,14 @@ class Driver:
                 self.engine.paused.add(slot)
                 self.waiting[slot] = self.owners.pop(slot), self.counters.calls
             else:
+                sequence.over = True
                 self._leave(slot)
             yield sequence
 
     def _stop_string(self, sequence: Sequence, start: int) -> int | None:
         """How many tokens the sequence keeps if a stop string completes at or after token `start`."""
-        window = max(
-            sequence.start, start - max(len(stop.encode()) for stop in self.settings.stop)
-        )  # a token is at least a byte
+        longest = max(len(stop.encode()) for stop in self.settings.stop)  # a token is at least a byte
+        window = max(sequence.start, start - longest)
         hit = lambda end: any(stop in self.decode(sequence.tokens[window:end]) for stop in self.settings.stop)
         if not hit(len(sequence.tokens)):
             return None

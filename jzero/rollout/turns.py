@@ -3,7 +3,8 @@
 A response goes to the pool as its turn ends, and comes back with its grade and the reply. History is never tokenised
 again: what is appended are the tokens of the template's text between two responses."""
 
-from collections.abc import Hashable
+import time
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 
 from jzero import config, tokenizer
@@ -16,13 +17,14 @@ from jzero.types import Grade, Problem
 
 @dataclass
 class Talk:
-    """With the environment, over one batch of problems."""
+    """With the environment."""
 
     pool: Pool
     task: config.Task
     engine: Engine
     tokenizer: tokenizer.PreTrainedTokenizerFast
-    problems: list[Problem]
+    problems: Mapping[int, Problem]  # by the sequences' number of the prompt
+    waited: float = 0.0  # seconds
     out: dict[Hashable, Sequence] = field(default_factory=dict)  # at the pool
 
     def submit(self, sequence: Sequence) -> None:
@@ -35,8 +37,10 @@ class Talk:
 
     def replies(self, wait: bool) -> list[tuple[Sequence, list[int] | None]]:
         """As `Driver.run` wants them."""
-        said = []
-        for key, grade in self.pool.poll(wait=wait and bool(self.out)):
+        begin, said = time.perf_counter(), []
+        grades = self.pool.poll(wait=wait and bool(self.out))
+        self.waited += (time.perf_counter() - begin) * wait
+        for key, grade in grades:
             sequence = self.out.pop(key)
             sequence.turns[-1] = replace(sequence.turns[-1], grade=grade)
             said.append((sequence, self.between(sequence, grade)))

@@ -1,0 +1,214 @@
+"""Asynchronous rollouts: a group may start up to `rollout.eta` policy versions before the step that trains on it.
+
+Every host has a stream of its own, of its share of the problems. Groups are admitted as in AReaL (arXiv:2505.24298) and
+trained on oldest first, each once. Decoding ends when a step has enough of them; what is unfinished carries over, and
+goes on from a prefill under the new weights, so that a response may be of several versions, token by token.
+
+`Stream` decodes and trains in turn on the same devices. `Ahead` decodes in a thread, on devices of its own."""
+
+import functools
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from flax.serialization import msgpack_restore, msgpack_serialize
+
+from jzero import config, hosts
+from jzero.evaluate import Sampler, encode, read_turns, to_rollout
+from jzero.rollout.sample import Counters, Sequence
+from jzero.tasks import TASKS
+from jzero.types import Problem, Rollout
+
+POLL = 0.02  # seconds between looks at what a thread has done
+
+
+def capacity(eta: int, version: int, batch: int, most: int, accepted: int, running: int) -> int:
+    """How many groups may start: `most` run at once, and none can come to be trained on more than eta versions later,
+    where every step trains on the `batch` oldest (AReaL's staleness control; accepted counts those of all time)."""
+    return min(most - running, (eta + version + 1) * batch - (accepted + running))
+
+
+@dataclass
+class Group:
+    number: int  # of its problem, over all steps
+    version: int  # of the policy when it was admitted
+    problem: Problem
+    sequences: list[Sequence]
+
+    @property
+    def over(self) -> bool:
+        return all(sequence.over for sequence in self.sequences)
+
+    @property
+    def graded(self) -> bool:
+        return self.over and all(sequence.turns[-1].grade for sequence in self.sequences)
+
+
+class Stream:
+    """This host's groups between their admission and their training step."""
+
+    ready = staticmethod(lambda group: group.over)  # grades are waited for afterwards: when they come decides nothing
+
+    def __init__(self, sampler: Sampler, settings: config.Config):
+        self.sampler, self.settings, self.rollout = sampler, settings, settings.rollout
+        mine = hosts.share(self.rollout.prompts)
+        self.first, self.batch = mine.start, mine.stop - mine.start
+        all_hosts = self.rollout.max_running or (self.rollout.eta + 1) * self.rollout.prompts
+        self.most = max(1, len(range(all_hosts)[hosts.share(all_hosts)]))  # groups that run at once
+        self.groups: list[Group] = []  # oldest first
+        self.taken = 0  # groups trained on
+        self.cursor = 0  # problems looked at: prompts that are too long are passed over
+        self.lock = threading.Lock()
+        self.saved = self.to_bytes()
+        self.problems = functools.lru_cache(2)(self._problems)
+
+    def _problems(self, step: int) -> list[Problem]:
+        task = self.settings.task
+        return TASKS[task.name].train_problems(task, self.settings.train.seed, step, self.rollout.prompts)
+
+    def collect(self, weights, version: int) -> tuple[list[Rollout], Counters]:
+        """The rollouts that the step after `version` trains on, and what was decoded for it."""
+        counters = self.decode(weights, version, lambda: self.enough(version))
+        rollouts = self.take(version)
+        self.saved = self.to_bytes()
+        return rollouts, counters
+
+    def decode(self, weights, version: int, done: Callable[[], bool]) -> Counters:
+        """Go on with all groups, and new ones as they are admitted, until `done`, or until none may start."""
+        problems = {group.number: group.problem for group in self.groups}
+
+        def more() -> list[list[Sequence]] | None:
+            if done():
+                return None
+            new = self.admit(version)
+            problems.update((group.number, group.problem) for group in new)
+            return [group.sequences for group in new]
+
+        going = [[s for s in group.sequences if not s.over] for group in self.groups]
+        begun = [[sequence] for group in going for sequence in group if sequence.tokens]
+        fresh = [new for group in going if (new := [s for s in group if not s.tokens])]
+        heat, key = self.rollout.temperature, (self.settings.train.seed, version + 1)
+        return self.sampler.decode(weights, [*begun, *fresh], self.rollout.group, problems, heat, key, version, more)
+
+    def admit(self, version: int) -> list[Group]:
+        """New groups, as many as may start."""
+        with self.lock:
+            new = self._new(version)
+            self.groups += new
+        return new
+
+    def _new(self, version: int) -> list[Group]:
+        over = sum(group.over for group in self.groups)
+        room = capacity(self.rollout.eta, version, self.batch, self.most, self.taken + over, len(self.groups) - over)
+        new: list[Group] = []
+        passed = 0
+        while len(new) < room:
+            step, place = divmod(self.cursor, self.batch)
+            number = step * self.rollout.prompts + self.first + place
+            problem = self.problems(step + 1)[self.first + place]
+            self.cursor += 1
+            context = np.array(encode(self.sampler.tokenizer, problem), np.int32)
+            if len(context) <= self.rollout.max_prompt:
+                new.append(Group(number, version, problem, self._sequences(number, context)))
+            elif (passed := passed + 1) > self.rollout.prompts:
+                raise ValueError(f"{passed} prompts are longer than rollout.max_prompt={self.rollout.max_prompt}")
+        return new
+
+    def _sequences(self, number: int, context: np.ndarray) -> list[Sequence]:
+        """Their requests, which name their noise, differ from those of all groups that may be on their way with them;
+        without asynchrony they are those of the place among the step's problems."""
+        place = number % ((2 * self.rollout.eta + 1) * self.rollout.prompts)
+        G, limit = self.rollout.group, len(context) + self.rollout.max_new
+        return [Sequence(number, j, place * G + j, context, limit) for j in range(G)]
+
+    def enough(self, version: int) -> bool:
+        """Whether there is what the step after `version` trains on, with all that would be too old for the next."""
+        late = any(group.version <= version - self.rollout.eta and not self.ready(group) for group in self.groups)
+        return not late and sum(map(self.ready, self.groups)) >= self.batch
+
+    def take(self, version: int) -> list[Rollout]:
+        with self.lock:
+            chosen = [group for group in self.groups if self.ready(group)][: self.batch]
+            self.groups = [group for group in self.groups if not any(group is each for each in chosen)]
+            self.taken += len(chosen)
+        assert len(chosen) == self.batch and all(version - group.version <= self.rollout.eta for group in chosen)
+        return [to_rollout(group.problem, sequence) for group in chosen for sequence in group.sequences]
+
+    def metrics(self, rollouts: list[Rollout], version: int, counters: Counters) -> dict[str, float]:
+        """Of the step after `version`: how many versions old its tokens are, and what is on its way."""
+        lags = np.concatenate([version - rollout.versions[rollout.sampled] for rollout in rollouts])
+        shares = {f"async/lag_{lag}": float((lags == lag).mean()) for lag in range(self.rollout.eta + 1)}
+        carried = sum(len(s.tokens) for group in self.groups for s in group.sequences if not s.over)
+        ready = sum(group.over for group in self.groups)
+        counts = hosts.total({"carried_tokens": carried, "ready_groups": ready, "wasted_tokens": counters.wasted})
+        return shares | {f"async/{name}": value for name, value in counts.items()} | {"async/lag": float(lags.mean())}
+
+    # -- between runs ------------------------------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        groups = [asdict(group) for group in self.groups]
+        return msgpack_serialize({"taken": self.taken, "cursor": self.cursor, "groups": groups})
+
+    def state(self) -> bytes:
+        """As it was when the last step had its rollouts."""
+        return self.saved
+
+    def load(self, data: bytes) -> None:
+        values = msgpack_restore(data)
+        sequence = lambda row: Sequence(**row | {"turns": list(read_turns(row["turns"]))})
+        sequences = lambda group: [sequence(row) for row in group["sequences"]]
+        read = lambda group: group | {"problem": Problem(**group["problem"]), "sequences": sequences(group)}
+        self.taken, self.cursor, self.saved = values["taken"], values["cursor"], data
+        self.groups = [Group(**read(group)) for group in values["groups"]]
+
+    def halt(self) -> None:
+        """Nothing decodes."""
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+
+class Ahead(Stream):
+    """Decodes in a thread while the main one trains, which gives it new weights between two calls and takes what is
+    over. Whoever else wants the engine or the whole state calls `halt`; `collect` goes on."""
+
+    ready = staticmethod(lambda group: group.graded)
+
+    def __init__(self, sampler: Sampler, settings: config.Config):
+        super().__init__(replace(sampler, on_finish=lambda: None), settings)
+        self.main = sampler  # its on_finish raises when the run is to stop
+        self.thread = ThreadPoolExecutor(1)
+        self.phases: list[Future[Counters]] = []  # the first is running, the others wait for it
+        self.cut = threading.Event()  # ends the last one
+        self.counters = Counters()
+
+    def collect(self, weights, version: int) -> tuple[list[Rollout], Counters]:
+        self.cut.set()
+        self.cut = threading.Event()
+        self.phases.append(self.thread.submit(self.decode, weights, version, self.cut.is_set))
+        try:
+            while not self.enough(version):
+                if self.phases[0].done():
+                    self.counters.add(self.phases.pop(0).result())
+                self.main.on_finish()
+                time.sleep(POLL)
+        except hosts.Interrupted as reason:
+            hosts.meet(str(reason))
+        counters, self.counters = replace(self.counters, grading=0.0), Counters()  # it was not the main thread's
+        return self.take(version), counters
+
+    def halt(self) -> None:
+        self.cut.set()
+        while self.phases:
+            self.counters.add(self.phases.pop(0).result())
+
+    def state(self) -> bytes:
+        self.halt()
+        return self.to_bytes()
+
+    def close(self) -> None:
+        self.cut.set()
+        self.thread.shutdown()
