@@ -130,3 +130,14 @@ def test_sampler_and_trainer_agree_without_learning(tmp_path, quick_runs):
     fresh, stale = ([row["policy/mismatch"] for row in rows(tmp_path / str(eta))] for eta in (0, 2))
     assert max(stale) < 2 * max(fresh) < 1e-3 and max(stale[3:]) < 2 * max(stale[:3])
     assert max(row["async/lag"] for row in rows(tmp_path / "2")) > 0.3
+
+
+def test_other_devices_decode_meanwhile(tmp_path, quick_runs):
+    """The split placement: a run, stopped and resumed; nothing older than eta."""
+    settings = lambda steps: asynchronous(mesh={"decode": 2, "fsdp": 2}, train={"steps": steps, "samples": 16})
+    for steps in (3, 6):
+        train.train(settings(steps), tmp_path)
+    every = rows(tmp_path)
+    assert [row["step"] for row in every] == [1, 2, 3, 4, 5, 6]
+    assert all(row["async/lag_0"] + row["async/lag_1"] == pytest.approx(1) for row in every)
+    assert sum(row["async/lag_1"] for row in every) > 0 and max(row["policy/mismatch"] for row in every) < 1e-3
