@@ -130,12 +130,16 @@ def to_bytes(rollouts: list[Rollout]) -> bytes:
 
 def from_bytes(parts: list[bytes]) -> list[Rollout]:
     """What every host gave, in order."""
-    read = lambda row: row | {"problem": Problem(**row["problem"]), "turns": read_turns(row["turns"])}
+    read = lambda row: graded(row) | {"problem": Problem(**row["problem"]), "turns": read_turns(row["turns"])}
     return [Rollout(**read(row)) for part in parts for row in msgpack_restore(part)]
 
 
 def read_turns(rows: list[dict[str, Any]]) -> tuple[Turn, ...]:
-    return tuple(Turn(**row | {"grade": row["grade"] and Grade(**row["grade"])}) for row in rows)
+    return tuple(Turn(**graded(row)) for row in rows)
+
+
+def graded(row: dict[str, Any]) -> dict[str, Any]:
+    return row | {"grade": row["grade"] and Grade(**row["grade"])}
 
 
 @jax.jit

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+PROGRAM = ["-m", "jzero.main"]
 STEPS = 18
 RUN = [  # a second a run, once compiled; the warm start makes rewards differ
     f"--config={ROOT}/configs/countdown.py:tiny",
@@ -28,13 +29,13 @@ RUN = [  # a second a run, once compiled; the warm start makes rewards differ
 
 
 def launch(environment, workdir: Path, *changes: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "jzero.main", *RUN, f"--workdir={workdir}", *changes]
+    command = [sys.executable, *PROGRAM, *RUN, f"--workdir={workdir}", *changes]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-def finish(process: subprocess.Popen, code: int = 0) -> tuple[str, str]:
-    out, err = process.communicate(timeout=300)
+def finish(process: subprocess.Popen, code: int = 0, seconds: int = 300) -> tuple[str, str]:
+    out, err = process.communicate(timeout=seconds)
     assert process.returncode == code, err[-3000:]
     return out, err
 

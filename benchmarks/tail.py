@@ -1,0 +1,97 @@
+"""Whole-step throughput where a few responses are much longer than the rest, for several bounds of staleness.
+
+    python benchmarks/tail.py [--eta 0 1 2] [--steps 12] [--alpha 1.1] [--config.section.field=value ...]
+
+Response lengths are drawn from a Pareto distribution, P(length > x) = (SHORT / x)^alpha up to rollout.max_new, by
+request: the same for every eta. Every eta runs twice from the same state; the second time, when all programs are
+compiled, is measured."""
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from jzero import cli, config, metrics, train
+from jzero.grade.pool import Pool
+from jzero.rollout.sample import Sequence
+from jzero.stream import Stream
+
+SHORT = 16  # tokens of the shortest response
+
+
+def defaults() -> config.Config:
+    arch = config.Arch(hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4, head_dim=64)
+    return config.Config(
+        name="tail",
+        model=config.Model(arch=arch, dtype="float32", logit_chunk=65536),
+        task=config.Task(name="countdown", template="plain"),
+        rollout=config.Rollout(prompts=16, group=4, max_prompt=64, max_new=512, slots=64, page=16, chunk=16),
+        train=config.Train(tokens=2304, buckets=1, row_slots=0),
+        eval=config.Eval(every=0, problems=0),
+        mesh=config.Mesh(data=-1, fsdp=1),
+    )
+
+
+class HeavyTail(Stream):
+    """A stream whose responses end where a draw for their request says, and nowhere else."""
+
+    alpha = 1.0
+
+    def _sequences(self, number: int, context: np.ndarray) -> list[Sequence]:
+        draws = np.random.default_rng((0, number)).pareto(self.alpha, self.rollout.group) + 1
+        lengths = np.minimum(SHORT * draws, self.rollout.max_new).astype(int)
+        sequences = super()._sequences(number, context)
+        return [replace(s, limit=len(context) + int(n)) for s, n in zip(sequences, lengths, strict=True)]
+
+
+def measure(settings: config.Config, steps: int, alpha: float) -> dict[str, float]:
+    with Pool(settings.task.grade_workers) as pool, tempfile.TemporaryDirectory() as folder:
+        run = train.build(settings, pool)
+        run.sampler.engine.stop_ids = ()
+        HeavyTail.alpha = alpha
+        rows: list[dict[str, float]] = []
+        for _ in range(2):
+            run = replace(run, stream=HeavyTail(run.sampler, settings))
+            state = train.initial_state(run, train.initial_params(run))
+            rows = []
+            for step in range(1, steps + 1):
+                begin = time.perf_counter()
+                state, values, _ = train.rl_step(run, state, step, Path(folder))
+                rows.append(values | run.clock.pop() | {"seconds": time.perf_counter() - begin})
+    mean = lambda name: float(np.mean([row[name] for row in rows]))
+    return {
+        "eta": settings.rollout.eta,
+        "tokens_per_second": sum(row["rollout/tokens"] for row in rows) / sum(row["seconds"] for row in rows),
+        "step_seconds": float(np.median([row["seconds"] for row in rows])),
+        "sample_seconds": float(np.median([row["time/sample"] for row in rows])),
+        "update_seconds": float(np.median([row["time/update"] for row in rows])),
+        "slot_use": mean("rollout/slot_use"),
+        "length": mean("rollout/length"),
+        "longest": max(row["rollout/length_max"] for row in rows),
+        "lag": mean("async/lag"),
+        "carried_tokens": mean("async/carried_tokens"),
+        "mismatch": mean("policy/mismatch"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--eta", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument("--alpha", type=float, default=1.1, help="of the tail; smaller is heavier")
+    given, rest = parser.parse_known_args()
+    settings = cli.settings(defaults(), rest)
+    cli.start([])
+    found = []
+    for eta in given.eta:
+        found.append(measure(replace(settings, rollout=replace(settings.rollout, eta=eta)), given.steps, given.alpha))
+        ratio = found[-1]["tokens_per_second"] / found[0]["tokens_per_second"]
+        print(json.dumps(found[-1] | {"times_first": ratio} | {"versions": metrics.versions()}))
+
+
+if __name__ == "__main__":
+    main()
