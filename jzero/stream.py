@@ -183,11 +183,17 @@ class Ahead(Stream):
         self.thread = ThreadPoolExecutor(1)
         self.phases: list[Future[Counters]] = []  # the first is running, the others wait for it
         self.cut = threading.Event()  # ends the last one
-        self.counters = Counters()
+        self.counters, self.busy, self.waited = Counters(), 0.0, 0.0  # of the phases that ended; seconds
+
+    def decode(self, weights, version: int, done: Callable[[], bool]) -> Counters:
+        begin = time.perf_counter()
+        counters = super().decode(weights, version, done)
+        self.busy += time.perf_counter() - begin
+        return counters
 
     def collect(self, weights, version: int) -> tuple[list[Rollout], Counters]:
         self.cut.set()
-        self.cut = threading.Event()
+        self.cut, begin = threading.Event(), time.perf_counter()
         self.phases.append(self.thread.submit(self.decode, weights, version, self.cut.is_set))
         try:
             while not self.enough(version):
@@ -197,8 +203,14 @@ class Ahead(Stream):
                 time.sleep(POLL)
         except hosts.Interrupted as reason:
             hosts.meet(str(reason))
+        self.waited += time.perf_counter() - begin
         counters, self.counters = replace(self.counters, grading=0.0), Counters()  # it was not the main thread's
         return self.take(version), counters
+
+    def metrics(self, rollouts: list[Rollout], version: int, counters: Counters) -> dict[str, float]:
+        """overlap: the share of this host's decoding so far that the main thread did not wait for."""
+        overlap = max(0.0, 1 - self.waited / self.busy) if self.busy else 0.0
+        return super().metrics(rollouts, version, counters) | {"async/overlap": overlap}
 
     def halt(self) -> None:
         self.cut.set()

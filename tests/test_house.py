@@ -19,6 +19,7 @@ LEVELS = [
     ("sharding",),
     ("rollout", "update", "checkpoint"),
     ("evaluate", "sft"),
+    ("stream",),
     ("learn",),
     ("train",),
     ("main", "generate", "export", "report", "serve", "filter"),

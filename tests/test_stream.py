@@ -1,6 +1,5 @@
 """Asynchronous rollouts: what may be stale and by how much; without staleness they are the synchronous ones."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from test_turns import sampler_of, tiny
 
-from jzero import config, train
+from jzero import config, hosts, train
 from jzero.stream import Stream, capacity
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -76,12 +75,13 @@ def asynchronous(eta: int = 1, **sections) -> config.Config:
     """One turn of up to 8 tokens: episodes differ in length."""
     rollout = {"turns": 1, "max_new": 8, "eta": eta, "slots": 8} | sections.pop("rollout", {})
     warm = {"steps": 5, "tries": 1.0} | sections.pop("warm_start", {})
+    task = {"reward": config.Reward(functions=("accuracy", "length"))}
     eval = {"every": 0, "problems": 0}
-    return tiny(rollout=rollout, warm_start=warm, eval=eval, **sections)
+    return tiny(rollout=rollout, warm_start=warm, task=task, eval=eval, **sections)
 
 
 def rows(workdir) -> list[dict]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return runs.rows(workdir / "metrics.jsonl")
 
 
 def weights(workdir) -> bytes:
@@ -122,6 +122,27 @@ def test_rollouts_carry_over(tmp_path, quick_runs):
     assert all(row["policy/correction"] > 0 for row in whole)  # decoupled PPO
 
 
+def test_a_signal_while_episodes_decode_changes_nothing(tmp_path, quick_runs, monkeypatch):
+    """What had been decoded of the step is decoded again: the same numbers."""
+    settings = asynchronous(train={"steps": 6, "checkpoint_every": 6})
+    train.train(settings, tmp_path / "whole")
+    ended = []  # after three steps
+
+    def soon(self) -> None:
+        if len(rows(tmp_path / "stopped")) >= 3:
+            ended.append(1)
+        if len(ended) == 3:
+            raise hosts.Interrupted("SIGINT")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hosts.Stop, "soon", soon)
+        train.train(settings, tmp_path / "stopped")
+    assert 3 <= len(rows(tmp_path / "stopped")) < 6
+    train.train(settings, tmp_path / "stopped")
+    whole, stopped = (runs.timeless(tmp_path / name / "metrics.jsonl") for name in ("whole", "stopped"))
+    assert whole == stopped and weights(tmp_path / "whole") == weights(tmp_path / "stopped")
+
+
 def test_sampler_and_trainer_agree_without_learning(tmp_path, quick_runs):
     """lr = 0: what carries over is of the same policy, and its log-probs are the trainer's."""
     flat = lambda eta: asynchronous(eta, optimizer={"lr": 0.0}, train={"steps": 6, "checkpoint_every": 9})
@@ -134,7 +155,8 @@ def test_sampler_and_trainer_agree_without_learning(tmp_path, quick_runs):
 
 def test_other_devices_decode_meanwhile(tmp_path, quick_runs):
     """The split placement: a run, stopped and resumed; nothing older than eta."""
-    settings = lambda steps: asynchronous(mesh={"decode": 2, "fsdp": 2}, train={"steps": steps, "samples": 16})
+    changes = {"mesh": {"decode": 2, "fsdp": 2}, "optimizer": {"lr": 1e-5}}
+    settings = lambda steps: asynchronous(train={"steps": steps, "samples": 16}, **changes)
     for steps in (3, 6):
         train.train(settings(steps), tmp_path)
     every = rows(tmp_path)
