@@ -7,7 +7,6 @@ nested dict of arrays, {"embed", "layers": {...}, "norm", "lm_head" when untied}
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from math import prod
 from typing import Any
 
 import jax
@@ -190,7 +189,7 @@ def logical_axes(config: QwenConfig) -> Params:
 
 
 def num_params(config: QwenConfig) -> int:
-    return sum(prod(leaf.shape) for leaf in jax.tree.leaves(abstract(config)))
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract(config)))
 
 
 @cache
@@ -202,9 +201,10 @@ def cast(tree: Params, dtype: Any) -> Params:
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
 
 
+same = lambda x: x
 recomputed = partial(jax.checkpoint, prevent_cse=False)
 REMAT: dict[str, Callable] = {  # what the backward pass of a layer recomputes
-    "none": lambda layer: layer,
+    "none": same,
     "dots": partial(recomputed, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
     "full": recomputed,
 }
@@ -239,16 +239,7 @@ def head(config: QwenConfig, params: Params, hidden: jax.Array, dtype: Any) -> j
 
 
 def token_logps(
-    config: QwenConfig,
-    params: Params,
-    hidden,
-    targets,
-    *,
-    temperature,
-    chunk: int,
-    dtype,
-    place=lambda hidden: hidden,
-    place_logits=lambda logits: logits,
+    config: QwenConfig, params, hidden, targets, *, temperature, chunk, dtype, place=same, place_logits=same
 ) -> tuple[jax.Array, jax.Array]:
     """log p(target) and entropy, f32[B,T] both, of p = softmax(logits / temperature); hidden [B,T,E], targets i32[B,T].
 
@@ -267,12 +258,11 @@ def token_logps(
     width = min(T, max(1, chunk // B))
     if width == T:
         return score(hidden, targets)
-    count = -(-T // width)
 
-    def split(x):  # [B,T,...] -> [count,B,width,...], padded
-        x = jnp.pad(x, [(0, 0), (0, count * width - T)] + [(0, 0)] * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(B, count, width, *x.shape[2:]), 1, 0)
+    def split(x):  # [B,T,...] -> [chunks,B,width,...], padded
+        x = jnp.pad(x, [(0, 0), (0, -T % width)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(B, -1, width, *x.shape[2:]), 1, 0)
 
-    join = lambda x: jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :T]  # [count,B,width] -> [B,T]
+    join = lambda x: jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :T]  # [chunks,B,width] -> [B,T]
     logps, entropy = jax.lax.map(lambda xs: recomputed(score)(*xs), (split(hidden), split(targets)))
     return join(logps), join(entropy)
