@@ -10,6 +10,7 @@ GPUs of one host, a100:8 h100:8 h200:8 (of jax-cuda12-plugin)."""
 import json
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
@@ -94,7 +95,7 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
         "optimizer": device_bytes(state.opt_state),
         "decoder weights": device_bytes(weights),
         "KV pool": device_bytes(engine.abstract_state()),
-        "prefixes": groups * longest * kv_bytes(model, engine),
+        "prefixes": groups * longest * kv_bytes(engine),
         "batches": device_bytes(learned["update"][1][1]) * settings.train.minibatches,
     }
     if reference:
@@ -110,10 +111,10 @@ def device_bytes(tree: Any) -> float:
     return float(sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)))
 
 
-def kv_bytes(model: qwen.QwenConfig, engine: Engine) -> float:
+def kv_bytes(engine: Engine) -> float:
     """Of one token, on a device."""
-    heads = model.num_key_value_heads / (engine.mesh.shape["tensor"] if engine.kv_axis else 1)
-    return 2 * model.num_hidden_layers * heads * model.head_dim * engine.storage.itemsize
+    state = engine.abstract_state()
+    return device_bytes((state["k"], state["v"])) / (engine.shard_pages * engine.settings.page)
 
 
 def totals(plan: Plan, measured: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -141,7 +142,7 @@ def roofline(plan: Plan) -> dict[str, dict[str, float]]:
     models = 2 if plan.trainer.critic else 1
     weights, state = plan.parts["decoder weights"], plan.parts["weights"] + plan.parts["optimizer"]
     steps = new * -(-count // (plan.engine.max_concurrent_decodes * plan.hosts))
-    cache = plan.engine.shard_slots * (prompt + new / 2) * kv_bytes(plan.model, plan.engine)
+    cache = plan.engine.shard_slots * (prompt + new / 2) * kv_bytes(plan.engine)
     calls = plan.trainer.microbatches[0] * train.minibatches
     learned = 2 * state * train.minibatches + calls * (3 * plan.parts["weights"] + passes * weights)
     phases = {
@@ -150,11 +151,9 @@ def roofline(plan: Plan) -> dict[str, dict[str, float]]:
         "score": (plan.scores * forward, plan.scores * calls * weights),
         "update": (models * passes * forward, models * train.epochs * learned),
     }
-    peak = lambda flops, moved: max(flops / mesh.size / plan.chip.flops, moved / plan.chip.bandwidth)
-    return {
-        name: {"flops": flops / mesh.size, "bytes": float(moved), "seconds": peak(flops, moved)}
-        for name, (flops, moved) in phases.items()
-    }
+    each = {name: {"flops": flops / mesh.size, "bytes": float(moved)} for name, (flops, moved) in phases.items()}
+    seconds = lambda x: max(x["flops"] / plan.chip.flops, x["bytes"] / plan.chip.bandwidth)
+    return {name: x | {"seconds": seconds(x)} for name, x in each.items()}
 
 
 def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, Any]]) -> list[str]:
@@ -180,8 +179,8 @@ def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, 
             activations = max(0.0, measured["update"]["temp_bytes"] - 2 * parts["weights"])
             add(f"train.tokens={fewer}", (1 - fewer / settings.train.tokens) * activations)
         elif settings.train.row_slots > 1:
-            half = f"--config.train.row_slots={settings.train.row_slots // 2}"
-            out.append(f"{half}: shorter rows, of which train.tokens={least} may hold half as many tokens")
+            shorter = f"shorter rows, of which train.tokens={least} may hold half as many tokens"
+            out.append(f"--config.train.row_slots={settings.train.row_slots // 2}: {shorter}")
     state = sum(parts.get(name, 0) for name in STATE)
     if over and mesh.shape["data"] > 1:
         add("mesh.data=1 --config.mesh.fsdp=-1", state * (1 - 1 / mesh.shape["data"]))
@@ -190,15 +189,6 @@ def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, 
     if plan.trainer.policy.mesh.devices.flat[0].platform != "tpu" and max(phases.values()) > 0.75 * plan.chip.hbm:
         out.append("XLA_PYTHON_CLIENT_MEM_FRACTION=.95 in the run's environment: else JAX takes 75 % of a GPU")
     return out
-
-
-def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest 1 <= n <= most that fits, to an eighth; 0: none. Doubles, then bisects."""
-    low, high = 0, most + 1
-    while high - low > max(1, low // 8):
-        middle = min(2 * low or 1, most) if high > most else (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, int]:
@@ -215,8 +205,8 @@ def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, 
     unit = max(layout.tokens for layout in plan.trainer.layouts) * mesh.shape["data"] * mesh.shape["fsdp"]
     most = plan.trainer.microbatches[0] * plan.trainer.rows[0] * plan.trainer.layouts[0].tokens // unit  # a whole step
     tqdm.write("search: every try of train.tokens compiles the update, which takes minutes")
-    tokens = largest(lambda n: fits("update", "train", "tokens", n * unit), most) * unit
-    shards, page = engine.shards * plan.hosts, engine.settings.page * kv_bytes(plan.model, engine)
+    tokens = unit * bisect_left(range(1, most + 1), True, key=lambda n: not fits("update", "train", "tokens", n * unit))
+    shards, page = engine.shards * plan.hosts, plan.parts["KV pool"] / engine.shard_pages
     free = plan.chip.hbm - totals(plan, {"generate": measure(plan.programs["generate"])})["rollout"]
     pages = min(engine.shard_pages - 1 + int(free // page), engine.shard_slots * engine.per_slot)
     while pages >= engine.per_slot and not fits("generate", "rollout", "pages", pages * shards):
@@ -232,10 +222,10 @@ def run(settings: config.Config, topology: str, cache: Path | None, searching: b
     plan = build(settings, devices(topology))
     mesh = plan.trainer.policy.mesh
     measured: dict[str, dict[str, Any]] = {}
-    for name in (bar := tqdm(plan.programs, desc="compile", unit="program")):
+    for name, program in (bar := tqdm(plan.programs.items(), desc="compile", unit="program")):
         bar.set_postfix_str(name)
-        pool = plan.parts["KV pool"] if name.split()[0] in ("insert", "generate") else 0.0
-        measured[name] = measure(plan.programs[name], topology, cache) | {"kv_bytes": pool}
+        pool = plan.parts["KV pool"] if name.startswith(("insert", "generate")) else 0.0
+        measured[name] = measure(program, topology, cache) | {"kv_bytes": pool}
     phases, estimate = totals(plan, measured), roofline(plan)
     report = {
         "config": settings.name,
@@ -285,24 +275,19 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"  {line}" for line in report["suggestions"])])
 
 
-def parse(arguments: list[str]) -> tuple[config.Config, Any]:
+def command() -> None:
     parser = cli.parser("jzero.plan", __doc__)
     parser.add_argument("--topology", required=True, help="devices to compile for, as above")
     parser.add_argument("--model", help=f"instead of the recipe's: {', '.join(id.split('/')[1] for id in known.KNOWN)}")
     parser.add_argument("--search", action="store_true", help="find the largest train.tokens and rollout.pages")
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
     parser.add_argument("--no-cache", action="store_true", help="compile again what ~/.cache/jzero/plan remembers")
-    given, rest = parser.parse_known_args(arguments)
-    settings = main.parse(["jzero.plan", *rest])
-    if given.model:
-        settings.model.path = known.named(given.model)
-    return settings, given
-
-
-def command() -> None:
     jax.config.update("jax_platforms", "cpu")
     with cli.mistakes():
-        settings, given = parse(sys.argv[1:])
+        given, rest = parser.parse_known_args()
+        settings = main.parse(["jzero.plan", *rest])
+        if given.model:
+            settings.model.path = known.named(given.model)
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jzero" / "plan"
         report = run(settings, given.topology, None if given.no_cache else home, given.search)
         if given.json:
