@@ -8,6 +8,7 @@ import json
 import os
 import re
 import time
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +90,12 @@ def cuda(family: str, count: int) -> list[Any]:
     return list(slice.devices)
 
 
+def device_bytes(tree: Any) -> float:
+    """Of abstract arrays; what is not one takes nothing."""
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.ShapeDtypeStruct)]
+    return float(sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays))
+
+
 def measure(program: tuple[Any, tuple], topology: str, cache: Path | None) -> dict[str, Any]:
     """Compile, or remember: seconds and bytes of HBM. JAX's own cache cannot be read without a device."""
     lowered = program[0].lower(*program[1])
@@ -108,11 +115,12 @@ def measure(program: tuple[Any, tuple], topology: str, cache: Path | None) -> di
             "peak_bytes": memory.peak_memory_in_bytes,
         }
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        sizes = re.findall(r"(?:[Uu]sed |\()([\d.]+)([KMG])", str(error))
+        if "RESOURCE_EXHAUSTED" not in str(error) or not sizes:
             raise
-        sizes = re.findall(r"(?:[Uu]sed |\()([\d.]+)([KMG])", str(error)) or [("0", "G")]
-        needed = max(float(size) * 1024 ** "_KMG".index(unit) for size, unit in sizes)
-        found = {"argument_bytes": 0, "temp_bytes": needed, "peak_bytes": needed, "error": str(error).split("\n")[0]}
+        needed, given = max(float(size) * 1024 ** "_KMG".index(unit) for size, unit in sizes), device_bytes(program[1])
+        found = {"argument_bytes": given, "temp_bytes": needed - given, "peak_bytes": needed}
+        found["error"] = str(error).split("\n")[0]
     found["compile_s"] = round(time.perf_counter() - start, 2)
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)

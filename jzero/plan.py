@@ -13,7 +13,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +20,17 @@ import jax
 from tqdm import tqdm
 
 from jzero import algorithms, cli, config, evaluate, learn, main, metrics, sharding, tokenizer
-from jzero.aot import CHIPS, GIB, Chip, devices, measure
+from jzero.aot import CHIPS, GIB, Chip, device_bytes, devices, measure
 from jzero.model import known, qwen
 from jzero.rollout import sample
 from jzero.rollout.engine import Engine
 
 STATE = ("weights", "optimizer", "reference", "critic weights", "critic optimizer")  # always there
-PHASES = {  # phase: what else is there
-    "publish": (),
-    "rollout": ("decoder weights", "KV pool", "prefixes"),
-    "score": ("batches",),
-    "update": ("batches",),
-}
-PROGRAMS = {  # program: its phase, and the parts that are its arguments
-    "publish": ("publish", ("weights",)),
-    "prefill": ("rollout", ("decoder weights",)),
-    "insert": ("rollout", ("KV pool", "prefixes")),
-    "generate": ("rollout", ("decoder weights", "KV pool")),
-    "score": ("score", ("weights",)),
-    "update": ("update", ("weights", "optimizer")),
-    "critic-score": ("score", ("critic weights",)),
-    "critic-update": ("update", ("critic weights", "critic optimizer")),
+PHASES = {  # phase: its programs, and what else is there
+    "publish": (("publish",), ()),
+    "rollout": (("prefill", "insert", "generate"), ("decoder weights", "KV pool", "prefixes")),
+    "score": (("score", "critic-score"), ("batches",)),
+    "update": (("update", "critic-update"), ("batches",)),
 }
 
 
@@ -107,10 +96,6 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
     return Plan(settings, model, trainer, engine, hosts, programs | learned, parts, old + reference + needed)
 
 
-def device_bytes(tree: Any) -> float:
-    return float(sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)))
-
-
 def kv_bytes(engine: Engine) -> float:
     """Of one token, on a device."""
     state = engine.abstract_state()
@@ -118,12 +103,12 @@ def kv_bytes(engine: Engine) -> float:
 
 
 def totals(plan: Plan, measured: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Bytes on a device at the peak of every phase: what its programs use, and what stays beside them."""
-    phases: dict[str, float] = {}
-    for name, found in measured.items():
-        phase, own = PROGRAMS[name.split()[0]]
-        beside = [plan.parts.get(part, 0) for part in (*STATE, *PHASES[phase]) if part not in own]
-        phases[phase] = max(phases.get(phase, 0), found["peak_bytes"] + sum(beside))
+    """Bytes on a device at the peak of every phase: what is there, and what its programs add to their arguments."""
+    taken = {name: found["peak_bytes"] - found["argument_bytes"] for name, found in measured.items()}
+    phases = {}
+    for phase, (programs, also) in PHASES.items():
+        if mine := [size for name, size in taken.items() if name.split()[0] in programs]:
+            phases[phase] = max(mine) + sum(plan.parts.get(part, 0) for part in (*STATE, *also))
     return phases
 
 

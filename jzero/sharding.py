@@ -69,13 +69,6 @@ def param_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
     return jax.tree.map(place, qwen.logical_axes(config), qwen.abstract(config), is_leaf=is_axes)
 
 
-def like_params(tree, params, shardings, mesh: Mesh):
-    """Shardings for a tree that holds copies of the params (Optax moments): a copy lies where they do, and what else
-    there is (counts) is replicated."""
-    copy = lambda x: jax.tree.structure(x) == jax.tree.structure(params)
-    return jax.tree.map(lambda x: shardings if copy(x) else NamedSharding(mesh, P()), tree, is_leaf=copy)
-
-
 def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
     """Of the decoder's weights: q, k and v are [L, E, H*D], as numbers of heads that do not fill TPU's tiles of 8 would
     have all of them laid out anew in every call."""

@@ -117,8 +117,8 @@ class Learner:
         params = qwen.abstract(self.model)
         moments = jax.eval_shape(self.optimizer.init, params)
         state = State(params, moments, jax.ShapeDtypeStruct((), jnp.int32))
-        copies = sharding.like_params(moments, params, self.shardings, self.mesh)
-        places = State(self.shardings, copies, NamedSharding(self.mesh, P()))
+        whole, copy = NamedSharding(self.mesh, P()), lambda x: jax.tree.structure(x) == jax.tree.structure(params)
+        places = jax.tree.map(lambda x: self.shardings if copy(x) else whole, state, is_leaf=copy)  # of the params
         return jax.tree.map(lambda x, place: x.update(sharding=place), state, places)
 
     def state_shardings(self) -> State:
