@@ -51,9 +51,8 @@ class Packed:
 
 def layouts(max_prompt: int, slot: int, buckets: int, row_slots: int) -> list[Layout]:
     """Slot lengths slot, slot/2, ..., longest first. row_slots = 0: no shared prefix, the slot holds the prompt too."""
-    if row_slots == 0:
-        return [Layout(0, 1, (max_prompt + slot) >> b) for b in range(buckets)]
-    return [Layout(max_prompt, row_slots, slot >> b) for b in range(buckets)]
+    prefix, slots, longest = (max_prompt, row_slots, slot) if row_slots else (0, 1, max_prompt + slot)
+    return [Layout(prefix, slots, longest >> b) for b in range(buckets)]
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
@@ -126,8 +125,7 @@ def pack(
 
 
 def write(flat: dict[str, np.ndarray], row: int, column: int, segment: int, item: Item, first: int, last: int) -> int:
-    """An item's tokens first..last as inputs, and what follows each as its target, from `column` on; returns how many
-    inputs."""
+    """An item's tokens first..last as inputs, with what follows each as its target, from `column` on; how many."""
     at = (row, slice(column, column + last - first))
     flat["tokens"][at] = item.tokens[first:last]
     flat["segments"][at] = segment

@@ -53,7 +53,7 @@ class Checkpoints:
             self._manager.wait_until_finished()
 
     def restore(self, step: int, state_like: types.State) -> tuple[types.State, dict[str, Any]]:
-        """The state bit for bit, with the shapes, dtypes and shardings of `state_like`'s leaves (arrays or like)."""
+        """The state bit for bit, with the shapes, dtypes and shardings of `state_like`'s leaves (arrays or structs)."""
         like = _items(state_like)
         host = self._read(step, host=ocp.args.JsonRestore())["host"]
         written, wanted = host["leaves"], _leaves(like)

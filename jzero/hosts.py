@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import jax
 import numpy as np
-from jax._src.distributed import global_state  # its client: JAX publishes no key-value store
+from jax._src import distributed  # the client: JAX publishes no key-value store
 from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
@@ -26,7 +26,8 @@ from jzero import metrics
 
 PATIENCE = 24  # seconds without a sign of life after which a host is lost
 POLL = 1.0  # seconds between looks at whether another host was told to stop
-STOP, BEAT = "jzero/stop", "jzero/beat"  # folders of keys in the coordinator's store
+PEERS: Any = distributed.global_state  # its client is the coordinator's store of keys and values
+STOP, BEAT = "jzero/stop", "jzero/beat"  # folders of keys in that store
 
 
 def join(coordinator: str | None, count: int | None, index: int | None) -> None:
@@ -47,7 +48,7 @@ def join(coordinator: str | None, count: int | None, index: int | None) -> None:
 
 def joined() -> bool:
     """Whether there are other processes. Touches no device."""
-    return (global_state.num_processes or 1) > 1
+    return (PEERS.num_processes or 1) > 1
 
 
 def first() -> bool:
@@ -151,7 +152,7 @@ class Stop:
         self.reason = signal.Signals(number).name
         if joined():
             self.reason += f" on host {jax.process_index()}"
-            global_state.client.key_value_set(f"{STOP}/{jax.process_index()}", self.reason, allow_overwrite=True)
+            PEERS.client.key_value_set(f"{STOP}/{jax.process_index()}", self.reason, allow_overwrite=True)
         for each in self.before:
             signal.signal(each, signal.default_int_handler)
         print(f"{self.reason}: saving a checkpoint; again to stop at once", file=sys.stderr, flush=True)
@@ -163,7 +164,7 @@ class Stop:
             raise Interrupted(self.reason)
         if joined() and time.monotonic() - self.looked > POLL:
             self.looked = time.monotonic()
-            for _, reason in global_state.client.key_value_dir_get(STOP):
+            for _, reason in PEERS.client.key_value_dir_get(STOP):
                 raise Interrupted(reason)
 
     def together(self) -> None:
@@ -177,13 +178,13 @@ class Stop:
 def watch() -> None:
     """Ends this process, with a line that says why, once another shows no sign of life for PATIENCE: a program that
     waits for its devices would never return. (Where process 0 is lost JAX does, at once.)"""
-    me, count, seen = global_state.process_id, global_state.num_processes, {}
+    me, count, seen = PEERS.process_id, PEERS.num_processes, {}
     running = threading.main_thread().is_alive  # at the end of a run hosts leave one by one
     while running():
         now = time.monotonic()
         try:
-            global_state.client.key_value_set(f"{BEAT}/{me}", str(now), allow_overwrite=True)
-            beats = global_state.client.key_value_dir_get(BEAT)
+            PEERS.client.key_value_set(f"{BEAT}/{me}", str(now), allow_overwrite=True)
+            beats = PEERS.client.key_value_dir_get(BEAT)
         except Exception:
             return  # no store: this run is over, or JAX is about to end it
         for key, beat in beats:

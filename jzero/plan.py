@@ -38,8 +38,6 @@ PHASES = {  # phase: its programs, and what else is there
 class Plan:
     """A run on its devices, before anything is compiled."""
 
-    config: config.Config
-    model: qwen.QwenConfig
     trainer: learn.Trainer
     engine: Engine  # of one host
     hosts: int
@@ -93,7 +91,7 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
         learned |= {f"critic-{k}": v for k, v in trainer.critic.programs(batches, trainer.layouts).items()}
         state = trainer.critic.abstract_state()
         parts |= {"critic weights": device_bytes(state.params), "critic optimizer": device_bytes(state.opt_state)}
-    return Plan(settings, model, trainer, engine, hosts, programs | learned, parts, old + reference + needed)
+    return Plan(trainer, engine, hosts, programs | learned, parts, old + reference + needed)
 
 
 def kv_bytes(engine: Engine) -> float:
@@ -115,7 +113,8 @@ def totals(plan: Plan, measured: dict[str, dict[str, Any]]) -> dict[str, float]:
 def roofline(plan: Plan) -> dict[str, dict[str, float]]:
     """FLOPs and HBM bytes of a device, and the seconds that the larger takes at its peak, for a step whose responses
     are all as long as they may be. By hand: XLA counts the body of a loop once. Interconnect is not counted."""
-    model, rollout, train, mesh = plan.model, plan.config.rollout, plan.config.train, plan.trainer.policy.mesh
+    settings, model, mesh = plan.trainer.config, plan.engine.config, plan.trainer.policy.mesh
+    rollout, train = settings.rollout, settings.train
     prompt, new, count = rollout.max_prompt, rollout.max_new, rollout.prompts * rollout.group
     embedding = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size  # a table, then
     matmul = 2 * (qwen.num_params(model) - embedding)  # FLOPs of a token
@@ -123,7 +122,7 @@ def roofline(plan: Plan) -> dict[str, dict[str, float]]:
     copies = rollout.prompts if train.row_slots else count  # of prompts in the batch
     answers = count * new * (matmul + pair * (prompt + new / 2))
     forward = answers + copies * prompt * (matmul + pair * prompt / 2)
-    passes = (4 if plan.config.model.remat == "full" else 3) * train.epochs  # backward is twice forward
+    passes = (4 if settings.model.remat == "full" else 3) * train.epochs  # backward is twice forward
     models = 2 if plan.trainer.critic else 1
     weights, state = plan.parts["decoder weights"], plan.parts["weights"] + plan.parts["optimizer"]
     steps = new * -(-count // (plan.engine.max_concurrent_decodes * plan.hosts))
@@ -143,7 +142,7 @@ def roofline(plan: Plan) -> dict[str, dict[str, float]]:
 
 def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, Any]]) -> list[str]:
     """What to change where a phase does not fit, with the bytes of a device that it saves where they are known."""
-    settings, parts, engine, mesh = plan.config, plan.parts, plan.engine, plan.trainer.policy.mesh
+    settings, parts, engine, mesh = plan.trainer.config, plan.parts, plan.engine, plan.trainer.policy.mesh
     over = {name: total - plan.chip.hbm for name, total in phases.items() if total > plan.chip.hbm}
     shards, tensor, out = engine.shards * plan.hosts, 2 * mesh.shape["tensor"], []
     add = lambda change, saved: out.append(f"--config.{change}: saves {saved / GIB:.2f} GiB")
@@ -153,13 +152,13 @@ def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, 
             add(f"rollout.pages={pages * shards}", (1 - (pages + 1) / engine.shard_pages) * parts["KV pool"])
         if engine.shard_slots > 1 and not settings.rollout.pages:
             add(f"rollout.slots={settings.rollout.slots // 2}", parts["KV pool"] / 2)
-    divides = not (plan.model.num_key_value_heads % tensor or mesh.size // plan.hosts % tensor)
+    divides = not (plan.engine.config.num_key_value_heads % tensor or mesh.size // plan.hosts % tensor)
     if divides and over.keys() & {"rollout", "publish"}:
         add(f"mesh.tensor={tensor}", parts["decoder weights"] / 2)
     if over.keys() & {"score", "update"}:
         if settings.model.remat != "full":
             out.append("--config.model.remat=full: the backward pass keeps the inputs of layers alone")
-        least = max(layout.tokens for layout in plan.trainer.layouts) * mesh.shape["data"] * mesh.shape["fsdp"]
+        least = plan.trainer.layouts[0].tokens * mesh.shape["data"] * mesh.shape["fsdp"]  # the longest is first
         if fewer := settings.train.tokens // least // 2 * least:
             activations = max(0.0, measured["update"]["temp_bytes"] - 2 * parts["weights"])
             add(f"train.tokens={fewer}", (1 - fewer / settings.train.tokens) * activations)
@@ -178,16 +177,16 @@ def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, 
 
 def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, int]:
     """The largest train.tokens and rollout.pages that fit. Of pages one guess, as memory is linear in them."""
-    mesh, engine = plan.trainer.policy.mesh, plan.engine
+    settings, mesh, engine = plan.trainer.config, plan.trainer.policy.mesh, plan.engine
 
     def fits(program: str, section: str, field: str, value: int) -> bool:
-        changed = replace(getattr(plan.config, section), **{field: value})
-        other = build(replace(plan.config, **{section: changed}), list(mesh.devices.flat))
+        changed = replace(getattr(settings, section), **{field: value})
+        other = build(replace(settings, **{section: changed}), list(mesh.devices.flat))
         total = max(totals(other, {program: measure(other.programs[program])}).values())
         tqdm.write(f"search: {section}.{field}={value}: {program} {total / GIB:.2f} GiB")
         return total <= plan.chip.hbm
 
-    unit = max(layout.tokens for layout in plan.trainer.layouts) * mesh.shape["data"] * mesh.shape["fsdp"]
+    unit = plan.trainer.layouts[0].tokens * mesh.shape["data"] * mesh.shape["fsdp"]
     most = plan.trainer.microbatches[0] * plan.trainer.rows[0] * plan.trainer.layouts[0].tokens // unit  # a whole step
     tqdm.write("search: every try of train.tokens compiles the update, which takes minutes")
     tokens = unit * bisect_left(range(1, most + 1), True, key=lambda n: not fits("update", "train", "tokens", n * unit))

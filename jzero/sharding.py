@@ -47,8 +47,7 @@ def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
     """The devices of one host (default: this one); tensor as in training, the rest are slots."""
     process = jax.process_index() if process is None else process
     local = [device for device in train.devices.flat if device.process_index == process]
-    tensor = train.shape["tensor"]
-    return mesh(local, {"slots": len(local) // tensor, "tensor": tensor})
+    return mesh(local, {"slots": -1, "tensor": train.shape["tensor"]})
 
 
 def mesh(devices: Sequence, sizes: dict[str, int]) -> Mesh:
@@ -100,8 +99,6 @@ def gather_program(config: qwen.QwenConfig, train: Mesh, dtype):
 def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype):
     """A function from training params to the decoder's: that program, then this host's own shards of what it makes."""
     gather, local = gather_program(config, train, dtype), decoder_shardings(config, decode)
-
-    def view(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-        return jax.make_array_from_single_device_arrays(x.shape, sharding, [s.data for s in x.addressable_shards])
-
+    make = jax.make_array_from_single_device_arrays
+    view = lambda x, place: make(x.shape, place, [shard.data for shard in x.addressable_shards])
     return lambda params: jax.tree.map(view, gather(params), local)

@@ -29,19 +29,12 @@ NAMES: dict[str, tuple[str, int | None]] = {
     "norm": ("model.norm.weight", None),
     "lm_head": ("lm_head.weight", 1),
     "layers.attn_norm": ("model.layers.{}.input_layernorm.weight", None),
-    "layers.q": ("model.layers.{}.self_attn.q_proj.weight", 1),
-    "layers.k": ("model.layers.{}.self_attn.k_proj.weight", 1),
-    "layers.v": ("model.layers.{}.self_attn.v_proj.weight", 1),
+    **{f"layers.{x}": (f"model.layers.{{}}.self_attn.{x}_proj.weight", 1) for x in "qkv"},
+    **{f"layers.{x}_bias": (f"model.layers.{{}}.self_attn.{x}_proj.bias", 0) for x in "qkv"},
+    **{f"layers.{x}_norm": (f"model.layers.{{}}.self_attn.{x}_norm.weight", None) for x in "qk"},
     "layers.o": ("model.layers.{}.self_attn.o_proj.weight", 2),
-    "layers.q_bias": ("model.layers.{}.self_attn.q_proj.bias", 0),
-    "layers.k_bias": ("model.layers.{}.self_attn.k_proj.bias", 0),
-    "layers.v_bias": ("model.layers.{}.self_attn.v_proj.bias", 0),
-    "layers.q_norm": ("model.layers.{}.self_attn.q_norm.weight", None),
-    "layers.k_norm": ("model.layers.{}.self_attn.k_norm.weight", None),
     "layers.mlp_norm": ("model.layers.{}.post_attention_layernorm.weight", None),
-    "layers.gate": ("model.layers.{}.mlp.gate_proj.weight", 1),
-    "layers.up": ("model.layers.{}.mlp.up_proj.weight", 1),
-    "layers.down": ("model.layers.{}.mlp.down_proj.weight", 1),
+    **{f"layers.{x}": (f"model.layers.{{}}.mlp.{x}_proj.weight", 1) for x in ("gate", "up", "down")},
 }
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 SHARD = 5 * 10**9  # bytes of a file at most, but for a single tensor

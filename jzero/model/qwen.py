@@ -53,12 +53,11 @@ class QwenConfig:
         for reason, refused in refusals.items():
             if refused:
                 raise ValueError(f"config.json is not implemented here: {reason}")
-        derived = {
+        values = hf | {
             "head_dim": hf.get("head_dim") or hf.get("hidden_size", 0) // hf.get("num_attention_heads", 1),
             "rope_theta": rope.get("rope_theta") or hf.get("rope_theta", 10000.0),
             "tie_word_embeddings": hf.get("tie_word_embeddings", False),
         }
-        values = hf | derived
         names = [name for name in cls.__dataclass_fields__ if name != "value_head"]
         if missing := [name for name in names if name not in values]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
@@ -101,12 +100,12 @@ class Layer(nnx.Module):
         self.gate = param(rngs, normal, (E, F), ("embed", "mlp"))
         self.up = param(rngs, normal, (E, F), ("embed", "mlp"))
         self.down = param(rngs, normal, (F, E), ("mlp", "embed"))
-        self.biased, self.normed = config.model_type == "qwen2", config.model_type == "qwen3"
+        self.biased = config.model_type == "qwen2"
         if self.biased:
             self.q_bias = param(rngs, zeros, (H, D), ("heads", "head_dim"))
             self.k_bias = param(rngs, zeros, (K, D), ("kv_heads", "head_dim"))
             self.v_bias = param(rngs, zeros, (K, D), ("kv_heads", "head_dim"))
-        if self.normed:
+        else:
             self.q_norm = param(rngs, ones, (D,), ("norm",))
             self.k_norm = param(rngs, ones, (D,), ("norm",))
 
@@ -117,7 +116,7 @@ class Layer(nnx.Module):
         q, k, v = (project(h, weight[...], self.head_dim) for weight in (self.q, self.k, self.v))
         if self.biased:
             q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
-        if self.normed:
+        else:
             q, k = rms_norm(q, self.q_norm[...], self.eps), rms_norm(k, self.k_norm[...], self.eps)
         shaped = lambda x: x.reshape(*rope[0].shape[:2], *x.shape[1:])  # [B*T,H,D] -> [B,T,H,D]
         out, carry = attend(rotate(shaped(q), rope), rotate(shaped(k), rope), shaped(v), layer, carry)
@@ -213,10 +212,8 @@ REMAT: dict[str, Callable] = {  # what the backward pass of a layer recomputes
 def forward(
     config: QwenConfig, params: Params, tokens, positions, attend: Attend, carry: Any = None, *, dtype, remat="none"
 ) -> tuple[jax.Array, Any]:
-    """tokens, positions i32[B,T] -> hidden [B,T,E] after the final norm, and `carry` as `attend` left it.
-
-    attend(q [B,T,H,D], k [B,T,K,D], v [B,T,K,D], layer i32[], carry) -> (out [B,T,H,D], carry): q and k are rotated,
-    q is not scaled. Any pytree may be the carry (KV pages)."""
+    """tokens, positions i32[B,T] -> hidden [B,T,E] after the final norm, and `carry` (any pytree: KV pages) as `attend`
+    left it. Its q and k are rotated, its q is not scaled."""
     rope = rope_angles(config, positions)
 
     def layer(state, xs):
