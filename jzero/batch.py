@@ -78,9 +78,9 @@ def plan(groups: Sequence[Sequence[Item]], layouts: Sequence[Layout]) -> list[li
     rows: list[list[list[list[int]]]] = [[] for _ in layouts]
     if layouts[0].prefix == 0:
         inputs = [len(item.tokens) - 1 for group in groups for item in group]
+        shortest = [max((b for b, layout in enumerate(layouts) if n <= layout.slot), default=0) for n in inputs]
         for b, layout in enumerate(layouts):
-            shorter = layouts[b + 1].slot if b + 1 < len(layouts) else 0
-            mine = [n for n, length in enumerate(inputs) if length > shorter and (length <= layout.slot or b == 0)]
+            mine = [n for n, its in enumerate(shortest) if its == b]
             rows[b] = [[[mine[n] for n in bin]] for bin in best_fit([inputs[n] for n in mine], layout.slot)]
         return rows
     first = 0

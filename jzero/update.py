@@ -118,7 +118,7 @@ class Learner:
         moments = jax.eval_shape(self.optimizer.init, params)
         state = State(params, moments, jax.ShapeDtypeStruct((), jnp.int32))
         whole, copy = NamedSharding(self.mesh, P()), lambda x: jax.tree.structure(x) == jax.tree.structure(params)
-        places = jax.tree.map(lambda x: self.shardings if copy(x) else whole, state, is_leaf=copy)  # of the params
+        places = jax.tree.map(lambda x: self.shardings if copy(x) else whole, state, is_leaf=copy)  # moments, too
         return jax.tree.map(lambda x, place: x.update(sharding=place), state, places)
 
     def state_shardings(self) -> State:

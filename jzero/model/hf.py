@@ -196,7 +196,7 @@ def write_weights(path: Path, config: QwenConfig, params: Params, dtype: str, ma
     fetch = lru_cache(1)(lambda leaf: hosts.fetch(values[leaf]).astype(kind))  # tensors of a leaf are consecutive
     for file, names in files.filename_to_tensors.items():
         block = {}
-        for leaf, tensor in map(every.__getitem__, names):  # on every host: they fetch together
+        for leaf, tensor in (every[name] for name in names):  # on every host: they fetch together
             host = fetch(leaf)
             block[tensor.name] = tensor.theirs(host if tensor.layer is None else host[tensor.layer])
         if hosts.first():

@@ -50,9 +50,8 @@ class QwenConfig:
             "attention_bias=true on qwen3": model_type == "qwen3" and hf.get("attention_bias"),
             "quantization_config: load the unquantized checkpoint": hf.get("quantization_config"),
         }
-        for reason, refused in refusals.items():
-            if refused:
-                raise ValueError(f"config.json is not implemented here: {reason}")
+        if reasons := [reason for reason, refused in refusals.items() if refused]:
+            raise ValueError(f"config.json is not implemented here: {'; '.join(reasons)}")
         values = hf | {
             "head_dim": hf.get("head_dim") or hf.get("hidden_size", 0) // hf.get("num_attention_heads", 1),
             "rope_theta": rope.get("rope_theta") or hf.get("rope_theta", 10000.0),
