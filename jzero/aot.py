@@ -8,6 +8,7 @@ import json
 import os
 import re
 import time
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,13 +59,12 @@ def devices(topology: str) -> list[Any]:
         )
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError("compiling for TPUs needs libtpu: pip install 'jzero[tpu]'")
-    for name, value in {
+    os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process that compiles holds libtpu's lock
-    }.items():
-        os.environ.setdefault(name, value)
+    } | os.environ
     bounds = {"chips_per_host_bounds": ONE_HOST[shape]} if shape in ONE_HOST else {}
     try:
         return list(topologies.get_topology_desc(topology, "tpu", **bounds).devices)
@@ -74,7 +74,7 @@ def devices(topology: str) -> list[Any]:
 
 def cuda(family: str, count: int) -> list[Any]:
     """GPUs of one host, as XLA describes them."""
-    if importlib.util.find_spec("jax_plugins") is None or importlib.util.find_spec("jax_plugins.xla_cuda12") is None:
+    if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise ValueError(f"compiling for {family} needs CUDA's compiler: pip install 'jzero[cuda12]'")
     kind, cores, units, block, core, cache, clock, capability = GPUS[family]
     description = f"""gpu_device_info {{
@@ -86,8 +86,14 @@ def cuda(family: str, count: int) -> list[Any]:
       memory_bandwidth: {int(CHIPS[kind].bandwidth)} device_memory_size: {int(CHIPS[kind].hbm)}
       cuda_compute_capability {{ major: {capability} }} }}
       platform_name: "CUDA" device_description_str: "{kind}" """
-    shape = {"target_config": description, "topology": f"1x1x{count}"}
-    return list(topologies.get_topology_desc("", "cuda", **shape).devices)
+    slice = topologies.get_topology_desc("", "cuda", target_config=description, topology=f"1x1x{count}")
+    return list(slice.devices)
+
+
+def device_bytes(tree: Any) -> float:
+    """Of abstract arrays; what is not one takes nothing."""
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.ShapeDtypeStruct)]
+    return float(sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays))
 
 
 def measure(program: tuple[Any, tuple], topology: str, cache: Path | None) -> dict[str, Any]:
@@ -109,12 +115,12 @@ def measure(program: tuple[Any, tuple], topology: str, cache: Path | None) -> di
             "peak_bytes": memory.peak_memory_in_bytes,
         }
     except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
+        sizes = re.findall(r"(?:[Uu]sed |\()([\d.]+)([KMG])", str(error))
+        if "RESOURCE_EXHAUSTED" not in str(error) or not sizes:
             raise
-        units = {"K": 2**10, "M": 2**20, "G": 2**30}
-        sizes = re.findall(r"(?:[Uu]sed |\()([\d.]+)([KMG])", str(error)) or [("0", "G")]
-        needed = max(float(size) * units[unit] for size, unit in sizes)
-        found = {"argument_bytes": 0, "temp_bytes": needed, "peak_bytes": needed, "error": str(error).split("\n")[0]}
+        needed, given = max(float(size) * 1024 ** "_KMG".index(unit) for size, unit in sizes), device_bytes(program[1])
+        found = {"argument_bytes": given, "temp_bytes": needed - given, "peak_bytes": needed}
+        found["error"] = str(error).split("\n")[0]
     found["compile_s"] = round(time.perf_counter() - start, 2)
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)

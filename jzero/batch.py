@@ -51,51 +51,47 @@ class Packed:
 
 def layouts(max_prompt: int, slot: int, buckets: int, row_slots: int) -> list[Layout]:
     """Slot lengths slot, slot/2, ..., longest first. row_slots = 0: no shared prefix, the slot holds the prompt too."""
-    if row_slots == 0:
-        return [Layout(0, 1, (max_prompt + slot) >> b) for b in range(buckets)]
-    return [Layout(max_prompt, row_slots, slot >> b) for b in range(buckets)]
+    prefix, slots, longest = (max_prompt, row_slots, slot) if row_slots else (0, 1, max_prompt + slot)
+    return [Layout(prefix, slots, longest >> b) for b in range(buckets)]
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Best-fit decreasing: indices of `lengths` in bins of `capacity`."""
     bins: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (room left, bin), sorted
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[index]
         if length > capacity:
             raise ValueError(f"a sequence of {length} tokens does not fit a slot of {capacity}; raise train.slot")
         at = bisect_left(room, (length, -1))
-        if at == len(room):
-            bins.append([index])
-            insort(room, (capacity - length, len(bins) - 1))
-        else:
-            left, bin = room.pop(at)
-            bins[bin].append(index)
-            insort(room, (left - length, bin))
+        left, bin = room.pop(at) if at < len(room) else (capacity, len(bins))
+        if bin == len(bins):
+            bins.append([])
+        bins[bin].append(index)
+        insort(room, (left - length, bin))
     return bins
 
 
-def plan(groups: Sequence[Sequence[Item]], layouts: Sequence[Layout]) -> list[list[list[list[tuple[int, int]]]]]:
-    """Rows of each layout; a row is a list of slots, a slot a list of (group, index). Every group (or, without a
-    prefix, every sequence) goes to the layout that pads it least."""
-    rows: list[list[list[list[tuple[int, int]]]]] = [[] for _ in layouts]
+def plan(groups: Sequence[Sequence[Item]], layouts: Sequence[Layout]) -> list[list[list[list[int]]]]:
+    """Rows of each layout; a row is a list of slots, a slot a list of items, counted over all groups. Every group (or,
+    without a prefix, every sequence) goes to the layout that pads it least."""
+    rows: list[list[list[list[int]]]] = [[] for _ in layouts]
     if layouts[0].prefix == 0:
-        everything = [(g, i) for g, group in enumerate(groups) for i in range(len(group))]
-        inputs = [len(groups[g][i].tokens) - 1 for g, i in everything]
+        inputs = [len(item.tokens) - 1 for group in groups for item in group]
+        shortest = [max((b for b, layout in enumerate(layouts) if n <= layout.slot), default=0) for n in inputs]
         for b, layout in enumerate(layouts):
-            shorter = layouts[b + 1].slot if b + 1 < len(layouts) else 0
-            mine = [n for n, length in enumerate(inputs) if length > shorter and (length <= layout.slot or b == 0)]
-            bins = best_fit([inputs[n] for n in mine], layout.slot)
-            rows[b] = [[[everything[mine[n]] for n in bin]] for bin in bins]
+            mine = [n for n, its in enumerate(shortest) if its == b]
+            rows[b] = [[[mine[n] for n in bin]] for bin in best_fit([inputs[n] for n in mine], layout.slot)]
         return rows
-    for g, group in enumerate(groups):
+    first = 0
+    for group in groups:
         lengths = [len(item.tokens) - item.prompt for item in group]
         fits = [b for b, layout in enumerate(layouts) if max(lengths) <= layout.slot] or [0]
         packings = {b: best_fit(lengths, layouts[b].slot) for b in fits}
-        cost = lambda b: -(-len(packings[b]) // layouts[b].slots) * layouts[b].tokens  # noqa: B023
-        b = min(fits, key=cost)
-        slots = [[(g, i) for i in bin] for bin in packings[b]]
+        b = min(fits, key=lambda b: -(-len(packings[b]) // layouts[b].slots) * layouts[b].tokens)
+        slots = [[first + n for n in bin] for bin in packings[b]]
         rows[b] += [slots[n : n + layouts[b].slots] for n in range(0, len(slots), layouts[b].slots)]
+        first += len(group)
     return rows
 
 
@@ -104,6 +100,7 @@ def pack(
 ) -> list[Packed]:
     """Groups of items -> one Packed a layout, with `rows` B a microbatch and at least `microbatches` M (more only if
     the items need them, which recompiles)."""
+    items = [item for group in groups for item in group]
     out = []
     for layout, B, M, planned in zip(layouts, rows, microbatches, plan(groups, layouts), strict=True):
         count = -(-len(planned) // B)
@@ -111,43 +108,28 @@ def pack(
         flat = {name: np.zeros(shape, np.int32) for name in INTEGERS}
         flat |= {name: np.zeros(shape, np.float32) for name in ("weights", "sampler_logps")}
         where, real = [], 0
-        order = {}
-        for g, group in enumerate(groups):
-            for i in range(len(group)):
-                order[g, i] = len(order)
         for r, slots in enumerate(planned):
             if layout.prefix:
-                item = groups[slots[0][0][0]][slots[0][0][1]]
-                real += write_prefix(flat, r, item)
+                item = items[slots[0][0]]
+                real += write(flat, r, 0, 1, item, 0, item.prompt - 1)
             for s, members in enumerate(slots):
                 column = layout.prefix + s * layout.slot
-                for segment, (g, i) in enumerate(members, start=1):
-                    inputs = write(flat, r, column, segment, groups[g][i], shared=layout.prefix > 0)
-                    where.append((order[g, i], r, column, inputs))
+                for segment, n in enumerate(members, start=1):
+                    item, first = items[n], items[n].prompt - 1 if layout.prefix else 0
+                    inputs = write(flat, r, column, segment, item, first, len(item.tokens) - 1)
+                    where.append((n, r, column, inputs))
                     column, real = column + inputs, real + inputs
         batch = Batch(**{name: x.reshape(-1, B, layout.tokens) for name, x in flat.items()})
         out.append(Packed(layout, batch, count, real, where))
     return out
 
 
-def write_prefix(flat: dict[str, np.ndarray], row: int, item: Item) -> int:
-    n = item.prompt - 1
-    flat["tokens"][row, :n] = item.tokens[:n]
-    flat["segments"][row, :n] = 1
-    flat["positions"][row, :n] = np.arange(n)
-    return n
-
-
-def write(flat: dict[str, np.ndarray], row: int, column: int, segment: int, item: Item, shared: bool) -> int:
-    """One sequence's inputs and targets from `column` on; returns how many."""
-    first = item.prompt - 1 if shared else 0
-    inputs = len(item.tokens) - 1 - first
-    at = (row, slice(column, column + inputs))
-    target = slice(first + 1, None)
-    flat["tokens"][at] = item.tokens[first:-1]
-    flat["targets"][at] = item.tokens[target]
+def write(flat: dict[str, np.ndarray], row: int, column: int, segment: int, item: Item, first: int, last: int) -> int:
+    """An item's tokens first..last as inputs, with what follows each as its target, from `column` on; how many."""
+    at = (row, slice(column, column + last - first))
+    flat["tokens"][at] = item.tokens[first:last]
     flat["segments"][at] = segment
-    flat["positions"][at] = np.arange(first, first + inputs)
-    flat["weights"][at] = item.weights[target]
-    flat["sampler_logps"][at] = item.logps[target]
-    return inputs
+    flat["positions"][at] = np.arange(first, last)
+    for name, values in {"targets": item.tokens, "weights": item.weights, "sampler_logps": item.logps}.items():
+        flat[name][at] = values[first + 1 : last + 1]
+    return last - first

@@ -54,9 +54,9 @@ class Checkpoints:
 
     def restore(self, step: int, state_like: types.State) -> tuple[types.State, dict[str, Any]]:
         """The state bit for bit, with the shapes, dtypes and shardings of `state_like`'s leaves (arrays or structs)."""
-        structs = jax.tree.map(_struct, _items(state_like))
+        like = _items(state_like)
         host = self._read(step, host=ocp.args.JsonRestore())["host"]
-        written, wanted = host["leaves"], _leaves(structs)
+        written, wanted = host["leaves"], _leaves(like)
         for name in sorted(written.keys() | wanted.keys()):
             there, here = written.get(name, [])[:2] or None, wanted.get(name)
             if there != here:
@@ -64,8 +64,8 @@ class Checkpoints:
                     f"checkpoint {self.path / str(step)} holds {name} = {there}, this config wants {here}: resume with "
                     "the config it was saved with, or use another workdir"
                 )
-        items = self._read(step, **{name: ocp.args.StandardRestore(item) for name, item in structs.items()})
-        read = _summed({name: items[name] for name in structs})
+        items = self._read(step, **{name: ocp.args.StandardRestore(item) for name, item in like.items()})
+        read = _summed({name: items[name] for name in like})
         if wrong := [name for name in written if read[name] != written[name]]:
             raise ValueError(self._damaged(step, f"{wrong[0]} is not what was saved"))
         optimizer = items["optimizer"]
@@ -94,10 +94,6 @@ def _items(state: types.State) -> dict[str, Any]:
     if critic := state.critic:
         optimizer["critic"] = {"params": critic.params, "opt_state": critic.opt_state, "step": critic.step}
     return {"params": state.params, "optimizer": optimizer}
-
-
-def _struct(leaf: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
 
 
 def _leaves(items: dict[str, Any]) -> dict[str, list]:

@@ -110,9 +110,11 @@ def make_sampler(
 ) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
     """A sampler on the devices of a training mesh, or those beside it, and `publish`, which makes its weights of the
     trainer's. directory: of the model, or ""."""
-    apart, dtype = settings.mesh.decode, settings.model.dtype
-    beside = lambda: sharding.slots_mesh(sharding.split(apart)[1], mesh.shape["tensor"])
-    decode = beside() if apart else sharding.decode_mesh(mesh)
+    decode, dtype = sharding.decode_mesh(mesh), settings.model.dtype
+    if apart := settings.mesh.decode:
+        if apart % (tensor := mesh.shape["tensor"]):
+            raise ValueError(f"mesh.tensor={tensor} does not divide mesh.decode={apart}")
+        decode = sharding.mesh(sharding.split(apart)[1], {"slots": -1, "tensor": tensor})
     rollout, stops = host_share(settings.rollout, jax.process_count()), tokenizer.eos_ids(tok, directory)
     engine = Engine(architecture, rollout, decode, stops, dtype, settings.model.attention)
     return Sampler(engine, tok, pool, settings.task), sharding.publisher(architecture, mesh, decode, dtype)

@@ -26,7 +26,8 @@ from jzero import metrics
 
 PATIENCE = 24  # seconds without a sign of life after which a host is lost
 POLL = 1.0  # seconds between looks at whether another host was told to stop
-STOP, BEAT = "jzero/stop", "jzero/beat"  # folders of keys in the coordinator's store
+PEERS: Any = distributed.global_state  # its client is the coordinator's store of keys and values
+STOP, BEAT = "jzero/stop", "jzero/beat"  # folders of keys in that store
 
 
 def join(coordinator: str | None, count: int | None, index: int | None) -> None:
@@ -47,12 +48,7 @@ def join(coordinator: str | None, count: int | None, index: int | None) -> None:
 
 def joined() -> bool:
     """Whether there are other processes. Touches no device."""
-    return (distributed.global_state.num_processes or 1) > 1
-
-
-def store() -> Any:
-    """The coordinator's keys and values."""
-    return distributed.global_state.client
+    return (PEERS.num_processes or 1) > 1
 
 
 def first() -> bool:
@@ -75,8 +71,8 @@ def write(path: Path, text: str) -> None:
 
 def share(count: int) -> slice:
     """Which of `count` problems this host decodes: neighbours, as even as can be."""
-    bounds = [count * i // jax.process_count() for i in range(jax.process_count() + 1)]
-    return slice(bounds[jax.process_index()], bounds[jax.process_index() + 1])
+    index, processes = jax.process_index(), jax.process_count()
+    return slice(count * index // processes, count * (index + 1) // processes)
 
 
 # -- meeting: every host calls these in the same order -----------------------------------------------------------
@@ -144,9 +140,8 @@ class Stop:
         self.reason, self.looked = "", 0.0
 
     def __enter__(self) -> "Stop":
-        main = threading.current_thread() is threading.main_thread()
-        signals = (signal.SIGINT, signal.SIGTERM) if main else ()
-        self.before = {number: signal.signal(number, self._handle) for number in signals}
+        here = threading.current_thread() is threading.main_thread()  # Python takes no handlers elsewhere
+        self.before = {n: signal.signal(n, self._handle) for n in (signal.SIGINT, signal.SIGTERM) if here}
         return self
 
     def __exit__(self, *_) -> None:
@@ -157,7 +152,7 @@ class Stop:
         self.reason = signal.Signals(number).name
         if joined():
             self.reason += f" on host {jax.process_index()}"
-            store().key_value_set(f"{STOP}/{jax.process_index()}", self.reason, allow_overwrite=True)
+            PEERS.client.key_value_set(f"{STOP}/{jax.process_index()}", self.reason, allow_overwrite=True)
         for each in self.before:
             signal.signal(each, signal.default_int_handler)
         print(f"{self.reason}: saving a checkpoint; again to stop at once", file=sys.stderr, flush=True)
@@ -169,7 +164,7 @@ class Stop:
             raise Interrupted(self.reason)
         if joined() and time.monotonic() - self.looked > POLL:
             self.looked = time.monotonic()
-            for _, reason in store().key_value_dir_get(STOP):
+            for _, reason in PEERS.client.key_value_dir_get(STOP):
                 raise Interrupted(reason)
 
     def together(self) -> None:
@@ -183,13 +178,13 @@ class Stop:
 def watch() -> None:
     """Ends this process, with a line that says why, once another shows no sign of life for PATIENCE: a program that
     waits for its devices would never return. (Where process 0 is lost JAX does, at once.)"""
-    me, count, seen = distributed.global_state.process_id, distributed.global_state.num_processes, {}
+    me, count, seen = PEERS.process_id, PEERS.num_processes, {}
     running = threading.main_thread().is_alive  # at the end of a run hosts leave one by one
     while running():
         now = time.monotonic()
         try:
-            store().key_value_set(f"{BEAT}/{me}", str(now), allow_overwrite=True)
-            beats = store().key_value_dir_get(BEAT)
+            PEERS.client.key_value_set(f"{BEAT}/{me}", str(now), allow_overwrite=True)
+            beats = PEERS.client.key_value_dir_get(BEAT)
         except Exception:
             return  # no store: this run is over, or JAX is about to end it
         for key, beat in beats:
@@ -202,9 +197,6 @@ def watch() -> None:
 
 def lost(why: str) -> NoReturn:
     """At once: an orderly exit would wait for the others."""
-    print(
-        f"error: {why}. Start the same command on all hosts again: the run goes on from its last checkpoint",
-        file=sys.stderr,
-        flush=True,
-    )
+    again = "Start the same command on all hosts again: the run goes on from its last checkpoint"
+    print(f"error: {why}. {again}", file=sys.stderr, flush=True)
     os._exit(1)

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import jzero
 
@@ -59,8 +59,8 @@ class Writer:
     def __init__(self, workdir: str | os.PathLike | None, resume_step: int | None):
         from tensorboardX import SummaryWriter  # 1 s to import
 
+        self._files, self._tensorboard = [], None
         if workdir is None:
-            self._files, self._tensorboard = [], None
             return
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
@@ -72,20 +72,17 @@ class Writer:
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One line {"step": step, name: number, ...}. A value that is not finite stops the run."""
         numbers = {name: float(value) for name, value in values.items()}
-        bad = [f"{name}={number}" for name, number in numbers.items() if not math.isfinite(number)]
-        if bad:
+        if bad := [f"{name}={number}" for name, number in numbers.items() if not math.isfinite(number)]:
             raise ValueError(f"step {step}: not finite: {', '.join(bad)}")
+        _append(self._files[:1], step, [numbers])
         if self._tensorboard:
-            _append(self._files[0], {"step": step, **numbers})
             for name, number in numbers.items():
                 self._tensorboard.add_scalar(name, number, step)
             self._tensorboard.flush()
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """One line {"step": step, **row} a row; rows are plain JSON values."""
-        for file in self._files[1:]:
-            for row in rows:
-                _append(file, {"step": step, **row})
+        _append(self._files[1:], step, rows)
 
     def close(self) -> None:
         for each in (*self._files, self._tensorboard):
@@ -93,9 +90,11 @@ class Writer:
                 each.close()
 
 
-def _append(file, row: Mapping[str, Any]) -> None:
-    file.write(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n")
-    file.flush()
+def _append(files: Sequence[TextIO], step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+    for file in files:
+        lines = [json.dumps({"step": step, **row}, ensure_ascii=False, allow_nan=False) + "\n" for row in rows]
+        file.write("".join(lines))
+        file.flush()
 
 
 def _open_after(path: Path, last: int):

@@ -10,9 +10,9 @@ GPUs of one host, a100:8 h100:8 h200:8 (of jax-cuda12-plugin)."""
 import json
 import os
 import sys
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,27 +20,17 @@ import jax
 from tqdm import tqdm
 
 from jzero import algorithms, cli, config, evaluate, learn, main, metrics, sharding, tokenizer
-from jzero.aot import CHIPS, GIB, Chip, devices, measure
+from jzero.aot import CHIPS, GIB, Chip, device_bytes, devices, measure
 from jzero.model import known, qwen
 from jzero.rollout import sample
 from jzero.rollout.engine import Engine
 
 STATE = ("weights", "optimizer", "reference", "critic weights", "critic optimizer")  # always there
-PHASES = {  # phase: what else is there
-    "publish": (),
-    "rollout": ("decoder weights", "KV pool", "prefixes"),
-    "score": ("batches",),
-    "update": ("batches",),
-}
-PROGRAMS = {  # program: its phase, and the parts that are its arguments
-    "publish": ("publish", ("weights",)),
-    "prefill": ("rollout", ("decoder weights",)),
-    "insert": ("rollout", ("KV pool", "prefixes")),
-    "generate": ("rollout", ("decoder weights", "KV pool")),
-    "score": ("score", ("weights",)),
-    "update": ("update", ("weights", "optimizer")),
-    "critic-score": ("score", ("critic weights",)),
-    "critic-update": ("update", ("critic weights", "critic optimizer")),
+PHASES = {  # phase: its programs, and what else is there
+    "publish": (("publish",), ()),
+    "rollout": (("prefill", "insert", "generate"), ("decoder weights", "KV pool", "prefixes")),
+    "score": (("score", "critic-score"), ("batches",)),
+    "update": (("update", "critic-update"), ("batches",)),
 }
 
 
@@ -48,8 +38,6 @@ PROGRAMS = {  # program: its phase, and the parts that are its arguments
 class Plan:
     """A run on its devices, before anything is compiled."""
 
-    config: config.Config
-    model: qwen.QwenConfig
     trainer: learn.Trainer
     engine: Engine  # of one host
     hosts: int
@@ -94,7 +82,7 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
         "optimizer": device_bytes(state.opt_state),
         "decoder weights": device_bytes(weights),
         "KV pool": device_bytes(engine.abstract_state()),
-        "prefixes": groups * longest * kv_bytes(model, engine),
+        "prefixes": groups * longest * kv_bytes(engine),
         "batches": device_bytes(learned["update"][1][1]) * settings.train.minibatches,
     }
     if reference:
@@ -103,33 +91,30 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
         learned |= {f"critic-{k}": v for k, v in trainer.critic.programs(batches, trainer.layouts).items()}
         state = trainer.critic.abstract_state()
         parts |= {"critic weights": device_bytes(state.params), "critic optimizer": device_bytes(state.opt_state)}
-    return Plan(settings, model, trainer, engine, hosts, programs | learned, parts, old + reference + needed)
+    return Plan(trainer, engine, hosts, programs | learned, parts, old + reference + needed)
 
 
-def device_bytes(tree: Any) -> float:
-    return float(sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)))
-
-
-def kv_bytes(model: qwen.QwenConfig, engine: Engine) -> float:
+def kv_bytes(engine: Engine) -> float:
     """Of one token, on a device."""
-    heads = model.num_key_value_heads / (engine.mesh.shape["tensor"] if engine.kv_axis else 1)
-    return 2 * model.num_hidden_layers * heads * model.head_dim * engine.storage.itemsize
+    state = engine.abstract_state()
+    return device_bytes((state["k"], state["v"])) / (engine.shard_pages * engine.settings.page)
 
 
 def totals(plan: Plan, measured: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Bytes on a device at the peak of every phase: what its programs use, and what stays beside them."""
-    phases: dict[str, float] = {}
-    for name, found in measured.items():
-        phase, own = PROGRAMS[name.split()[0]]
-        beside = [plan.parts.get(part, 0) for part in (*STATE, *PHASES[phase]) if part not in own]
-        phases[phase] = max(phases.get(phase, 0), found["peak_bytes"] + sum(beside))
+    """Bytes on a device at the peak of every phase: what is there, and what its programs add to their arguments."""
+    taken = {name: found["peak_bytes"] - found["argument_bytes"] for name, found in measured.items()}
+    phases = {}
+    for phase, (programs, also) in PHASES.items():
+        if mine := [size for name, size in taken.items() if name.split()[0] in programs]:
+            phases[phase] = max(mine) + sum(plan.parts.get(part, 0) for part in (*STATE, *also))
     return phases
 
 
 def roofline(plan: Plan) -> dict[str, dict[str, float]]:
     """FLOPs and HBM bytes of a device, and the seconds that the larger takes at its peak, for a step whose responses
     are all as long as they may be. By hand: XLA counts the body of a loop once. Interconnect is not counted."""
-    model, rollout, train, mesh = plan.model, plan.config.rollout, plan.config.train, plan.trainer.policy.mesh
+    settings, model, mesh = plan.trainer.config, plan.engine.config, plan.trainer.policy.mesh
+    rollout, train = settings.rollout, settings.train
     prompt, new, count = rollout.max_prompt, rollout.longest, rollout.prompts * rollout.group
     embedding = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size  # a table, then
     matmul = 2 * (qwen.num_params(model) - embedding)  # FLOPs of a token
@@ -137,11 +122,11 @@ def roofline(plan: Plan) -> dict[str, dict[str, float]]:
     copies = rollout.prompts if train.row_slots else count  # of prompts in the batch
     answers = count * new * (matmul + pair * (prompt + new / 2))
     forward = answers + copies * prompt * (matmul + pair * prompt / 2)
-    passes = (4 if plan.config.model.remat == "full" else 3) * train.epochs  # backward is twice forward
+    passes = (4 if settings.model.remat == "full" else 3) * train.epochs  # backward is twice forward
     models = 2 if plan.trainer.critic else 1
     weights, state = plan.parts["decoder weights"], plan.parts["weights"] + plan.parts["optimizer"]
     steps = new * -(-count // (plan.engine.max_concurrent_decodes * plan.hosts))
-    cache = plan.engine.shard_slots * (prompt + new / 2) * kv_bytes(plan.model, plan.engine)
+    cache = plan.engine.shard_slots * (prompt + new / 2) * kv_bytes(plan.engine)
     calls = plan.trainer.microbatches[0] * train.minibatches
     learned = 2 * state * train.minibatches + calls * (3 * plan.parts["weights"] + passes * weights)
     phases = {
@@ -150,16 +135,14 @@ def roofline(plan: Plan) -> dict[str, dict[str, float]]:
         "score": (plan.scores * forward, plan.scores * calls * weights),
         "update": (models * passes * forward, models * train.epochs * learned),
     }
-    peak = lambda flops, moved: max(flops / mesh.size / plan.chip.flops, moved / plan.chip.bandwidth)
-    return {
-        name: {"flops": flops / mesh.size, "bytes": float(moved), "seconds": peak(flops, moved)}
-        for name, (flops, moved) in phases.items()
-    }
+    each = {name: {"flops": flops / mesh.size, "bytes": float(moved)} for name, (flops, moved) in phases.items()}
+    seconds = lambda x: max(x["flops"] / plan.chip.flops, x["bytes"] / plan.chip.bandwidth)
+    return {name: x | {"seconds": seconds(x)} for name, x in each.items()}
 
 
 def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, Any]]) -> list[str]:
     """What to change where a phase does not fit, with the bytes of a device that it saves where they are known."""
-    settings, parts, engine, mesh = plan.config, plan.parts, plan.engine, plan.trainer.policy.mesh
+    settings, parts, engine, mesh = plan.trainer.config, plan.parts, plan.engine, plan.trainer.policy.mesh
     over = {name: total - plan.chip.hbm for name, total in phases.items() if total > plan.chip.hbm}
     shards, tensor, out = engine.shards * plan.hosts, 2 * mesh.shape["tensor"], []
     add = lambda change, saved: out.append(f"--config.{change}: saves {saved / GIB:.2f} GiB")
@@ -169,19 +152,19 @@ def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, 
             add(f"rollout.pages={pages * shards}", (1 - (pages + 1) / engine.shard_pages) * parts["KV pool"])
         if engine.shard_slots > 1 and not settings.rollout.pages:
             add(f"rollout.slots={settings.rollout.slots // 2}", parts["KV pool"] / 2)
-    divides = not (plan.model.num_key_value_heads % tensor or mesh.size // plan.hosts % tensor)
+    divides = not (plan.engine.config.num_key_value_heads % tensor or mesh.size // plan.hosts % tensor)
     if divides and over.keys() & {"rollout", "publish"}:
         add(f"mesh.tensor={tensor}", parts["decoder weights"] / 2)
     if over.keys() & {"score", "update"}:
         if settings.model.remat != "full":
             out.append("--config.model.remat=full: the backward pass keeps the inputs of layers alone")
-        least = max(layout.tokens for layout in plan.trainer.layouts) * mesh.shape["data"] * mesh.shape["fsdp"]
+        least = plan.trainer.layouts[0].tokens * mesh.shape["data"] * mesh.shape["fsdp"]  # the longest is first
         if fewer := settings.train.tokens // least // 2 * least:
             activations = max(0.0, measured["update"]["temp_bytes"] - 2 * parts["weights"])
             add(f"train.tokens={fewer}", (1 - fewer / settings.train.tokens) * activations)
         elif settings.train.row_slots > 1:
-            half = f"--config.train.row_slots={settings.train.row_slots // 2}"
-            out.append(f"{half}: shorter rows, of which train.tokens={least} may hold half as many tokens")
+            shorter = f"shorter rows, of which train.tokens={least} may hold half as many tokens"
+            out.append(f"--config.train.row_slots={settings.train.row_slots // 2}: {shorter}")
     state = sum(parts.get(name, 0) for name in STATE)
     if over and mesh.shape["data"] > 1:
         add("mesh.data=1 --config.mesh.fsdp=-1", state * (1 - 1 / mesh.shape["data"]))
@@ -192,31 +175,22 @@ def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, 
     return out
 
 
-def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest 1 <= n <= most that fits, to an eighth; 0: none. Doubles, then bisects."""
-    low, high = 0, most + 1
-    while high - low > max(1, low // 8):
-        middle = min(2 * low or 1, most) if high > most else (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
-
-
 def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, int]:
     """The largest train.tokens and rollout.pages that fit. Of pages one guess, as memory is linear in them."""
-    mesh, engine = plan.trainer.policy.mesh, plan.engine
+    settings, mesh, engine = plan.trainer.config, plan.trainer.policy.mesh, plan.engine
 
     def fits(program: str, section: str, field: str, value: int) -> bool:
-        changed = replace(getattr(plan.config, section), **{field: value})
-        other = build(replace(plan.config, **{section: changed}), list(mesh.devices.flat))
+        changed = replace(getattr(settings, section), **{field: value})
+        other = build(replace(settings, **{section: changed}), list(mesh.devices.flat))
         total = max(totals(other, {program: measure(other.programs[program])}).values())
         tqdm.write(f"search: {section}.{field}={value}: {program} {total / GIB:.2f} GiB")
         return total <= plan.chip.hbm
 
-    unit = max(layout.tokens for layout in plan.trainer.layouts) * mesh.shape["data"] * mesh.shape["fsdp"]
+    unit = plan.trainer.layouts[0].tokens * mesh.shape["data"] * mesh.shape["fsdp"]
     most = plan.trainer.microbatches[0] * plan.trainer.rows[0] * plan.trainer.layouts[0].tokens // unit  # a whole step
     tqdm.write("search: every try of train.tokens compiles the update, which takes minutes")
-    tokens = largest(lambda n: fits("update", "train", "tokens", n * unit), most) * unit
-    shards, page = engine.shards * plan.hosts, engine.settings.page * kv_bytes(plan.model, engine)
+    tokens = unit * bisect_left(range(1, most + 1), True, key=lambda n: not fits("update", "train", "tokens", n * unit))
+    shards, page = engine.shards * plan.hosts, plan.parts["KV pool"] / engine.shard_pages
     free = plan.chip.hbm - totals(plan, {"generate": measure(plan.programs["generate"])})["rollout"]
     pages = min(engine.shard_pages - 1 + int(free // page), engine.shard_slots * engine.per_slot)
     while pages >= engine.per_slot and not fits("generate", "rollout", "pages", pages * shards):
@@ -232,10 +206,10 @@ def run(settings: config.Config, topology: str, cache: Path | None, searching: b
     plan = build(settings, devices(topology))
     mesh = plan.trainer.policy.mesh
     measured: dict[str, dict[str, Any]] = {}
-    for name in (bar := tqdm(plan.programs, desc="compile", unit="program")):
+    for name, program in (bar := tqdm(plan.programs.items(), desc="compile", unit="program")):
         bar.set_postfix_str(name)
-        pool = plan.parts["KV pool"] if name.split()[0] in ("insert", "generate") else 0.0
-        measured[name] = measure(plan.programs[name], topology, cache) | {"kv_bytes": pool}
+        pool = plan.parts["KV pool"] if name.startswith(("insert", "generate")) else 0.0
+        measured[name] = measure(program, topology, cache) | {"kv_bytes": pool}
     phases, estimate = totals(plan, measured), roofline(plan)
     report = {
         "config": settings.name,
@@ -285,24 +259,19 @@ def table(report: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"  {line}" for line in report["suggestions"])])
 
 
-def parse(arguments: list[str]) -> tuple[config.Config, Any]:
+def command() -> None:
     parser = cli.parser("jzero.plan", __doc__)
     parser.add_argument("--topology", required=True, help="devices to compile for, as above")
     parser.add_argument("--model", help=f"instead of the recipe's: {', '.join(id.split('/')[1] for id in known.KNOWN)}")
     parser.add_argument("--search", action="store_true", help="find the largest train.tokens and rollout.pages")
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
     parser.add_argument("--no-cache", action="store_true", help="compile again what ~/.cache/jzero/plan remembers")
-    given, rest = parser.parse_known_args(arguments)
-    settings = main.parse(["jzero.plan", *rest])
-    if given.model:
-        settings.model.path = known.named(given.model)
-    return settings, given
-
-
-def command() -> None:
     jax.config.update("jax_platforms", "cpu")
     with cli.mistakes():
-        settings, given = parse(sys.argv[1:])
+        given, rest = parser.parse_known_args()
+        settings = main.parse(["jzero.plan", *rest])
+        if given.model:
+            settings.model.path = known.named(given.model)
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jzero" / "plan"
         report = run(settings, given.topology, None if given.no_cache else home, given.search)
         if given.json:

@@ -58,13 +58,7 @@ def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
     """The devices of one host (default: this one); tensor as in training, the rest are slots."""
     process = jax.process_index() if process is None else process
     local = [device for device in train.devices.flat if device.process_index == process]
-    return slots_mesh(local, train.shape["tensor"])
-
-
-def slots_mesh(local: Sequence, tensor: int) -> Mesh:
-    if len(local) % tensor:
-        raise ValueError(f"mesh.tensor={tensor} does not divide the {len(local)} devices of a host that decode")
-    return mesh(local, {"slots": len(local) // tensor, "tensor": tensor})
+    return mesh(local, {"slots": -1, "tensor": train.shape["tensor"]})
 
 
 def mesh(devices: Sequence, sizes: dict[str, int]) -> Mesh:
@@ -83,13 +77,6 @@ def param_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
 
     is_axes = lambda x: isinstance(x, tuple)
     return jax.tree.map(place, qwen.logical_axes(config), qwen.abstract(config), is_leaf=is_axes)
-
-
-def like_params(tree, params, shardings, mesh: Mesh):
-    """Shardings for a tree that holds copies of the params (Optax moments): a copy lies where they do, and what else
-    there is (counts) is replicated."""
-    copy = lambda x: jax.tree.structure(x) == jax.tree.structure(params)
-    return jax.tree.map(lambda x: shardings if copy(x) else NamedSharding(mesh, P()), tree, is_leaf=copy)
 
 
 def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
@@ -125,9 +112,7 @@ def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype):
     copied where other devices decode."""
     gather, here = gather_program(config, train, dtype), decode_mesh(train)
     local, target = decoder_shardings(config, here), decoder_shardings(config, decode)
-
-    def view(x: jax.Array, sharding: NamedSharding) -> jax.Array:
-        return jax.make_array_from_single_device_arrays(x.shape, sharding, [s.data for s in x.addressable_shards])
-
+    make = jax.make_array_from_single_device_arrays
+    view = lambda x, place: make(x.shape, place, [shard.data for shard in x.addressable_shards])
     made = lambda params: jax.tree.map(view, gather(params), local)
     return made if here == decode else lambda params: jax.device_put(made(params), target)

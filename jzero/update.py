@@ -6,7 +6,7 @@ fsdp, and the rest follows the parameters' shardings."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -58,26 +58,24 @@ class Head(NamedTuple):
     loss: Callable[..., tuple[jax.Array, dict]]  # (outputs, Batch [B, T], total, fresh) -> weighted terms, stats [B, T]
 
 
-def policy_head(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> Head:
+def policy(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":
     """Log-probs of the targets (and entropies), and the policy loss.
 
     Where fsdp splits the head's weight, it is split by vocabulary here, and every device takes the chunks' tokens of
     all: they are few, and the weight, gathered for every chunk, and its gradient, summed for every chunk, are not."""
-    name, split = (
-        ("embed", P(("fsdp", "tensor"))) if model.tie_word_embeddings else ("lm_head", P(None, ("fsdp", "tensor")))
-    )
+    words, dtype = ("fsdp", "tensor"), jnp.dtype(settings.model.dtype)
+    name, split = ("embed", P(words)) if model.tie_word_embeddings else ("lm_head", P(None, words))
     algorithm = algorithms.resolved(settings.algorithm, settings.rollout.eta)
     moved = mesh.shape["fsdp"] > 1 and model.vocab_size % (mesh.shape["fsdp"] * mesh.shape["tensor"]) == 0
     constrain = lambda x, spec: lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if moved else x
+    options: dict[str, Any] = {"temperature": settings.rollout.temperature, "chunk": settings.model.logit_chunk}
+    options["place"] = lambda hidden: constrain(hidden, P("data"))
+    if mesh.shape["data"] > 1:  # else XLA splits their gradient by rows, and gathers all of it to undo that
+        options["place_logits"] = lambda logits: constrain(logits, P("data", None, words))
 
     def outputs(params, hidden, targets):
-        temperature, chunk, dtype = settings.rollout.temperature, settings.model.logit_chunk, settings.model.dtype
-        options = {"temperature": temperature, "chunk": chunk, "dtype": jnp.dtype(dtype)}
         params = params | {name: constrain(params[name].astype(dtype), split)}
-        options |= {"place": lambda hidden: constrain(hidden, P("data"))}
-        if mesh.shape["data"] > 1:  # else XLA splits their gradient by rows, and gathers all of it to undo that
-            options |= {"place_logits": lambda logits: constrain(logits, P("data", None, ("fsdp", "tensor")))}
-        return qwen.token_logps(model, params, hidden, targets, **options)
+        return qwen.token_logps(model, params, hidden, targets, dtype=dtype, **options)
 
     def loss(outputs, batch: Batch, total, fresh):
         logps, entropy = outputs
@@ -87,23 +85,15 @@ def policy_head(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> 
         terms, stats = algorithms.policy_loss(logps, entropy, replace(batch, old_logps=old), total, algorithm)
         return terms, stats | {"entropy": entropy, "mismatch": jnp.abs(batch.sampler_logps - logps), "nll": -logps}
 
-    return Head(outputs, loss)
-
-
-def critic_head(settings: config.Config) -> Head:
-    """Values of the states before the targets, and the value loss."""
-    outputs = lambda params, hidden, targets: (jnp.einsum("bte,e->bt", hidden.astype(jnp.float32), params["value"]),)
-    loss = lambda outputs, batch, total, fresh: algorithms.value_loss(outputs[0], batch, settings.algorithm)
-    return Head(outputs, loss)
-
-
-def policy(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":
-    return Learner(model, settings.model, settings.optimizer, policy_head(model, settings, mesh), mesh)
+    return Learner(model, settings.model, settings.optimizer, Head(outputs, loss), mesh)
 
 
 def critic(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":
+    """Values of the states before the targets, and the value loss."""
+    outputs = lambda params, hidden, targets: (jnp.einsum("bte,e->bt", hidden.astype(jnp.float32), params["value"]),)
+    loss = lambda outputs, batch, total, fresh: algorithms.value_loss(outputs[0], batch, settings.algorithm)
     model = replace(model, value_head=True)
-    return Learner(model, settings.model, settings.critic.optimizer, critic_head(settings), mesh)
+    return Learner(model, settings.model, settings.critic.optimizer, Head(outputs, loss), mesh)
 
 
 class Learner:
@@ -120,23 +110,20 @@ class Learner:
         self.packed = attention.choose(compute.attention, mesh).packed
         if not self.data_parallel:
             self.packed = attention.split(self.packed, mesh.shape["tensor"], ("data", "fsdp"), mesh)
-        self._updates: dict = {}
-        self._scores: dict = {}
 
     # -- state -------------------------------------------------------------------------------------------------
-
-    def state_shardings(self) -> State:
-        params = qwen.abstract(self.model)
-        moments = jax.eval_shape(self.optimizer.init, params)
-        opt = sharding.like_params(moments, params, self.shardings, self.mesh)
-        return State(self.shardings, opt, NamedSharding(self.mesh, P()))
 
     def abstract_state(self) -> State:
         """Shapes and shardings, for restoring a checkpoint into."""
         params = qwen.abstract(self.model)
-        state = State(params, jax.eval_shape(self.optimizer.init, params), jax.ShapeDtypeStruct((), jnp.int32))
-        place = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
-        return jax.tree.map(place, state, self.state_shardings())
+        moments = jax.eval_shape(self.optimizer.init, params)
+        state = State(params, moments, jax.ShapeDtypeStruct((), jnp.int32))
+        whole, copy = NamedSharding(self.mesh, P()), lambda x: jax.tree.structure(x) == jax.tree.structure(params)
+        places = jax.tree.map(lambda x: self.shardings if copy(x) else whole, state, is_leaf=copy)  # moments, too
+        return jax.tree.map(lambda x, place: x.update(sharding=place), state, places)
+
+    def state_shardings(self) -> State:
+        return jax.tree.map(lambda x: x.sharding, self.abstract_state())
 
     def init_params(self, seed: int) -> qwen.Params:
         init = lambda seed: qwen.init(self.model, jax.random.key(seed))
@@ -169,40 +156,31 @@ class Learner:
         scores were, so the old log-probs are the policy's own, and the ratio is exactly 1. Stats are fp32 scalars: sums
         over trained tokens, `tokens` of them; `grad_norm`; `skipped`, 1 where the gradient was too large."""
         numbers = self._place(np.float32(lr), P()), self._place(np.bool_(fresh), P())
-        return self.update_program(layouts)(state, batches, counts, *numbers)
+        return self.update_program(state, batches, counts, *numbers, tuple(layouts))
 
     def score(self, params, batches, counts, layouts: Sequence[Layout]) -> list[jax.Array]:
         """The head's first output (log-prob of every target, or value), f32[M, B, T] a layout (0 beyond counts)."""
-        return self.score_program(layouts)(params, scored(batches), counts)
+        return self.score_program(params, scored(batches), counts, tuple(layouts))
 
-    def update_program(self, layouts: Sequence[Layout]):
-        key = tuple(layouts)
-        if key not in self._updates:
-            place, scalar = self.state_shardings(), NamedSharding(self.mesh, P())
-            run = partial(self._update, layouts=key)
-            self._updates[key] = jax.jit(run, donate_argnums=0, out_shardings=(place, scalar))
-        return self._updates[key]
+    @cached_property
+    def update_program(self):
+        place = self.state_shardings(), NamedSharding(self.mesh, P())
+        return jax.jit(self._update, static_argnums=5, donate_argnums=0, out_shardings=place)
 
-    def score_program(self, layouts: Sequence[Layout]):
-        key = tuple(layouts)
-        if key not in self._scores:
-            rows = NamedSharding(self.mesh, sharding.ROWS)  # as `put` places them: else the next call compiles again
-            run: Callable = partial(self._score, layouts=key)
-            if self.data_parallel:
-                specs, out = (P(), P(None, "data"), P()), P(None, "data")
-                run = jax.shard_map(run, mesh=self.mesh, in_specs=specs, out_specs=out, check_vma=False)
-            self._scores[key] = jax.jit(run, out_shardings=rows)
-        return self._scores[key]
+    @cached_property
+    def score_program(self):
+        rows = NamedSharding(self.mesh, sharding.ROWS)  # as `put` places them: else the next call compiles again
+        return jax.jit(self._score, static_argnums=3, out_shardings=rows)
 
     def programs(self, batches: Sequence[Batch], layouts: Sequence[Layout]) -> dict[str, tuple[Any, tuple]]:
         """(jitted, abstract arguments) of `score` and `update` on abstract batches."""
-        scalar = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, P()))
-        place = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, sharding.ROWS))
-        batches, counts = tuple(jax.tree.map(place, batches)), scalar((len(layouts),), jnp.int32)
-        state, numbers = self.abstract_state(), (scalar((), jnp.float32), scalar((), jnp.bool_))
+        struct = lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
+        batches = tuple(jax.tree.map(lambda x: struct(x, sharding.ROWS), batch) for batch in batches)
+        counts, lr, fresh = (struct(x, P()) for x in (np.zeros(len(layouts), np.int32), np.float32(0), np.bool_(True)))
+        state, layouts = self.abstract_state(), tuple(layouts)
         return {
-            "score": (self.score_program(layouts), (state.params, scored(batches), counts)),
-            "update": (self.update_program(layouts), (state, batches, counts, *numbers)),
+            "score": (self.score_program, (state.params, scored(batches), counts, layouts)),
+            "update": (self.update_program, (state, batches, counts, lr, fresh, layouts)),
         }
 
     def _outputs(self, params, batch: Batch, layout: Layout) -> tuple[jax.Array, ...]:
@@ -210,15 +188,12 @@ class Learner:
         attend = lambda q, k, v, _, carry: (self.packed(q, k, v, batch.segments, layout), carry)
         dtype, remat = jnp.dtype(self.compute.dtype), self.compute.remat
         hidden, _ = qwen.forward(self.model, params, batch.tokens, batch.positions, attend, dtype=dtype, remat=remat)
+        if not self.data_parallel:
+            # By rows. Left alone XLA splits activations as fsdp splits the weights, and sums activations over devices
+            # in every layer, instead of gathering the layer's weights.
+            hidden = lax.with_sharding_constraint(hidden, NamedSharding(self.mesh, P(("data", "fsdp"))))
         body = slice(layout.prefix, None)
-        return self.head.outputs(params, self._by_rows(hidden)[:, body], batch.targets[:, body])
-
-    def _by_rows(self, x):
-        """x [B, T, ...] split over rows, where XLA has the choice. Left alone it splits activations as fsdp splits the
-        weights, and sums activations over devices in every layer, instead of gathering the layer's weights."""
-        if self.data_parallel:
-            return x
-        return lax.with_sharding_constraint(x, NamedSharding(self.mesh, P(("data", "fsdp"))))
+        return self.head.outputs(params, hidden[:, body], batch.targets[:, body])
 
     def _loss(self, params, batch: Batch, layout: Layout, fresh):
         outputs = self._outputs(params, batch, layout)
@@ -229,25 +204,26 @@ class Learner:
         sums = {name: jnp.where(trained, lax.stop_gradient(x), 0).sum() for name, x in stats.items()}
         return jnp.where(trained, terms, 0).sum(), sums
 
+    def _over_data(self, run: Callable, in_specs: tuple, out_specs: P) -> Callable:
+        """By shard_map where rows are all that is split; else the rest follows the arguments' shardings."""
+        if not self.data_parallel:
+            return run
+        return jax.shard_map(run, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
     def _gradient(self, params, batches, counts, fresh, layouts):
         """(gradient, stats), summed over every microbatch."""
-        zero = lambda x: jnp.zeros(x.shape, jnp.float32)
         total: Any = None
         for i, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
             one = lambda m, batch=batch, layout=layout: jax.grad(self._loss, has_aux=True)(
                 params, jax.tree.map(lambda x: x[m], batch), layout, fresh
             )
             if total is None:
-                total = jax.tree.map(zero, jax.eval_shape(one, 0))
+                total = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), jax.eval_shape(one, 0))
             total = lax.fori_loop(0, counts[i], lambda m, t, one=one: jax.tree.map(jnp.add, t, one(m)), total)
-        return total
+        return lax.psum(total, "data") if self.data_parallel else total
 
-    def _update(self, state: State, batches, counts, lr, fresh, *, layouts):
-        total = partial(self._gradient, layouts=layouts)
-        if self.data_parallel:
-            local, specs = total, (P(), P(None, "data"), P(), P())
-            summed = lambda *inputs: lax.psum(local(*inputs), "data")
-            total = jax.shard_map(summed, mesh=self.mesh, in_specs=specs, out_specs=P(), check_vma=False)
+    def _update(self, state: State, batches, counts, lr, fresh, layouts):
+        total = self._over_data(partial(self._gradient, layouts=layouts), (P(), P(None, "data"), P(), P()), P())
         gradient, stats = total(state.params, batches, counts, fresh)
         step, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
         params = jax.tree.map(lambda p, u: p - lr * u, state.params, step)
@@ -259,15 +235,17 @@ class Learner:
             stats["skipped"] = 1 - keep.astype(jnp.float32)
         return new, stats
 
-    def _score(self, params, batches, counts, *, layouts):
-        def one(batch, layout, count):
+    def _score(self, params, batches, counts, layouts):
+        def one(params, batch, layout, count):
             def body(m, out):
                 values, *_ = self._outputs(params, jax.tree.map(lambda x: x[m], batch), layout)
                 return out.at[m, :, layout.prefix :].set(values)
 
             return lax.fori_loop(0, count, body, jnp.zeros(batch.tokens.shape, jnp.float32))
 
-        return [one(*x) for x in zip(batches, layouts, counts, strict=True)]
+        every = lambda params, batches, counts: [one(params, *x) for x in zip(batches, layouts, counts, strict=True)]
+        specs, rows = (P(), P(None, "data"), P()), P(None, "data")
+        return self._over_data(every, specs, rows)(params, batches, counts)
 
 
 def scored(batches: Sequence[Batch]) -> tuple[Batch, ...]:

@@ -126,7 +126,7 @@ def test_gradient_and_score_do_not_depend_on_the_mesh(sizes):
     part.set("old_logps", values)
     policy = trainer.policy
     policy.score(slow.placed(policy, PARAMS), part.batches, part.counts, trainer.layouts)
-    assert next(iter(policy._scores.values()))._cache_size() == 1  # whatever else the batches hold
+    assert policy.score_program._cache_size() == 1  # whatever else the batches hold
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -151,10 +151,10 @@ def test_fsdp_gathers_weights_and_does_not_sum_activations():
     """Inside the layers; left to itself XLA does the opposite."""
     trainer = make("two slots", (1, 8, 1))
     policy, part = trainer.policy, packed_of(trainer)
-    [program] = policy._updates.values()
     numbers = [jax.device_put(x, NamedSharding(policy.mesh, P())) for x in (np.float32(0), np.bool_(True))]
     state = policy.start(slow.placed(policy, PARAMS))
-    text = program.lower(state, part.batches, part.counts, *numbers).compile().as_text()
+    arguments = state, part.batches, part.counts, *numbers, tuple(trainer.layouts)
+    text = policy.update_program.lower(*arguments).compile().as_text()
     tokens = part.packed[0].batch.tokens[0].size
     assert len(re.findall(r" all-gather\(", text)) >= 7  # q k v o gate up down
     assert not re.findall(rf"f32\[{tokens},\d+\]\S* all-reduce\(", text)
@@ -263,7 +263,7 @@ def test_minibatches_and_epochs_with_a_reference_policy():
     assert slow.difference(moved, jax.tree.map(np.subtract, want, PARAMS)) < 1e-4
     np.testing.assert_allclose(values["optimizer/loss"], np.mean([loss for loss, _ in seen]), rtol=1e-4)
     assert values["optimizer/lr"] == pytest.approx(rates[-1])
-    programs = [*policy._updates.values(), *policy._scores.values()]
+    programs = [policy.update_program, policy.score_program]
     assert [program._cache_size() for program in programs] == [1, 1]  # compiled once each
     assert 0 < values["policy/clip_fraction"] < 0.5 and values["policy/kl"] > 0
     assert all(abs(x - 1).max() < 1e-5 for x in seen[0][1])  # the first minibatch is on policy

@@ -14,21 +14,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jzero.attention import xla
 from jzero.attention.xla import decode_kv, encode_kv, kv_storage, packed, paged, write_pages, write_tokens
 
-__all__ = [
-    "Backend",
-    "choose",
-    "decode_kv",
-    "encode_kv",
-    "kv_storage",
-    "packed",
-    "paged",
-    "split",
-    "write_pages",
-    "write_tokens",
-]
+__all__ = ["decode_kv", "encode_kv", "kv_storage", "packed", "paged", "write_pages", "write_tokens"]
 
 
 class Backend(NamedTuple):
@@ -42,10 +30,9 @@ MODULES = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}  # platform of a mesh's de
 
 def choose(name: str, mesh: Mesh) -> Backend:
     """By the devices the programs are for, which need not be attached. name: config.Model.attention."""
-    if name:
-        assert name == "xla", f"{name=}"
-        return Backend(xla.packed, xla.paged, xla.pool_rows)
-    kernels = importlib.import_module(f"jzero.attention.{MODULES.get(mesh.devices.flat[0].platform, 'xla')}")
+    assert name in ("", "xla"), f"{name=}"
+    name = name or MODULES.get(mesh.devices.flat[0].platform, "xla")
+    kernels = importlib.import_module(f"jzero.attention.{name}")
     return Backend(kernels.packed, kernels.paged, kernels.pool_rows)
 
 

@@ -34,8 +34,7 @@ def packed(q, k, v, segments, layout: Layout, implementation: Literal["xla", "cu
         mask = visible(q_segments, k_segments)[:, None]
         return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
 
-    body = attend(slots(q), beside(k), beside(v), slots(segments), beside(segments))
-    body = body[:, :N].reshape(B, S * N, H, D)
+    body = attend(slots(q), beside(k), beside(v), slots(segments), beside(segments))[:, :N].reshape(B, S * N, H, D)
     if not P:
         return body
     own = attend(prefix(q), prefix(k), prefix(v), prefix(segments), prefix(segments))

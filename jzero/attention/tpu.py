@@ -40,12 +40,6 @@ class RowMask(masks.Mask):
         own = (t[:, None] - P) // N == (s - P) // N
         return (s <= t[:, None]) & (own | (s < P))
 
-    def __eq__(self, other) -> bool:
-        return self is other
-
-    def __hash__(self) -> int:
-        return id(self)
-
 
 def visible(prefix: int, code: jax.Array, key: jax.Array) -> jax.Array:
     """A query at `position` sees the keys from `start` (of its segment) on and, from the body, the prefix."""
@@ -57,16 +51,11 @@ def visible(prefix: int, code: jax.Array, key: jax.Array) -> jax.Array:
 def kernel(layout: Layout, length: int, block: int, heads: int, interpret: bool) -> Any:
     """Splash for one row. Held as NumPy arrays: it outlives the trace that made it."""
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-        made = splash.make_splash_mha(
-            masks.MultiHeadMask([RowMask(layout, length)] * heads),
-            block_sizes=splash.BlockSizes(
-                block, block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block
-            ),
-            head_shards=1,
-            q_seq_shards=1,
-            interpret=interpret,
-        )
-        return jax.device_get(made)
+        mask = masks.MultiHeadMask([RowMask(layout, length)] * heads)
+        backward = dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), block)
+        sizes = splash.BlockSizes(block, block, **backward)
+        make = functools.partial(splash.make_splash_mha, head_shards=1, q_seq_shards=1)
+        return jax.device_get(make(mask, block_sizes=sizes, interpret=interpret))
 
 
 def packed(q, k, v, segments, layout: Layout, interpret: bool = False) -> jax.Array:

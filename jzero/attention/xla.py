@@ -15,16 +15,15 @@ def packed(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, layout
 
     q [B, T, H, D], k and v [B, T, K, D], segments i32[B, T] (0 = padding), T = layout.tokens -> [B, T, H, D]."""
     P, S, N = layout
-    out = []
-    if P:
-        own = segments[:, :P]
-        out.append(attend(q[:, :P], k[:, :P], v[:, :P], own, own, 0))
     B, _, H, D = q.shape
     slots = lambda x: x[:, P:].reshape(B * S, N, *x.shape[2:])
     with_prefix = lambda x: jnp.concatenate([jnp.repeat(x[:, :P], S, axis=0), slots(x)], axis=1) if P else slots(x)
     body = attend(slots(q), with_prefix(k), with_prefix(v), slots(segments), with_prefix(segments), P)
-    out.append(body.reshape(B, S * N, H, D))
-    return jnp.concatenate(out, axis=1) if P else out[0]
+    body = body.reshape(B, S * N, H, D)
+    if not P:
+        return body
+    own = segments[:, :P]
+    return jnp.concatenate([attend(q[:, :P], k[:, :P], v[:, :P], own, own, 0), body], axis=1)
 
 
 def attend(q, k, v, q_segments, k_segments, prefix: int) -> jax.Array:
@@ -65,11 +64,10 @@ def pool_rows(K: int, D: int) -> tuple[int, int]:
 
 def to_rows(x: jax.Array, rows: int, width: int) -> jax.Array:
     """x [..., K, D] -> [..., rows, width]: width // D neighbouring heads a row."""
-    *_, K, D = x.shape
-    pad = lambda x, *last: jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, n) for n in last])
+    *lead, K, D = x.shape
     together = width // D
-    joined = pad(x, rows * together - K, 0).reshape(*x.shape[:-2], rows, together * D)
-    return pad(joined, 0, width - together * D)
+    pad = lambda x, *last: jnp.pad(x, [(0, 0)] * len(lead) + [(0, n) for n in last])
+    return pad(pad(x, rows * together - K, 0).reshape(*lead, rows, together * D), 0, width - together * D)
 
 
 def kv_storage(dtype: str, platform: str):
@@ -91,33 +89,25 @@ def decode_kv(x: jax.Array, dtype) -> jax.Array:
 
 
 def write_tokens(pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array) -> jax.Array:
-    """Put x [S, heads, dim] at (pages[S], offsets[S]) of the pool. Rows of the flattened view: any other spelling makes
-    XLA re-lay-out the whole pool."""
-    K, R, page, D = pool.shape
-    rows = jnp.arange(K)[:, None] * (R * page) + (pages * page + offsets)[None]  # [K, S]
-    values = encode_kv(to_rows(x, K, D).swapaxes(0, 1).reshape(-1, D), pool.dtype)
-    flat = pool.reshape(K * R * page, D).at[rows.ravel()].set(values, mode="promise_in_bounds")
-    return flat.reshape(pool.shape)
+    """Put x [S, heads, dim] at (pages[S], offsets[S]) of the pool."""
+    return write(pool, x, pages * pool.shape[2] + offsets, pool.shape[3:])
 
 
 def write_pages(pool: jax.Array, x: jax.Array, pages: jax.Array) -> jax.Array:
     """Put whole pages x [W, page, heads, dim] at pages[W] of the pool."""
-    K, R, page, D = pool.shape
-    rows = (jnp.arange(K)[:, None] * R + pages[None]).ravel()  # [K*W]
-    values = encode_kv(to_rows(x, K, D).transpose(2, 0, 1, 3).reshape(-1, page, D), pool.dtype)
-    flat = pool.reshape(K * R, page, D).at[rows].set(values, mode="promise_in_bounds")
-    return flat.reshape(pool.shape)
+    return write(pool, x, pages, pool.shape[2:])
 
 
-def paged(
-    q: jax.Array,
-    k_pool: jax.Array,
-    v_pool: jax.Array,
-    table: jax.Array,
-    lengths: jax.Array,
-    shared: jax.Array,
-    kv_heads: int = 0,
-) -> jax.Array:
+def write(pool: jax.Array, x: jax.Array, at: jax.Array, entry: tuple[int, ...]) -> jax.Array:
+    """Entries of a shape. Rows of the flattened view: any other spelling makes XLA re-lay-out the whole pool."""
+    K, D = pool.shape[0], pool.shape[-1]
+    flat = pool.reshape(-1, *entry)
+    rows = jnp.arange(K)[:, None] * (len(flat) // K) + at[None]
+    values = encode_kv(jnp.moveaxis(to_rows(x, K, D), -2, 0).reshape(-1, *entry), pool.dtype)
+    return flat.at[rows.ravel()].set(values, mode="promise_in_bounds").reshape(pool.shape)
+
+
+def paged(q, k_pool, v_pool, table, lengths, shared, kv_heads: int = 0) -> jax.Array:
     """One query a slot against its pages: an online softmax over pages, as many as the longest slot has.
 
     q [S, H, D], pools [K, R, page, D], table i32[S, M] of pool pages, lengths i32[S] >= 1 -> f32[S, H, D].
@@ -158,7 +148,5 @@ def paged(
     to_slots = lambda x: x.reshape(N, K, B, G, *x.shape[3:]).swapaxes(1, 2).reshape(S, K, G, *x.shape[3:])
     first = jnp.repeat(shared, B)
     most = (lengths - first * page).max()
-    _, _, total, out = lax.while_loop(
-        lambda carry: carry[0] * page < most, own_page, (0, *(to_slots(x) for x in softmax))
-    )
+    _, _, total, out = lax.while_loop(lambda carry: carry[0] * page < most, own_page, (0, *map(to_slots, softmax)))
     return (out / total[..., None]).reshape(S, H, D)

@@ -8,7 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,19 +29,12 @@ NAMES: dict[str, tuple[str, int | None]] = {
     "norm": ("model.norm.weight", None),
     "lm_head": ("lm_head.weight", 1),
     "layers.attn_norm": ("model.layers.{}.input_layernorm.weight", None),
-    "layers.q": ("model.layers.{}.self_attn.q_proj.weight", 1),
-    "layers.k": ("model.layers.{}.self_attn.k_proj.weight", 1),
-    "layers.v": ("model.layers.{}.self_attn.v_proj.weight", 1),
+    **{f"layers.{x}": (f"model.layers.{{}}.self_attn.{x}_proj.weight", 1) for x in "qkv"},
+    **{f"layers.{x}_bias": (f"model.layers.{{}}.self_attn.{x}_proj.bias", 0) for x in "qkv"},
+    **{f"layers.{x}_norm": (f"model.layers.{{}}.self_attn.{x}_norm.weight", None) for x in "qk"},
     "layers.o": ("model.layers.{}.self_attn.o_proj.weight", 2),
-    "layers.q_bias": ("model.layers.{}.self_attn.q_proj.bias", 0),
-    "layers.k_bias": ("model.layers.{}.self_attn.k_proj.bias", 0),
-    "layers.v_bias": ("model.layers.{}.self_attn.v_proj.bias", 0),
-    "layers.q_norm": ("model.layers.{}.self_attn.q_norm.weight", None),
-    "layers.k_norm": ("model.layers.{}.self_attn.k_norm.weight", None),
     "layers.mlp_norm": ("model.layers.{}.post_attention_layernorm.weight", None),
-    "layers.gate": ("model.layers.{}.mlp.gate_proj.weight", 1),
-    "layers.up": ("model.layers.{}.mlp.up_proj.weight", 1),
-    "layers.down": ("model.layers.{}.mlp.down_proj.weight", 1),
+    **{f"layers.{x}": (f"model.layers.{{}}.mlp.{x}_proj.weight", 1) for x in ("gate", "up", "down")},
 }
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 SHARD = 5 * 10**9  # bytes of a file at most, but for a single tensor
@@ -76,10 +69,8 @@ def tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
     for leaf, x in flatten(abstract(config)).items():
         name, inputs = NAMES[leaf]
         layers, shape = (range(x.shape[0]), x.shape[1:]) if leaf.startswith("layers.") else ([None], x.shape)
-        hf_shape = shape
-        if inputs is not None:
-            out = math.prod(shape[inputs:])
-            hf_shape = (out, math.prod(shape[:inputs])) if inputs else (out,)
+        linear = math.prod(shape[inputs:]), math.prod(shape[:inputs])  # out, in
+        hf_shape = {None: shape, 0: linear[:1]}.get(inputs, linear)
         found[leaf] = [Tensor(name.format(i), i, shape, hf_shape, bool(inputs)) for i in layers]
     return found
 
@@ -119,8 +110,7 @@ def tensor_files(path: Path) -> dict[str, Path]:
     index = path / "model.safetensors.index.json"
     if index.is_file():
         files = {name: path / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-        absent = sorted({file.name for file in files.values() if not file.is_file()})
-        if absent:
+        if absent := {file.name for file in files.values() if not file.is_file()}:
             raise ValueError(f"{path} lacks {summary(absent)} named in {index.name}: the download is incomplete")
         return files
     single = path / "model.safetensors"
@@ -137,9 +127,8 @@ def open_file(file: Path) -> Any:
         raise ValueError(f"{file} is damaged: {error}") from error
 
 
-def summary(names: Any) -> str:
-    names = sorted(names)
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+def summary(names: set[str]) -> str:
+    return ", ".join(sorted(names)[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -> Params:
@@ -157,14 +146,13 @@ def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -
     shardings = flatten(sharding) if sharding is not None else {}
     params = {}
     for leaf, group in leaves.items():
-        stacked = group[0].layer is not None
         host = np.empty((len(group), *group[0].shape), np.float32)
         for slot, tensor in zip(host, group, strict=True):
             value = handles[files[tensor.name]].get_tensor(tensor.name)
             if value.shape != tensor.hf_shape:
                 raise ValueError(f"{path}: {tensor.name} is {value.shape}, config.json says {tensor.hf_shape}")
             slot[...] = tensor.ours(value)
-        host = host if stacked else host[0]
+        host = host[0] if group[0].layer is None else host
         params[leaf] = hosts.put(host, shardings[leaf]) if leaf in shardings else jax.device_put(host, may_alias=False)
     return unflatten(params)
 
@@ -205,15 +193,12 @@ def write_weights(path: Path, config: QwenConfig, params: Params, dtype: str, ma
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_bytes,
     )
-    leaf, host = "", np.empty(0)
+    fetch = lru_cache(1)(lambda leaf: hosts.fetch(values[leaf]).astype(kind))  # tensors of a leaf are consecutive
     for file, names in files.filename_to_tensors.items():
         block = {}
-        for name in names:
-            if every[name][0] != leaf:  # tensors of a leaf are consecutive: it is fetched once, by all hosts together
-                leaf = every[name][0]
-                host = hosts.fetch(values[leaf]).astype(kind)
-            tensor = every[name][1]
-            block[name] = tensor.theirs(host if tensor.layer is None else host[tensor.layer])
+        for leaf, tensor in (every[name] for name in names):  # on every host: they fetch together
+            host = fetch(leaf)
+            block[tensor.name] = tensor.theirs(host if tensor.layer is None else host[tensor.layer])
         if hosts.first():
             save_file(block, path / file, metadata={"format": "pt"})
     if files.is_sharded:

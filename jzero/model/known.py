@@ -5,18 +5,18 @@ from pathlib import Path
 from jzero.model import hf
 from jzero.model.qwen import QwenConfig
 
-# hub id: hidden, intermediate, layers, heads, kv heads, head dim, tied, vocabulary, rope theta
-KNOWN: dict[str, tuple[int, int, int, int, int, int, bool, int, float]] = {
-    "Qwen/Qwen2.5-0.5B": (896, 4864, 24, 14, 2, 64, True, 151936, 1e6),
-    "Qwen/Qwen2.5-1.5B": (1536, 8960, 28, 12, 2, 128, True, 151936, 1e6),
-    "Qwen/Qwen2.5-3B": (2048, 11008, 36, 16, 2, 128, True, 151936, 1e6),
-    "Qwen/Qwen2.5-7B": (3584, 18944, 28, 28, 4, 128, False, 152064, 1e6),
-    "Qwen/Qwen2.5-Math-1.5B": (1536, 8960, 28, 12, 2, 128, True, 151936, 1e4),
-    "Qwen/Qwen2.5-Math-7B": (3584, 18944, 28, 28, 4, 128, False, 152064, 1e4),
-    "Qwen/Qwen3-0.6B": (1024, 3072, 28, 16, 8, 128, True, 151936, 1e6),
-    "Qwen/Qwen3-1.7B": (2048, 6144, 28, 16, 8, 128, True, 151936, 1e6),
-    "Qwen/Qwen3-4B": (2560, 9728, 36, 32, 8, 128, True, 151936, 1e6),
-    "Qwen/Qwen3-8B": (4096, 12288, 36, 32, 8, 128, False, 151936, 1e6),
+# hub id: vocabulary, hidden, intermediate, layers, heads, kv heads, head dim, tied, rope theta: as QwenConfig has them
+KNOWN: dict[str, tuple] = {
+    "Qwen/Qwen2.5-0.5B": (151936, 896, 4864, 24, 14, 2, 64, True, 1e6),
+    "Qwen/Qwen2.5-1.5B": (151936, 1536, 8960, 28, 12, 2, 128, True, 1e6),
+    "Qwen/Qwen2.5-3B": (151936, 2048, 11008, 36, 16, 2, 128, True, 1e6),
+    "Qwen/Qwen2.5-7B": (152064, 3584, 18944, 28, 28, 4, 128, False, 1e6),
+    "Qwen/Qwen2.5-Math-1.5B": (151936, 1536, 8960, 28, 12, 2, 128, True, 1e4),
+    "Qwen/Qwen2.5-Math-7B": (152064, 3584, 18944, 28, 28, 4, 128, False, 1e4),
+    "Qwen/Qwen3-0.6B": (151936, 1024, 3072, 28, 16, 8, 128, True, 1e6),
+    "Qwen/Qwen3-1.7B": (151936, 2048, 6144, 28, 16, 8, 128, True, 1e6),
+    "Qwen/Qwen3-4B": (151936, 2560, 9728, 36, 32, 8, 128, True, 1e6),
+    "Qwen/Qwen3-8B": (151936, 4096, 12288, 36, 32, 8, 128, False, 1e6),
 }
 
 
@@ -33,5 +33,4 @@ def architecture(path: str) -> QwenConfig:
     if Path(path).expanduser().is_dir():
         return hf.load_config(Path(path).expanduser())[0]
     hub = named(path)
-    E, F, L, H, K, D, tied, V, theta = KNOWN[hub]
-    return QwenConfig("qwen2" if "Qwen2" in hub else "qwen3", V, E, F, L, H, K, D, tied, theta, 1e-6)
+    return QwenConfig("qwen2" if "Qwen2" in hub else "qwen3", *KNOWN[hub], rms_norm_eps=1e-6)

@@ -7,7 +7,6 @@ nested dict of arrays, {"embed", "layers": {...}, "norm", "lm_head" when untied}
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from math import prod
 from typing import Any
 
 import jax
@@ -51,15 +50,13 @@ class QwenConfig:
             "attention_bias=true on qwen3": model_type == "qwen3" and hf.get("attention_bias"),
             "quantization_config: load the unquantized checkpoint": hf.get("quantization_config"),
         }
-        for reason, refused in refusals.items():
-            if refused:
-                raise ValueError(f"config.json is not implemented here: {reason}")
-        derived = {
+        if reasons := [reason for reason, refused in refusals.items() if refused]:
+            raise ValueError(f"config.json is not implemented here: {'; '.join(reasons)}")
+        values = hf | {
             "head_dim": hf.get("head_dim") or hf.get("hidden_size", 0) // hf.get("num_attention_heads", 1),
             "rope_theta": rope.get("rope_theta") or hf.get("rope_theta", 10000.0),
             "tie_word_embeddings": hf.get("tie_word_embeddings", False),
         }
-        values = hf | derived
         names = [name for name in cls.__dataclass_fields__ if name != "value_head"]
         if missing := [name for name in names if name not in values]:
             raise ValueError(f"config.json lacks {', '.join(missing)}")
@@ -102,12 +99,12 @@ class Layer(nnx.Module):
         self.gate = param(rngs, normal, (E, F), ("embed", "mlp"))
         self.up = param(rngs, normal, (E, F), ("embed", "mlp"))
         self.down = param(rngs, normal, (F, E), ("mlp", "embed"))
-        self.biased, self.normed = config.model_type == "qwen2", config.model_type == "qwen3"
+        self.biased = config.model_type == "qwen2"
         if self.biased:
             self.q_bias = param(rngs, zeros, (H, D), ("heads", "head_dim"))
             self.k_bias = param(rngs, zeros, (K, D), ("kv_heads", "head_dim"))
             self.v_bias = param(rngs, zeros, (K, D), ("kv_heads", "head_dim"))
-        if self.normed:
+        else:
             self.q_norm = param(rngs, ones, (D,), ("norm",))
             self.k_norm = param(rngs, ones, (D,), ("norm",))
 
@@ -118,7 +115,7 @@ class Layer(nnx.Module):
         q, k, v = (project(h, weight[...], self.head_dim) for weight in (self.q, self.k, self.v))
         if self.biased:
             q, k, v = q + self.q_bias[...], k + self.k_bias[...], v + self.v_bias[...]
-        if self.normed:
+        else:
             q, k = rms_norm(q, self.q_norm[...], self.eps), rms_norm(k, self.k_norm[...], self.eps)
         shaped = lambda x: x.reshape(*rope[0].shape[:2], *x.shape[1:])  # [B*T,H,D] -> [B,T,H,D]
         out, carry = attend(rotate(shaped(q), rope), rotate(shaped(k), rope), shaped(v), layer, carry)
@@ -190,7 +187,7 @@ def logical_axes(config: QwenConfig) -> Params:
 
 
 def num_params(config: QwenConfig) -> int:
-    return sum(prod(leaf.shape) for leaf in jax.tree.leaves(abstract(config)))
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract(config)))
 
 
 @cache
@@ -202,9 +199,10 @@ def cast(tree: Params, dtype: Any) -> Params:
     return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
 
 
+same = lambda x: x
 recomputed = partial(jax.checkpoint, prevent_cse=False)
 REMAT: dict[str, Callable] = {  # what the backward pass of a layer recomputes
-    "none": lambda layer: layer,
+    "none": same,
     "dots": partial(recomputed, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable),
     "full": recomputed,
 }
@@ -213,10 +211,8 @@ REMAT: dict[str, Callable] = {  # what the backward pass of a layer recomputes
 def forward(
     config: QwenConfig, params: Params, tokens, positions, attend: Attend, carry: Any = None, *, dtype, remat="none"
 ) -> tuple[jax.Array, Any]:
-    """tokens, positions i32[B,T] -> hidden [B,T,E] after the final norm, and `carry` as `attend` left it.
-
-    attend(q [B,T,H,D], k [B,T,K,D], v [B,T,K,D], layer i32[], carry) -> (out [B,T,H,D], carry): q and k are rotated,
-    q is not scaled. Any pytree may be the carry (KV pages)."""
+    """tokens, positions i32[B,T] -> hidden [B,T,E] after the final norm, and `carry` (any pytree: KV pages) as `attend`
+    left it. Its q and k are rotated, its q is not scaled."""
     rope = rope_angles(config, positions)
 
     def layer(state, xs):
@@ -239,16 +235,7 @@ def head(config: QwenConfig, params: Params, hidden: jax.Array, dtype: Any) -> j
 
 
 def token_logps(
-    config: QwenConfig,
-    params: Params,
-    hidden,
-    targets,
-    *,
-    temperature,
-    chunk: int,
-    dtype,
-    place=lambda hidden: hidden,
-    place_logits=lambda logits: logits,
+    config: QwenConfig, params, hidden, targets, *, temperature, chunk, dtype, place=same, place_logits=same
 ) -> tuple[jax.Array, jax.Array]:
     """log p(target) and entropy, f32[B,T] both, of p = softmax(logits / temperature); hidden [B,T,E], targets i32[B,T].
 
@@ -267,12 +254,11 @@ def token_logps(
     width = min(T, max(1, chunk // B))
     if width == T:
         return score(hidden, targets)
-    count = -(-T // width)
 
-    def split(x):  # [B,T,...] -> [count,B,width,...], padded
-        x = jnp.pad(x, [(0, 0), (0, count * width - T)] + [(0, 0)] * (x.ndim - 2))
-        return jnp.moveaxis(x.reshape(B, count, width, *x.shape[2:]), 1, 0)
+    def split(x):  # [B,T,...] -> [chunks,B,width,...], padded
+        x = jnp.pad(x, [(0, 0), (0, -T % width)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(B, -1, width, *x.shape[2:]), 1, 0)
 
-    join = lambda x: jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :T]  # [count,B,width] -> [B,T]
+    join = lambda x: jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :T]  # [chunks,B,width] -> [B,T]
     logps, entropy = jax.lax.map(lambda xs: recomputed(score)(*xs), (split(hidden), split(targets)))
     return join(logps), join(entropy)

@@ -18,8 +18,7 @@ class Pages:
     def share(self, slot: int, pages: list[int]) -> None:
         """Start an empty slot on pages that another sequence of its group holds."""
         assert not self.owned[slot], f"{slot=} holds pages"
-        for page in pages:
-            self.refs[page] += 1
+        self.refs[pages] += 1
         self._append(slot, pages)
 
     def reserve(self, slot: int, tokens: int) -> list[int]:
@@ -33,10 +32,8 @@ class Pages:
         return new
 
     def release(self, slot: int) -> None:
-        for page in self.owned[slot]:
-            self.refs[page] -= 1
-            if self.refs[page] == 0:
-                self.free.append(page)
+        self.refs[self.owned[slot]] -= 1
+        self.free += [page for page in self.owned[slot] if self.refs[page] == 0]
         self.owned[slot] = []
         self.table[slot] = 0
 
