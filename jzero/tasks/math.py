@@ -15,11 +15,8 @@ from jzero.types import Grade, Problem
 if TYPE_CHECKING:
     from jzero import config
 
-EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
 DATA = {"gsm8k": "main@openai/gsm8k", "math": "RLAIF/math"}  # task.data of "": 7,473 and, without MATH-500, 12,000 rows
 
-
-# Prompts
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."  # the words Qwen2.5-Math was tuned on
 TAGGED = (
@@ -27,11 +24,6 @@ TAGGED = (
     "The thoughts stand between <think> and </think>, the reply between <answer> and </answer>, that is: "
     "<think> thoughts </think> <answer> reply </answer>.\n"
 )
-
-
-def _chat(question: str, system: str) -> list[dict[str, str]]:
-    """Messages; evaluate.Sampler renders them by the tokenizer's chat template."""
-    return [{"role": "system", "content": system or BOXED}, {"role": "user", "content": question}]
 
 
 TEMPLATES: dict[str, Callable[[str, str], Any]] = {  # (question, system prompt) -> Problem.prompt
@@ -42,7 +34,8 @@ TEMPLATES: dict[str, Callable[[str, str], Any]] = {  # (question, system prompt)
     "no": lambda q, _: q,
     "r1_distill_qwen": lambda q, _: f"<｜begin▁of▁sentence｜><｜User｜>{q} {BOXED}\n<｜Assistant｜><think>\n",
     "qwen3": lambda q, _: f"<|im_start|>user\n{q}\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
-    "chat": _chat,
+    # messages, which evaluate.Sampler renders by the tokenizer's chat template
+    "chat": lambda q, system: [{"role": "system", "content": system or BOXED}, {"role": "user", "content": q}],
 }
 STOP = {"r1": ("</answer>",)}  # stop strings; other templates end with the model's own token
 
@@ -57,9 +50,6 @@ def problem(task: "config.Task", name: str, id: str, row: Row) -> Problem:
     return Problem(id, name, TEMPLATES[template(task)](row.problem, task.system), gold)
 
 
-# Problems
-
-
 class Sets(NamedTuple):
     """What is left to train on, set by set, what is held out, and what was dropped, in words."""
 
@@ -70,12 +60,8 @@ class Sets(NamedTuple):
 
 def sets(task: "config.Task") -> Sets:
     """Raises where there is nothing to train on, or where that is GSM8K's test split."""
-    return _sets(*_key(task))
-
-
-def _key(task: "config.Task") -> tuple[Any, ...]:
     columns, levels = (task.problem_column, task.answer_column), (task.level_min, task.level_max)
-    return task.data or DATA[task.name], task.eval_data, *columns, *levels, task.verifier
+    return _sets(task.data or DATA[task.name], task.eval_data, *columns, *levels, task.verifier)
 
 
 @functools.cache
@@ -99,9 +85,7 @@ def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int,
         lost["their answer does not grade 1 against itself"] = len(new) - len(good)
         notes += [f"{source}: {count} problems dropped, {why}" for why, count in lost.items() if count]
         if not good:
-            raise ValueError(
-                f"task.data={source} has {len(rows)} problems of these levels and none is left to train on"
-            )
+            raise ValueError(f"task.data={source}: none of {len(rows)} problems of these levels is left to train on")
         notes.append(f"{source}: {len(good)} problems")
         kept.append(good)
     return Sets(kept, held_out, notes)
@@ -109,23 +93,15 @@ def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int,
 
 def grades_itself(answer: Any, verifier: str) -> bool:
     golds = answer if isinstance(answer, list) else [answer]
-    return any(
-        gold not in (None, "") and math.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier).correct
-        for gold in golds
-    )
-
-
-@functools.cache
-def _stream(key: tuple[Any, ...], weights: tuple[float, ...], seed: int) -> Any:
-    count = len(_sets(*key).train)
-    if weights and (len(weights) != count or not all(isinstance(w, int | float) and w > 0 for w in weights)):
-        raise ValueError(f"task.weights={weights} must be a positive number for each of the {count} sets of task.data")
-    return data.stream(_sets(*key).train, weights, seed)
+    return any(math.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier).correct for gold in golds)
 
 
 def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step: every set is shuffled anew every epoch, several are mixed by task.weights."""
-    rows = _stream(_key(task), task.weights, seed)
+    train, weights = sets(task).train, task.weights
+    if weights and (len(weights) != len(train) or not all(isinstance(w, int | float) and w > 0 for w in weights)):
+        raise ValueError(f"task.{weights=} must be a positive number for each of the {len(train)} sets of task.data")
+    rows = data.stream(train, weights, seed)
     indices = range(step * count, (step + 1) * count)
     return [problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
 
@@ -133,11 +109,9 @@ def train_problems(task: "config.Task", seed: int, step: int, count: int) -> lis
 def eval_problems(task: "config.Task", count: int) -> list[Problem]:
     """At most `count` held-out problems, the same in every run."""
     rows = sets(task).held_out
-    chosen = sorted(random.Random(EVAL_SEED).sample(range(len(rows)), min(count, len(rows))))
+    chosen = sorted(random.Random(data.EVAL_SEED).sample(range(len(rows)), min(count, len(rows))))
     return [problem(task, task.name, f"{task.name}/eval/{i}", rows[i]) for i in chosen]
 
-
-# Grading
 
 READ = {"r1": "r1", "r1_distill_qwen": "think_boxed"}  # template: that of jzero.grade.math; else "boxed"
 
