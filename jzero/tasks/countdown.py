@@ -104,13 +104,9 @@ def draw(task: "config.Task", rng: random.Random, wanted: bool) -> Row:
         target = attempt(numbers, rng, LARGEST).value
         if 1 <= target <= task.target_max and held_out(numbers, target) == wanted:
             return Row(numbers, target)
-    raise ValueError(f"no countdown problem found in {DRAWS} draws: widen {_space(task)}")
-
-
-def _space(task: "config.Task") -> str:
-    return (
-        f"task.numbers_min..numbers_max={task.numbers_min}..{task.numbers_max}, value_max={task.value_max} "
-        f"or target_max={task.target_max}"
+    raise ValueError(
+        f"no countdown problem found in {DRAWS} draws: widen task.numbers_min..numbers_max={task.numbers_min}.."
+        f"{task.numbers_max}, value_max={task.value_max} or target_max={task.target_max}"
     )
 
 
@@ -123,11 +119,10 @@ def train_problems(task: "config.Task", seed: int, step: int, count: int) -> lis
     """The problems of one step; a published set is shuffled anew every epoch."""
     indices = range(step * count, (step + 1) * count)
     if task.data:
-        shuffled = data.stream([_published(task.data)[0]], (), seed)
-        rows = [shuffled[i] for i in indices]
+        rows = data.stream([_published(task.data)[0]], (), seed)
     else:
-        rows = [draw(task, random.Random(f"countdown/{seed}/train/{i}"), wanted=False) for i in indices]
-    return [made(row, task.template, f"countdown/train/{i}") for i, row in zip(indices, rows, strict=True)]
+        rows = {i: draw(task, random.Random(f"countdown/{seed}/train/{i}"), wanted=False) for i in indices}
+    return [made(rows[i], task.template, f"countdown/train/{i}") for i in indices]
 
 
 def eval_problems(task: "config.Task", count: int) -> list[Problem]:
@@ -151,8 +146,8 @@ def _distinct(task: "config.Task", count: int) -> list[Row]:
         row = next((row for row in draws if row.key not in found), None)
         if not row:
             raise ValueError(
-                f"eval.problems={count} is more than the {len(found)} distinct held-out problems found: "
-                f"lower it or widen {_space(task)}"
+                f"eval.problems={count} is more than the {len(found)} distinct held-out problems found: lower it or "
+                "widen task.numbers_min..numbers_max, value_max or target_max"
             )
         found[row.key] = row
     return list(found.values())
@@ -179,10 +174,8 @@ def to_rows(dataset: Any, source: str) -> list[Row]:
 def _published(source: str) -> tuple[list[Row], list[Row]]:
     """(train, held-out) rows. Held out are the distinct rows of its test split or, without one, those the hash says."""
     rows = to_rows(data.split(source, "train"), source)
-    if "test" in data.load(source):
-        test = to_rows(data.split(source, "test"), source)
-    else:
-        test = [row for row in rows if held_out(*row.key)]
+    apart = data.load(source).get("test")
+    test = [row for row in rows if held_out(*row.key)] if apart is None else to_rows(apart, source)
     distinct = {row.key: row for row in test}
     train = [row for row in rows if row.key not in distinct]
     if not train:

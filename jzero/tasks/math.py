@@ -1,6 +1,4 @@
-"""Questions with an answer: gsm8k, math, and any other set with columns for both. Grading is jzero.grade.math's.
-
-Imports no jax: grader processes load this module."""
+"""Questions with an answer: gsm8k, math, and any other set with columns for both. Grading is jzero.grade.math's."""
 
 import functools
 import random
@@ -9,7 +7,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jzero.grade import math
 from jzero.tasks import data
-from jzero.tasks.data import Row
 from jzero.types import Grade, Problem
 
 if TYPE_CHECKING:
@@ -17,15 +14,12 @@ if TYPE_CHECKING:
 
 DATA = {"gsm8k": "main@openai/gsm8k", "math": "RLAIF/math"}  # task.data of "": 7,473 and, without MATH-500, 12,000 rows
 
-
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."  # the words Qwen2.5-Math was tuned on
 TAGGED = (
     "The following is a dialogue. User poses a problem; Assistant works it out in the mind first and then replies. "
     "The thoughts stand between <think> and </think>, the reply between <answer> and </answer>, that is: "
     "<think> thoughts </think> <answer> reply </answer>.\n"
 )
-
-
 TEMPLATES: dict[str, Callable[[str, str], Any]] = {  # (question, system prompt) -> Problem.prompt
     "qwen_math": lambda q, _: (
         f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"
@@ -40,21 +34,17 @@ TEMPLATES: dict[str, Callable[[str, str], Any]] = {  # (question, system prompt)
 STOP = {"r1": ("</answer>",)}  # stop strings; other templates end with the model's own token
 
 
-def template(task: "config.Task") -> str:
-    """The name of the template of math questions, also where the task is another one."""
-    return task.template if task.template in TEMPLATES else "qwen_math"
-
-
-def problem(task: "config.Task", name: str, id: str, row: Row) -> Problem:
-    gold = {"answer": row.answer, "question": row.problem}
-    return Problem(id, name, TEMPLATES[template(task)](row.problem, task.system), gold)
+def problem(task: "config.Task", name: str, id: str, row: data.Row) -> Problem:
+    """By task.template or, where that is none for questions, qwen_math's."""
+    prompt = TEMPLATES.get(task.template, TEMPLATES["qwen_math"])(row.problem, task.system)
+    return Problem(id, name, prompt, {"answer": row.answer, "question": row.problem})
 
 
 class Sets(NamedTuple):
     """What is left to train on, set by set, what is held out, and what was dropped, in words."""
 
-    train: list[list[Row]]
-    held_out: list[Row]
+    train: list[list[data.Row]]
+    held_out: list[data.Row]
     notes: list[str]
 
 
@@ -118,5 +108,5 @@ READ = {"r1": "r1", "r1_distill_qwen": "think_boxed"}  # template: that of jzero
 
 def grade(response: str, gold: Any, task: "config.Task", marked: bool = False) -> Grade:
     """Of the answer that the template asks for or, if `marked`, of what follows the last ####."""
-    way = "gsm8k" if marked and "####" in response else READ.get(template(task), "boxed")
+    way = "gsm8k" if marked and "####" in response else READ.get(task.template, "boxed")
     return math.grade(response, gold["answer"], template=way, question=gold["question"], verifier=task.verifier)
