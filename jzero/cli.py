@@ -11,15 +11,13 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import jax
 from absl import flags
 from ml_collections import config_flags
 
 from jzero import config, hosts
-
-Settings = TypeVar("Settings")
 
 
 def fail(message: str) -> NoReturn:
@@ -31,8 +29,7 @@ def fail(message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def mistakes() -> Iterator[None]:
-    """Ends the process with one line for a ValueError that jzero raised; others are met by jzero, not meant for the
-    user."""
+    """Ends the process with one line for a ValueError that jzero raised; those of others are no user's mistake."""
     try:
         yield
     except ValueError as error:
@@ -70,26 +67,22 @@ def check_names(arguments: Sequence[str]) -> None:
             fail(f"{argument}: no field {given[1]}; " + (f"did you mean {near}?" if near else "--help lists them"))
 
 
-def sentence(error: BaseException) -> str:
-    """absl's message or, where that is a whole traceback, the last line of what is at the bottom of it."""
-    while "\n" in str(error) and (inner := error.__cause__ or error.__context__):
-        error = inner
-    return str(error).strip().split("\n")[-1].strip()
-
-
 def read(values: flags.FlagValues, argv: Sequence[str], holder: flags.FlagHolder) -> Any:
     """The config of a flag, changed by --config.section.field=value; a mistake ends the process."""
     try:
         rest = values(argv)[1:]
         getattr(holder.value, "name", "")  # a recipe that could not be read is an error on its first use
     except (flags.Error, OSError) as error:
-        fail(sentence(error))
+        last: BaseException = error
+        while "\n" in str(last) and (inner := last.__cause__ or last.__context__):
+            last = inner  # the message is a whole traceback: what is at the bottom of it
+        fail(str(last).strip().split("\n")[-1].strip())
     if rest:
         fail(f"unknown arguments {' '.join(rest)}: settings are given as --config.section.field=value")
     return holder.value
 
 
-def settings(defaults: Settings, arguments: Sequence[str]) -> Settings:
+def settings(defaults: config.Config, arguments: Sequence[str]) -> config.Config:
     """`defaults` changed by --config.section.field=value arguments."""
     check_names(arguments)
     argv, values = ["jzero", *arguments], flags.FlagValues()

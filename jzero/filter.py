@@ -5,7 +5,6 @@ What is worth training on, of a published set. --rates is what `python -m jzero.
 --against drops problems that share --ngram words in a row with a problem of a suite (aime24,math500=FILE,...)."""
 
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,25 +12,20 @@ from typing import Any
 from jzero import cli, metrics
 from jzero.tasks import data, suites
 
-MIN, MAX, NGRAM = 0.1, 0.9, 8  # as in open-r1
-
 
 def by_rate(rates: dict[int, float], count: int, least: float, most: float) -> set[int]:
     """Rows whose pass rate is strictly between the two."""
-    known = {i: rates[i] for i in range(count) if i in rates}
+    known = rates.keys() & range(count)
     if not known:
         raise ValueError(f"--rates knows none of the {count} rows: evaluate this set as --suite name=DATA")
-    return {i for i, rate in known.items() if least < rate < most}
+    return {i for i in known if least < rates[i] < most}
 
 
 def apart(problems: Sequence[str], known: Sequence[str], n: int) -> set[int]:
     """Rows that share no n words in a row with any known problem; a shorter known problem counts whole."""
-    seen: dict[int, set[tuple[str, ...]]] = {}
-    for text in known:
-        for gram in data.grams(text, n):
-            seen.setdefault(len(gram), set()).add(gram)
-    shared = lambda text: any(seen[size] & data.grams(text, size) for size in seen)
-    return {i for i, text in enumerate(problems) if not shared(text)}
+    seen = {gram for text in known for gram in data.grams(text, n)}
+    sizes = set(map(len, seen))
+    return {i for i, text in enumerate(problems) if not any(seen & data.grams(text, size) for size in sizes)}
 
 
 def read_rates(path: str) -> dict[int, float]:
@@ -41,18 +35,6 @@ def read_rates(path: str) -> dict[int, float]:
         return {int(row["id"].rpartition("/")[2]): float(row["accuracy"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"--rates {path} is not a file that jzero.evaluate wrote ({error})") from None
-
-
-def parse(arguments: Sequence[str]) -> Any:
-    parser = cli.parser("jzero.filter", __doc__)
-    parser.add_argument("--data", required=True, help="local file or directory, hub id, config@id")
-    parser.add_argument("--out", required=True, help="JSON lines to write: the rows that are kept, all their columns")
-    parser.add_argument("--rates", help="per-problem file of jzero.evaluate")
-    parser.add_argument("--min", type=float, default=MIN)
-    parser.add_argument("--max", type=float, default=MAX)
-    parser.add_argument("--against", help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE")
-    parser.add_argument("--ngram", type=int, default=NGRAM)
-    return parser.parse_args(arguments)
 
 
 def run(given: Any) -> dict[str, int]:
@@ -68,20 +50,27 @@ def run(given: Any) -> dict[str, int]:
         kept &= by_rate(read_rates(given.rates), len(dataset), given.min, given.max)
         counts["too easy or too hard"] = len(dataset) - len(kept)
     if given.against:
-        problems = list(map(str, dataset[data.column(dataset, "", data.PROBLEM, "problem", given.data)]))
         known = [text for spec in suites.split(given.against) for text in suites.texts(spec)]
-        clean = apart(problems, known, given.ngram)
+        clean = apart(data.questions(dataset, given.data), known, given.ngram)
         counts["in a suite"] = len(dataset) - len(clean)
         kept &= clean
     counts["kept"] = len(kept)
-    lines = [json.dumps(dataset[i], ensure_ascii=False, default=str) + "\n" for i in sorted(kept)]
-    metrics.write_atomic(Path(given.out), "".join(lines))
+    rows = dataset.select(sorted(kept))
+    metrics.write_atomic(given.out, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
     return counts
 
 
 def main() -> None:
+    parser = cli.parser("jzero.filter", __doc__)
+    parser.add_argument("--data", required=True, help="local file or directory, hub id, config@id")
+    parser.add_argument("--out", required=True, help="JSON lines to write: the rows that are kept, all their columns")
+    parser.add_argument("--rates", help="per-problem file of jzero.evaluate")
+    parser.add_argument("--min", type=float, default=0.1)  # this and the other two: as in open-r1
+    parser.add_argument("--max", type=float, default=0.9)
+    parser.add_argument("--against", help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE")
+    parser.add_argument("--ngram", type=int, default=8)
     with cli.mistakes():
-        counts = run(parse(sys.argv[1:]))
+        counts = run(parser.parse_args())
         print(", ".join(f"{count} {name}" for name, count in counts.items()))
 
 

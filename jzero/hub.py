@@ -12,8 +12,7 @@ def download(name: str, patterns: Sequence[str]) -> Path:
     """The local copy of a hub repository's files; what is in the cache serves when the hub is out of reach.
     Raises OSError with the reason when neither has it."""
     try:
-        # snapshot_download asks the same first, but waits for an answer without end.
-        HfApi().model_info(name, timeout=SECONDS)
+        HfApi().model_info(name, timeout=SECONDS)  # snapshot_download asks the same first, but waits without end
     except Exception as error:  # whatever the network and the hub's client come up with
         try:
             return Path(snapshot_download(name, allow_patterns=list(patterns), local_files_only=True))

@@ -4,7 +4,6 @@ With an advantage of 1 and the ratio at its on-policy value, the policy gradient
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 from tqdm import tqdm
@@ -15,7 +14,6 @@ from jzero.batch import Item, pack
 from jzero.model import qwen
 from jzero.tasks import TASKS
 from jzero.types import Layout
-from jzero.update import learning_rate
 
 
 def warm_start(
@@ -31,29 +29,20 @@ def warm_start(
     if example is None:
         raise ValueError(f"task.name={settings.task.name} has no warm-start examples; set warm_start.steps=0")
     optimizer = replace(settings.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine")
-    objective = replace(
-        settings,
-        algorithm=grpo(name="sft"),
-        optimizer=optimizer,
-        rollout=replace(rollout, temperature=1.0),
-        train=replace(settings.train, minibatches=1, epochs=1),
-    )
+    objective = replace(settings, algorithm=grpo(name="sft"), rollout=replace(rollout, temperature=1.0))
     learner = update.policy(policy.model, objective, policy.mesh)
     layout = Layout(0, 1, rollout.total)
     shards = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
     rows = max(1, settings.train.tokens // (layout.tokens * shards)) * shards
     state = learner.start(params)
-    bar = {"desc": "warm start", "mininterval": 1, "disable": not hosts.first()}
-    for step in (progress := tqdm(range(warm.steps), **bar)):
+    for step in (progress := tqdm(range(warm.steps), desc="warm start", mininterval=1, disable=not hosts.first())):
         interrupted()
         first = step * warm.batch
         pairs = [example(settings.task, settings.train.seed, first + i, warm.tries) for i in range(warm.batch)]
-        items = to_items(pairs, tok, layout.tokens)
-        packed = pack([items], [layout], [rows], [0])
-        lr = learning_rate(optimizer, step, warm.steps)
-        ones = [replace(p.batch, advantages=np.ones_like(p.batch.weights)) for p in packed]
-        batches, counts = learner.put([replace(p, batch=batch) for p, batch in zip(packed, ones, strict=True)])
-        state, stats = learner.update(state, batches, counts, [layout], lr)
+        [packed] = pack([to_items(pairs, tok, layout.tokens)], [layout], [rows], [0])
+        batch = replace(packed.batch, advantages=np.ones_like(packed.batch.weights))
+        lr = update.learning_rate(optimizer, step, warm.steps)
+        state, stats = learner.update(state, *learner.put([replace(packed, batch=batch)]), [layout], lr)
         if step % 20 == 0:
             progress.set_postfix(nll=f"{float(stats['nll']) / float(stats['tokens']):.3f}", refresh=False)
     return state.params
@@ -61,8 +50,8 @@ def warm_start(
 
 def to_items(pairs: list[tuple[str, str]], tok: tokenizer.PreTrainedTokenizerFast, longest: int) -> list[Item]:
     """Pairs as items of weight 1 / all response tokens; the response ends with the end-of-sequence token."""
-    encode = partial(tokenizer.encode, tok)
-    encoded = [(encode(prompt), [*encode(response), tok.eos_token_id]) for prompt, response in pairs]
+    encode = tokenizer.encode
+    encoded = [(encode(tok, prompt), [*encode(tok, response), tok.eos_token_id]) for prompt, response in pairs]
     too_long = max(len(prompt + response) for prompt, response in encoded)
     if too_long > longest:
         raise ValueError(f"a warm-start example has {too_long} tokens, rollout.max_prompt + max_new is {longest}")

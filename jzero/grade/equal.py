@@ -76,10 +76,8 @@ def value(node: Node, k: int = 0) -> Any:
     values = [value(part, k) for part in parts(node)]
     rational = kind in RATIONAL and exact(*values)
     try:
-        within = (
-            sum(map(bits, values)) <= BITS if rational else all(1 / LARGEST < abs(x) < LARGEST for x in values if x)
-        )
-        found = OPERATIONS[kind](*(values if rational else map(MP.convert, values))) if within else MP.nan
+        fits = sum(map(bits, values)) <= BITS if rational else all(1 / LARGEST < abs(x) < LARGEST for x in values if x)
+        found = OPERATIONS[kind](*(values if rational else map(MP.convert, values))) if fits else MP.nan
         found = found.real if type(found) is MP.mpc and abs(found.imag) <= 1e-100 * abs(found) else found
         return found if MP.isfinite(found) else None
     except BAD:
@@ -110,9 +108,8 @@ def stands_for(a: Node, b: Node) -> bool:
 
 
 def same_value(a: Node, b: Node, strict: bool) -> bool:
-    """Identity at every point where both are real or, where they never are, as complex numbers.
-
-    If `strict`, a gold that is written as a number takes only what is."""
+    """Identity at every point where both are real or, where they never are, as complex numbers. If `strict`, a gold
+    that is written as a number takes only what is."""
     if names(a) != names(b) or (strict and literal(b) and not literal(a)):
         return False
     if not {type(value(a)), type(value(b))} - {Fraction, MP.mpf} and not near(value(a), value(b)):

@@ -4,7 +4,6 @@ Reasons: correct, wrong value, no answer (none where the template wants it), unp
 echo (the question's own formula), no gold. The verifier "fast" wants a number where the gold is written as one;
 "math_verify" takes arithmetic, too, and notes where the math-verify package disagrees. The score stays ours."""
 
-import functools
 from typing import Any
 
 from jzero.grade.equal import equal
@@ -31,9 +30,9 @@ def peer(text: str, golds: list[str], ours: bool) -> bool:
     """The verdict of the math-verify package, ours where it has none."""
     import math_verify
 
-    parsed = functools.partial(math_verify.parse, parsing_timeout=1)
+    parsed = lambda text: math_verify.parse(f"${text}$", parsing_timeout=1)
     try:
-        return any(math_verify.verify(parsed(f"${gold}$"), parsed(f"${text}$"), timeout_seconds=1) for gold in golds)
+        return any(math_verify.verify(parsed(gold), parsed(text), timeout_seconds=1) for gold in golds)
     except Exception:  # whatever it raises
         return ours
 

@@ -221,18 +221,16 @@ def flat(kind: str, power: int, right: int) -> tuple[int, Callable[[Parser, Node
     return power, lambda parser, left: joined(kind, left, parser.expression(right))
 
 
+NAMED = {"\\infty": ("inf",), "\\emptyset": ("set",), "\\real": REAL} | {f"\\{name}": ("sym", name) for name in GREEK}
 CALLS = [f"\\{name}" for name in FUNCTIONS]
 END = (-1, Parser.factor)
 PREFIX: dict[str, Callable[[Parser, int], Node]] = {
     **dict.fromkeys("0123456789", lambda p, _: number(p.tokens[p.at - 1])),
     **dict.fromkeys(ascii_letters, lambda p, _: ("sym", p.tokens[p.at - 1])),
     '"': lambda p, _: ("sym", p.tokens[p.at - 1][1:]) if len(p.tokens[p.at - 1]) == 2 else refuse("a word"),
-    **{f"\\{name}": lambda *_, name=name: ("sym", name) for name in GREEK},
+    **{token: lambda *_, node=node: node for token, node in NAMED.items()},
     **dict.fromkeys(("(", "[", "{", "\\{", "|", "⌊", "⌈", "\\begin"), Parser.group),
     **dict.fromkeys(CALLS, Parser.function),
-    "\\infty": lambda *_: ("inf",),
-    "\\emptyset": lambda *_: ("set",),
-    "\\real": lambda *_: REAL,
     "\\frac": lambda p, _: ("div", p.expression(ATOM), p.expression(ATOM)),
     "\\binom": lambda p, _: ("binomial", p.expression(ATOM), p.expression(ATOM)),
     "\\sqrt": lambda p, _: ("root", p.group()[-1] if p.accept("[") else number("2"), p.expression(ATOM)),

@@ -15,16 +15,16 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jzero.tasks import data as sets
+from jzero.tasks import data
 from jzero.types import Grade, Problem
 
 if TYPE_CHECKING:
     from jzero import config
 
-EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
 HELD_OUT = 4  # one problem in so many is held out
 LARGEST = 9999  # intermediate value a procedural problem may need
 DRAWS = 20000  # random draws without a fitting problem before giving up
+REPEATS = 1001  # draws without a new held-out problem before giving up
 LONGEST = 200  # characters of an equation
 DEPTH = 32  # nested parentheses of an equation
 
@@ -50,9 +50,6 @@ class Attempt(NamedTuple):
     value: int
 
 
-# Prompts
-
-
 def _question(numbers: Sequence[int], target: int) -> str:
     return (
         f"Write an equation that equals {target}, using each of the numbers {list(numbers)} exactly once. "
@@ -76,20 +73,14 @@ TEMPLATES: dict[str, Callable[[Sequence[int], int], str]] = {
 }
 
 
-# Problems
-
-
 def held_out(numbers: Sequence[int], target: int) -> bool:
     """The split of a problem, by what it is: True is never trained on."""
-    key = f"{sorted(numbers)}={target}".encode()
-    return hashlib.blake2b(key, digest_size=4).digest()[0] % HELD_OUT == 0
+    return hashlib.blake2b(f"{sorted(numbers)}={target}".encode(), digest_size=4).digest()[0] % HELD_OUT == 0
 
 
 def attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> Attempt:
-    """Combine random pairs by random operations, larger operand first, within the integers 0..largest.
-
-    Nothing is lost by refusing negative values: a tree's absolute value is reached by sums and differences of the
-    absolute values below it."""
+    """Combine random pairs by random operations, larger operand first, within the integers 0..largest. No target needs
+    a negative value: a tree's absolute value is reached by sums and differences of the absolute values below it."""
     left = [(n, str(n)) for n in numbers]
     steps = []
     while len(left) > 1:
@@ -105,21 +96,17 @@ def attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> Attempt
     return Attempt(steps, text[1:-1] if steps else text, value)
 
 
-def draw(task: "config.Task", rng: random.Random, wanted: bool) -> tuple[tuple[int, ...], int]:
+def draw(task: "config.Task", rng: random.Random, wanted: bool) -> Row:
     """Random numbers and a target one of their expressions reaches, from the held-out split if `wanted`."""
     for _ in range(DRAWS):
         count = task.numbers_min + int(rng.random() * (task.numbers_max - task.numbers_min + 1))
         numbers = tuple(1 + int(rng.random() * task.value_max) for _ in range(count))
         target = attempt(numbers, rng, LARGEST).value
         if 1 <= target <= task.target_max and held_out(numbers, target) == wanted:
-            return numbers, target
-    raise ValueError(f"no countdown problem found in {DRAWS} draws: widen {_space(task)}")
-
-
-def _space(task: "config.Task") -> str:
-    return (
-        f"task.numbers_min..numbers_max={task.numbers_min}..{task.numbers_max}, value_max={task.value_max} "
-        f"or target_max={task.target_max}"
+            return Row(numbers, target)
+    raise ValueError(
+        f"no countdown problem found in {DRAWS} draws: widen task.numbers_min..numbers_max={task.numbers_min}.."
+        f"{task.numbers_max}, value_max={task.value_max} or target_max={task.target_max}"
     )
 
 
@@ -131,9 +118,11 @@ def made(row: Row, template: str, id: str) -> Problem:
 def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step; a published set is shuffled anew every epoch."""
     indices = range(step * count, (step + 1) * count)
-    rng = lambda i: random.Random(f"countdown/{seed}/train/{i}")
-    row = _shuffled(task.data, seed).__getitem__ if task.data else lambda i: Row(*draw(task, rng(i), wanted=False))
-    return [made(row(i), task.template, f"countdown/train/{i}") for i in indices]
+    if task.data:
+        rows = data.stream([_published(task.data)[0]], (), seed)
+    else:
+        rows = {i: draw(task, random.Random(f"countdown/{seed}/train/{i}"), wanted=False) for i in indices}
+    return [made(rows[i], task.template, f"countdown/train/{i}") for i in indices]
 
 
 def eval_problems(task: "config.Task", count: int) -> list[Problem]:
@@ -142,7 +131,7 @@ def eval_problems(task: "config.Task", count: int) -> list[Problem]:
         rows = _published(task.data)[1]
         if len(rows) < count:
             raise ValueError(f"eval.problems={count} is more than the {len(rows)} held-out problems of {task.data}")
-        rows = random.Random(EVAL_SEED).sample(rows, count)
+        rows = random.Random(data.EVAL_SEED).sample(rows, count)
     else:
         rows = _distinct(task, count)
     return [made(row, task.template, f"countdown/eval/{i}") for i, row in enumerate(rows)]
@@ -150,64 +139,49 @@ def eval_problems(task: "config.Task", count: int) -> list[Problem]:
 
 def _distinct(task: "config.Task", count: int) -> list[Row]:
     """Held-out procedural problems, no two of the same numbers and target."""
-    rng = random.Random(f"countdown/{EVAL_SEED}/eval")
+    rng = random.Random(f"countdown/{data.EVAL_SEED}/eval")
     found: dict[Any, Row] = {}
-    repeats = 0
     while len(found) < count:
-        row = Row(*draw(task, rng, wanted=True))
-        repeats = repeats + 1 if row.key in found else 0
-        if repeats > 1000:
+        draws = (draw(task, rng, wanted=True) for _ in range(REPEATS))
+        row = next((row for row in draws if row.key not in found), None)
+        if not row:
             raise ValueError(
-                f"eval.problems={count} is more than the {len(found)} distinct held-out problems found: "
-                f"lower it or widen {_space(task)}"
+                f"eval.problems={count} is more than the {len(found)} distinct held-out problems found: lower it or "
+                "widen task.numbers_min..numbers_max, value_max or target_max"
             )
-        found.setdefault(row.key, row)
+        found[row.key] = row
     return list(found.values())
 
 
-# Published sets
-
-
-def to_rows(dataset: Any, data: str) -> list[Row]:
-    """The problems of a published set."""
-    for first, second in (("gt_answer", "input"), ("nums", "target"), ("numbers", "target")):
-        if {first, second} <= set(dataset.column_names):
-            table = dataset.select_columns([first, second])[:]
-            pairs = list(zip(table[first], table[second], strict=True))
-            break
+def to_rows(dataset: Any, source: str) -> list[Row]:
+    """The problems of a published set: columns nums (or numbers) and target, or input and gt_answer."""
+    names = set(dataset.column_names)
+    if {"input", "gt_answer"} <= names:
+        golds = [json.loads(gold) if isinstance(gold, str) else gold for gold in dataset["gt_answer"][:]]
+        columns = [gold["numbers"] for gold in golds], [gold["target"] for gold in golds], dataset["input"][:]
+    elif {"nums", "numbers"} & names and "target" in names:
+        columns = dataset["nums" if "nums" in names else "numbers"][:], dataset["target"][:]
     else:
         raise ValueError(
-            f"task.data={data} has columns {sorted(dataset.column_names)}: countdown needs nums (or numbers) and "
-            "target, or input and gt_answer"
+            f"task.data={source} has columns {sorted(names)}: countdown needs nums (or numbers) and target, or input "
+            "and gt_answer"
         )
-    if first != "gt_answer":
-        return [Row(tuple(map(int, numbers)), int(target)) for numbers, target in pairs]
-    golds = [(json.loads(gold) if isinstance(gold, str) else gold, prompt) for gold, prompt in pairs]
-    return [Row(tuple(map(int, gold["numbers"])), int(gold["target"]), prompt) for gold, prompt in golds]
+    rows = zip(*columns, strict=True)
+    return [Row(tuple(map(int, numbers)), int(target), *prompt) for numbers, target, *prompt in rows]
 
 
 @functools.cache
-def _published(data: str) -> tuple[list[Row], list[Row]]:
+def _published(source: str) -> tuple[list[Row], list[Row]]:
     """(train, held-out) rows. Held out are the distinct rows of its test split or, without one, those the hash says."""
-    splits = sets.load(data)
-    rows = to_rows(sets.split(data, "train"), data)
-    if "test" in splits:
-        test = to_rows(splits["test"], data)
-    else:
-        test = [row for row in rows if held_out(row.numbers, row.target)]
+    rows = to_rows(data.split(source, "train"), source)
+    apart = data.load(source).get("test")
+    test = [row for row in rows if held_out(*row.key)] if apart is None else to_rows(apart, source)
     distinct = {row.key: row for row in test}
     train = [row for row in rows if row.key not in distinct]
     if not train:
-        raise ValueError(f"task.data={data} has {len(rows)} rows and none is left to train on")
+        raise ValueError(f"task.data={source} has {len(rows)} rows and none is left to train on")
     return train, list(distinct.values())
 
-
-@functools.cache
-def _shuffled(data: str, seed: int) -> Any:
-    return sets.stream([_published(data)[0]], (), seed)
-
-
-# Grading
 
 _SPELLINGS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-"})
 _TOKEN = re.compile(r"[ \t\r\n]*(0|[1-9][0-9]*|[-+*/(){}]|\\(?:times|cdot|div|d?frac)(?![a-zA-Z]))[ \t\r\n]*")
@@ -249,27 +223,24 @@ def _value(node: ast.AST) -> Fraction | None:
 
 def extract(response: str) -> str | None:
     """The last <answer> block after the last </think>, if there is one, else of the whole response."""
-    text = response.rpartition("</think>")[2]
-    end = text.rfind("</answer>")
-    start = text.rfind("<answer>", 0, max(end, 0))
-    return None if start < 0 else text[start + len("<answer>") : end].strip()
+    before = response.rpartition("</think>")[2].rpartition("</answer>")[0]
+    _, tag, answer = before.rpartition("<answer>")
+    return answer.strip() if tag else None
 
 
 def grade(response: str, gold: Any, task: "config.Task") -> Grade:
-    """1 for an expression that equals the target exactly, task.format_score for any other expression, else 0.
-
-    "expression = target" and "target = expression" count as the expression."""
+    """1 for an expression that equals the target exactly, task.format_score for any other expression, else 0. It may be
+    written "expression = target" or "target = expression"."""
     answer = extract(response)
     if answer is None:
         return Grade(0.0, False, "no answer")
     if len(answer) > LONGEST:
         return Grade(0.0, False, "too long")
-    left, equals, right = (side.strip() for side in answer.translate(_SPELLINGS).partition("="))
-    target = str(gold["target"])
-    if equals and target not in (left, right):
-        return Grade(0.0, False, "malformed")
+    sides = [side.strip() for side in answer.translate(_SPELLINGS).split("=")]
+    if len(sides) == 2 and str(gold["target"]) in sides:
+        sides.remove(str(gold["target"]))
     try:
-        numbers, value = parse(right if equals and right != target else left)
+        numbers, value = parse("=".join(sides))
     except ValueError:
         return Grade(0.0, False, "malformed")
     if sorted(numbers) != sorted(gold["numbers"]):

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import Any, NamedTuple
 PROBLEM = ("problem", "question", "prompt", "Problem", "Question", "input")
 ANSWER = ("answer", "final_answer", "gt_answer", "Answer")
 LEVEL = ("level", "difficulty", "Level")
-SPLITS = ("train", "test")
+EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
 
 # blake2b of questions of GSM8K's test split, letters and digits alone: a training set that holds them has the split.
-GSM8K_TEST = (
-    "1bdb6d72a6cd 1f1440c9051e 22db7e630cde 2e4c2fe0fcff 4555b15771d4 528183fa2363 55dc07ae9905 69ef098a410c "
-    "7ebd39e8e0d9 8c6ed497332c 92b94d2aee01 a962c7b56d77 bb38f7b92e46 d145a21b6202 dd0036968ccd e6d600311d05"
-)
+GSM8K_TEST = """1bdb6d72a6cd 1f1440c9051e 22db7e630cde 2e4c2fe0fcff 4555b15771d4 528183fa2363 55dc07ae9905 69ef098a410c
+7ebd39e8e0d9 8c6ed497332c 92b94d2aee01 a962c7b56d77 bb38f7b92e46 d145a21b6202 dd0036968ccd e6d600311d05"""
 
 
 class Row(NamedTuple):
@@ -31,8 +28,23 @@ class Row(NamedTuple):
 @functools.cache
 def load(data: str) -> dict[str, Any]:
     """The splits of a local file or directory, or of a hub id (config@id); a file is the split "train"."""
+    import datasets
+
+    readers = dict.fromkeys((".json", ".jsonl"), _json)
+    readers |= {".parquet": datasets.Dataset.from_parquet, ".arrow": datasets.Dataset.from_file}
+    path = Path(data)
+    name, _, repository = data.rpartition("@")
     try:
-        dataset = _load(data)
+        if path.is_dir():
+            files = {each.stem: each for each in sorted(path.iterdir()) if each.suffix in readers}
+            read = {name: readers[files[name].suffix](str(files[name])) for name in ("train", "test") if name in files}
+            found = read or datasets.load_from_disk(data)
+        elif path.exists() and path.suffix in readers:
+            found = readers[path.suffix](data)
+        elif path.exists() or path.suffix in readers or repository.count("/") > 1 or repository.startswith("."):
+            raise FileNotFoundError(f"no such directory, or file ending in {', '.join(readers)}")
+        else:
+            found = datasets.load_dataset(repository, name or None)
     except Exception as error:  # the network, a foreign file: datasets raises whatever it met
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
@@ -40,7 +52,7 @@ def load(data: str) -> dict[str, Any]:
             "or arrow file, a directory of train and test files or of save_to_disk, or a hub id (config@id) that can "
             "be reached"
         ) from None
-    return dict(dataset) if isinstance(dataset, dict) else {"train": dataset}
+    return dict(found) if isinstance(found, dict) else {"train": found}
 
 
 def split(data: str, *wanted: str) -> Any:
@@ -50,24 +62,6 @@ def split(data: str, *wanted: str) -> Any:
     if len(splits) > 1 and names[0] not in wanted:
         raise ValueError(f"task.data={data} has splits {', '.join(splits)}: {wanted[0]} is not among them")
     return splits[names[0]]
-
-
-def _load(data: str) -> Any:
-    import datasets
-
-    readers = {".json": _json, ".jsonl": _json}
-    readers |= {".parquet": datasets.Dataset.from_parquet, ".arrow": datasets.Dataset.from_file}
-    suffix = os.path.splitext(data)[1]
-    if os.path.isdir(data):
-        files = {path.stem: path for path in sorted(Path(data).iterdir()) if path.suffix in readers}
-        splits = {name: readers[files[name].suffix](str(files[name])) for name in SPLITS if name in files}
-        return splits or datasets.load_from_disk(data)
-    if os.path.exists(data) and suffix in readers:
-        return readers[suffix](data)
-    name, _, repository = data.rpartition("@")
-    if os.path.exists(data) or suffix in readers or repository.count("/") > 1 or repository.startswith("."):
-        raise FileNotFoundError(f"no such directory, or file ending in {', '.join(readers)}")
-    return datasets.load_dataset(repository, name or None)
 
 
 def _json(path: str) -> Any:
@@ -89,13 +83,17 @@ def _json(path: str) -> Any:
     return datasets.Dataset.from_dict(columns)
 
 
+def questions(dataset: Any, data: str) -> list[str]:
+    """The problems of a set, without their answers."""
+    return list(map(str, dataset[column(dataset, "", PROBLEM, "problem", data)]))
+
+
 def column(dataset: Any, wanted: str, known: Sequence[str], what: str, data: str) -> str:
     """The column that is asked for or, without a wish, the first of the known ones."""
-    found = [name for name in ([wanted] if wanted else known) if name in dataset.column_names]
+    there = dataset.column_names
+    found = [name for name in ([wanted] if wanted else known) if name in there]
     if not found:
-        raise ValueError(
-            f"task.data={data} has columns {', '.join(sorted(dataset.column_names))}: set task.{what}_column"
-        )
+        raise ValueError(f"task.data={data} has columns {', '.join(sorted(there))}: set task.{what}_column")
     return found[0]
 
 

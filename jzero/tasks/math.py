@@ -1,6 +1,4 @@
-"""Questions with an answer: gsm8k, math, and any other set with columns for both. Grading is jzero.grade.math's.
-
-Imports no jax: grader processes load this module."""
+"""Questions with an answer: gsm8k, math, and any other set with columns for both. Grading is jzero.grade.math's."""
 
 import functools
 import random
@@ -9,19 +7,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jzero.grade import math
 from jzero.tasks import data
-from jzero.tasks.data import Row
 from jzero.types import Grade, Problem
 
 if TYPE_CHECKING:
     from jzero import config
 
-EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
-DATA = {"gsm8k": "main@openai/gsm8k"} | dict.fromkeys(
-    ("math", "math_multiturn"), "RLAIF/math"
-)  # task.data of "": 7,473 and, without MATH-500, 12,000 rows
-
-
-# Prompts
+# task.data of "": 7,473 and, without MATH-500, 12,000 rows
+DATA = {"gsm8k": "main@openai/gsm8k"} | dict.fromkeys(("math", "math_multiturn"), "RLAIF/math")
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."  # the words Qwen2.5-Math was tuned on
 TAGGED = (
@@ -29,13 +21,6 @@ TAGGED = (
     "The thoughts stand between <think> and </think>, the reply between <answer> and </answer>, that is: "
     "<think> thoughts </think> <answer> reply </answer>.\n"
 )
-
-
-def _chat(question: str, system: str) -> list[dict[str, str]]:
-    """Messages; evaluate.Sampler renders them by the tokenizer's chat template."""
-    return [{"role": "system", "content": system or BOXED}, {"role": "user", "content": question}]
-
-
 TEMPLATES: dict[str, Callable[[str, str], Any]] = {  # (question, system prompt) -> Problem.prompt
     "qwen_math": lambda q, _: (
         f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"
@@ -44,40 +29,30 @@ TEMPLATES: dict[str, Callable[[str, str], Any]] = {  # (question, system prompt)
     "no": lambda q, _: q,
     "r1_distill_qwen": lambda q, _: f"<｜begin▁of▁sentence｜><｜User｜>{q} {BOXED}\n<｜Assistant｜><think>\n",
     "qwen3": lambda q, _: f"<|im_start|>user\n{q}\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
-    "chat": _chat,
+    # messages, which evaluate.Sampler renders by the tokenizer's chat template
+    "chat": lambda q, system: [{"role": "system", "content": system or BOXED}, {"role": "user", "content": q}],
 }
 STOP = {"r1": ("</answer>",)}  # stop strings; other templates end with the model's own token
 
 
-def template(task: "config.Task") -> str:
-    """The name of the template of math questions, also where the task is another one."""
-    return task.template if task.template in TEMPLATES else "qwen_math"
-
-
-def problem(task: "config.Task", name: str, id: str, row: Row) -> Problem:
-    gold = {"answer": row.answer, "question": row.problem}
-    return Problem(id, name, TEMPLATES[template(task)](row.problem, task.system), gold)
-
-
-# Problems
+def problem(task: "config.Task", name: str, id: str, row: data.Row) -> Problem:
+    """By task.template or, where that is none for questions, qwen_math's."""
+    prompt = TEMPLATES.get(task.template, TEMPLATES["qwen_math"])(row.problem, task.system)
+    return Problem(id, name, prompt, {"answer": row.answer, "question": row.problem})
 
 
 class Sets(NamedTuple):
     """What is left to train on, set by set, what is held out, and what was dropped, in words."""
 
-    train: list[list[Row]]
-    held_out: list[Row]
+    train: list[list[data.Row]]
+    held_out: list[data.Row]
     notes: list[str]
 
 
 def sets(task: "config.Task") -> Sets:
     """Raises where there is nothing to train on, or where that is GSM8K's test split."""
-    return _sets(*_key(task))
-
-
-def _key(task: "config.Task") -> tuple[Any, ...]:
     columns, levels = (task.problem_column, task.answer_column), (task.level_min, task.level_max)
-    return task.data or DATA[task.name], task.eval_data, *columns, *levels, task.verifier
+    return _sets(task.data or DATA[task.name], task.eval_data, *columns, *levels, task.verifier)
 
 
 @functools.cache
@@ -101,9 +76,7 @@ def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int,
         lost["their answer does not grade 1 against itself"] = len(new) - len(good)
         notes += [f"{source}: {count} problems dropped, {why}" for why, count in lost.items() if count]
         if not good:
-            raise ValueError(
-                f"task.data={source} has {len(rows)} problems of these levels and none is left to train on"
-            )
+            raise ValueError(f"task.data={source}: none of {len(rows)} problems of these levels is left to train on")
         notes.append(f"{source}: {len(good)} problems")
         kept.append(good)
     return Sets(kept, held_out, notes)
@@ -111,23 +84,15 @@ def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int,
 
 def grades_itself(answer: Any, verifier: str) -> bool:
     golds = answer if isinstance(answer, list) else [answer]
-    return any(
-        gold not in (None, "") and math.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier).correct
-        for gold in golds
-    )
-
-
-@functools.cache
-def _stream(key: tuple[Any, ...], weights: tuple[float, ...], seed: int) -> Any:
-    count = len(_sets(*key).train)
-    if weights and (len(weights) != count or not all(isinstance(w, int | float) and w > 0 for w in weights)):
-        raise ValueError(f"task.weights={weights} must be a positive number for each of the {count} sets of task.data")
-    return data.stream(_sets(*key).train, weights, seed)
+    return any(math.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier).correct for gold in golds)
 
 
 def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step: every set is shuffled anew every epoch, several are mixed by task.weights."""
-    rows = _stream(_key(task), task.weights, seed)
+    train, weights = sets(task).train, task.weights
+    if weights and (len(weights) != len(train) or not all(isinstance(w, int | float) and w > 0 for w in weights)):
+        raise ValueError(f"task.{weights=} must be a positive number for each of the {len(train)} sets of task.data")
+    rows = data.stream(train, weights, seed)
     indices = range(step * count, (step + 1) * count)
     return [problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
 
@@ -135,16 +100,14 @@ def train_problems(task: "config.Task", seed: int, step: int, count: int) -> lis
 def eval_problems(task: "config.Task", count: int) -> list[Problem]:
     """At most `count` held-out problems, the same in every run."""
     rows = sets(task).held_out
-    chosen = sorted(random.Random(EVAL_SEED).sample(range(len(rows)), min(count, len(rows))))
+    chosen = sorted(random.Random(data.EVAL_SEED).sample(range(len(rows)), min(count, len(rows))))
     return [problem(task, task.name, f"{task.name}/eval/{i}", rows[i]) for i in chosen]
 
-
-# Grading
 
 READ = {"r1": "r1", "r1_distill_qwen": "think_boxed"}  # template: that of jzero.grade.math; else "boxed"
 
 
 def grade(response: str, gold: Any, task: "config.Task", marked: bool = False) -> Grade:
     """Of the answer that the template asks for or, if `marked`, of what follows the last ####."""
-    way = "gsm8k" if marked and "####" in response else READ.get(template(task), "boxed")
+    way = "gsm8k" if marked and "####" in response else READ.get(task.template, "boxed")
     return math.grade(response, gold["answer"], template=way, question=gold["question"], verifier=task.verifier)

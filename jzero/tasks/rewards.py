@@ -3,7 +3,7 @@
 Those of one response are computed where it is graded, in the pool's worker; those that look at lengths, or at a whole
 batch, where the batch is collected. A user's own is "module:function", called with (response, gold, config.Task)."""
 
-import importlib
+import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -46,9 +46,7 @@ RESPONSE: dict[str, Callable[[str, Any], float]] = {  # of one: (response, setti
 def length(correct: np.ndarray, lengths: np.ndarray, settings: "config.Reward") -> np.ndarray:
     """λ = 1/2 - (length - min) / (max - min) over the batch; min(0, λ) where wrong (Kimi 1.5, arXiv:2501.12599)."""
     low, high = lengths.min(), lengths.max()
-    if low == high:
-        return np.zeros(len(lengths))
-    lam = 0.5 - (lengths - low) / (high - low)
+    lam = 0.5 - (lengths - low) / (high - low) if low < high else 0.0
     return np.where(correct, lam, np.minimum(0.0, lam))
 
 
@@ -56,9 +54,9 @@ def cosine(correct: np.ndarray, lengths: np.ndarray, settings: "config.Reward") 
     """Half a cosine from a length of 0 to cosine_length and flat after it: a short answer is worth more where right and
     less where wrong (arXiv:2502.03373)."""
     share = (1 + np.cos(np.pi * np.minimum(lengths / settings.cosine_length, 1.0))) / 2
-    right = settings.cosine_right_long + (settings.cosine_right_short - settings.cosine_right_long) * share
-    wrong = settings.cosine_wrong_long + (settings.cosine_wrong_short - settings.cosine_wrong_long) * share
-    return np.where(correct, right, wrong)
+    short = np.where(correct, settings.cosine_right_short, settings.cosine_wrong_short)
+    long = np.where(correct, settings.cosine_right_long, settings.cosine_wrong_long)
+    return long + (short - long) * share
 
 
 def soft_overlong(correct: np.ndarray, lengths: np.ndarray, settings: "config.Reward") -> np.ndarray:
@@ -76,11 +74,6 @@ NAMES = ("accuracy", *RESPONSE, *BATCH)  # accuracy is the score of the task's o
 def check(settings: "config.Reward") -> None:
     """Refuse names that mean nothing and weights that fit nothing."""
     for name in settings.functions:
-        if name not in NAMES and (":" not in name or "," in name):
-            raise ValueError(
-                f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or module:function; "
-                "give the flag once for each"
-            )
         if name not in NAMES:
             _function(name)
     count, weights = len(settings.functions), settings.weights
@@ -93,9 +86,12 @@ def check(settings: "config.Reward") -> None:
 
 
 def _function(name: str) -> Callable[[str, Any, Any], float | None]:
-    module, _, attribute = name.partition(":")
+    """A user's own."""
+    if not re.fullmatch(r"[\w.]+:[\w.]+", name):
+        known = f"{', '.join(NAMES)} or module:function"
+        raise ValueError(f"task.reward.functions: {name!r} is not one of {known}; give the flag once for each")
     try:
-        return getattr(importlib.import_module(module), attribute)
+        return pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"task.reward.functions: {name} cannot be imported ({error})") from None
 
@@ -115,11 +111,11 @@ def of_batch(grades: list[Grade], characters: list[int], tokens: list[int], sett
     correct = np.array([grade.correct for grade in grades], bool)
     lengths = {"characters": np.asarray(characters, float), "tokens": np.asarray(tokens, float)}
     weights = dict(zip(settings.functions, settings.weights or (1.0,) * len(settings.functions), strict=True))
-    every = [{"accuracy": grade.score} | grade.parts for grade in grades]
-    for name in BATCH.keys() & weights.keys() if grades else ():
-        values = BATCH[name](correct, lengths["tokens" if name in TOKENS else settings.unit], settings)
-        for parts, value in zip(every, values, strict=True):
-            parts[name] = float(value)
-    every = [{name: parts[name] for name in weights if name in parts} for parts in every]
-    score = lambda parts: sum(weights[name] * value for name, value in parts.items())
-    return [replace(grade, score=score(parts), parts=parts) for grade, parts in zip(grades, every, strict=True)]
+    unit = lambda name: "tokens" if name in TOKENS else settings.unit
+    batch = {name: BATCH[name](correct, lengths[unit(name)], settings) for name in weights if name in BATCH and grades}
+    out = []
+    for i, grade in enumerate(grades):
+        found = {"accuracy": grade.score} | grade.parts | {name: float(values[i]) for name, values in batch.items()}
+        parts = {name: found[name] for name in weights if name in found}
+        out.append(replace(grade, score=sum(weights[name] * value for name, value in parts.items()), parts=parts))
+    return out

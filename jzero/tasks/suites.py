@@ -3,7 +3,7 @@
 import random
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jzero.grade.extract import last_box, last_number
 from jzero.tasks import countdown, data, math
@@ -13,30 +13,21 @@ if TYPE_CHECKING:
     from jzero import config
 
 COUNTDOWN = 512  # procedural problems
-CHOICES = "ABCD"
 LAYOUT = "{question}\n\nA) {}\nB) {}\nC) {}\nD) {}\n\nThe answer is the letter of one choice."
 LETTER = re.compile(r"(?:\\boxed\{|<answer>|[Aa]nswer(?: is)?:?)(?:\s|\\text\{|[*($])*([A-D])\b")
 
 
-class Suite(NamedTuple):
-    """Where a suite is and how its answers are graded."""
-
-    data: str  # as task.data; "" = procedural
-    split: str
-    task: str = "math"  # Problem.task
-
-
 CHOICE = f"{__name__}:grade_choice"
-SUITES = {
-    "aime24": Suite("lkevinzc/math-eval", "aime"),
-    "aime25": Suite("math-ai/aime25", "test"),
-    "amc": Suite("lkevinzc/math-eval", "amc"),
-    "math500": Suite("lkevinzc/math-eval", "math"),
-    "minerva": Suite("lkevinzc/math-eval", "minerva"),
-    "olympiad_bench": Suite("lkevinzc/math-eval", "olympiad_bench"),
-    "gsm8k": Suite("main@openai/gsm8k", "test", "gsm8k"),
-    "gpqa_diamond": Suite("gpqa_diamond@Idavidrein/gpqa", "train", CHOICE),
-    "countdown": Suite("", "test", "countdown"),
+SUITES = {  # task.data ("" = procedural), its split, and Problem.task: how answers are graded
+    "aime24": ("lkevinzc/math-eval", "aime", "math"),
+    "aime25": ("math-ai/aime25", "test", "math"),
+    "amc": ("lkevinzc/math-eval", "amc", "math"),
+    "math500": ("lkevinzc/math-eval", "math", "math"),
+    "minerva": ("lkevinzc/math-eval", "minerva", "math"),
+    "olympiad_bench": ("lkevinzc/math-eval", "olympiad_bench", "math"),
+    "gsm8k": ("main@openai/gsm8k", "test", "gsm8k"),
+    "gpqa_diamond": ("gpqa_diamond@Idavidrein/gpqa", "train", CHOICE),
+    "countdown": ("", "test", "countdown"),
 }
 
 
@@ -45,48 +36,40 @@ def split(*specs: str) -> list[str]:
     return [part.strip() for spec in specs for part in spec.split(",") if part.strip()]
 
 
-def parse(spec: str) -> tuple[str, Suite]:
-    """ "math500" or "math500=FILE"; any other name with a file is a set of math problems."""
+def parse(spec: str) -> tuple[str, str, str, str]:
+    """ "math500" or "math500=FILE" -> name, data, split, task; any other name with a file is a set of math problems."""
     name, _, path = (part.strip() for part in spec.partition("="))
     if not name or (name not in SUITES and not path):
         raise ValueError(f"no suite {name!r}: there are {', '.join(SUITES)}, or name=FILE for a set of your own")
-    suite = SUITES.get(name, Suite("", "test"))
-    return name, suite._replace(data=path) if path else suite
-
-
-def dataset(suite: Suite) -> Any:
-    return data.split(suite.data, suite.split, "test")
+    source, part, kind = SUITES.get(name, ("", "test", "math"))
+    return name, path or source, part, kind
 
 
 def problems(spec: str, task: "config.Task", limit: int, seed: int) -> tuple[str, list[Problem]]:
     """Name and problems of a suite, the first `limit` of them (0 = all). Prompts follow task.template where it is one
     of the suite's, else they are qwen_math's or countdown's r1."""
-    name, suite = parse(spec)
-    if suite.task == "countdown":
-        made = _countdown(name, suite, task, limit or COUNTDOWN)
-    elif suite.task == CHOICE:
-        made = [choices(task, f"{name}/{i}", row, seed) for i, row in enumerate(dataset(suite))]
+    name, source, part, kind = parse(spec)
+    template = task.template if task.template in countdown.TEMPLATES else "r1"
+    if not source:
+        return name, countdown.eval_problems(type(task)(template=template), limit or COUNTDOWN)
+    dataset = data.split(source, part, "test")
+    if kind == "countdown":
+        rows = countdown.to_rows(dataset, source)
+        made = [countdown.made(row, template, f"{name}/{i}") for i, row in enumerate(rows)]
+    elif kind == CHOICE:
+        made = [choices(task, f"{name}/{i}", row, seed) for i, row in enumerate(dataset)]
     else:
-        rows = data.rows(dataset(suite), "", "", suite.data)
-        made = [math.problem(task, suite.task, f"{name}/{i}", row) for i, row in enumerate(rows)]
-    return name, made[:limit] if limit else made
+        rows = data.rows(dataset, "", "", source)
+        made = [math.problem(task, kind, f"{name}/{i}", row) for i, row in enumerate(rows)]
+    return name, made[: limit or None]
 
 
 def texts(spec: str) -> list[str]:
     """The questions of a suite, as they are published."""
-    name, suite = parse(spec)
-    if suite.task == "countdown":
+    name, source, part, kind = parse(spec)
+    if kind == "countdown":
         raise ValueError(f"suite {name} has numbers, no questions")
-    rows = dataset(suite)
-    return list(map(str, rows[data.column(rows, "", data.PROBLEM, "problem", suite.data)]))
-
-
-def _countdown(name: str, suite: Suite, task: "config.Task", count: int) -> list[Problem]:
-    template = task.template if task.template in countdown.TEMPLATES else "r1"
-    if not suite.data:
-        return countdown.eval_problems(type(task)(template=template), count)
-    rows = countdown.to_rows(dataset(suite), suite.data)
-    return [countdown.made(row, template, f"{name}/{i}") for i, row in enumerate(rows)]
+    return data.questions(data.split(source, part, "test"), source)
 
 
 def choices(task: "config.Task", id: str, row: dict[str, Any], seed: int) -> Problem:
@@ -94,7 +77,7 @@ def choices(task: "config.Task", id: str, row: dict[str, Any], seed: int) -> Pro
     answers = [row["Correct Answer"], *(row[f"Incorrect Answer {i}"] for i in (1, 2, 3))]
     order = random.Random(f"{id}/{seed}").sample(range(4), 4)
     question = LAYOUT.format(*(str(answers[i]).strip() for i in order), question=str(row["Question"]).strip())
-    return replace(math.problem(task, CHOICE, id, data.Row(question, None)), gold=CHOICES[order.index(0)])
+    return replace(math.problem(task, CHOICE, id, data.Row(question, None)), gold="ABCD"[order.index(0)])
 
 
 def grade_choice(response: str, gold: Any, task: "config.Task") -> Grade:

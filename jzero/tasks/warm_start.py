@@ -28,17 +28,20 @@ def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[s
     """The index-th (prompt, response) on a training problem: random tries, about `tries` of them. After every failed
     one it gives up with the same probability, so that how long to try is one habit, which RL can change."""
     rng = random.Random(f"warm_start/{seed}/{index}")
-    numbers, target = countdown.draw(task, rng, wanted=False)
+    numbers, target, _ = countdown.draw(task, rng, wanted=False)
     attempts = [countdown.attempt(numbers, rng, LARGEST)]
     while len(attempts) < MOST and rng.random() > 1 / tries:
-        attempts.append(another(numbers, rng, attempts))
-    if rng.random() < HINDSIGHT:
-        value = attempts[-1].value
-        if 1 <= value <= task.target_max and not countdown.held_out(numbers, value):
-            target = value
+        for _ in range(10):  # draws, for one that was not tried yet
+            new = countdown.attempt(numbers, rng, LARGEST)
+            if new.steps not in [old.steps for old in attempts]:
+                break
+        attempts.append(new)
+    value = attempts[-1].value
+    if rng.random() < HINDSIGHT and 1 <= value <= task.target_max and not countdown.held_out(numbers, value):
+        target = value
     lines = []
     for a in attempts:
-        lines.append(f"{','.join(a.steps)}?{target}" + (" yes" if a.value == target else " no"))
+        lines.append(f"{','.join(a.steps)}?{target} {'yes' if a.value == target else 'no'}")
         if a.value == target:
             break
     prompt = countdown.TEMPLATES[task.template](numbers, target)
@@ -46,21 +49,10 @@ def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[s
     return prompt, "\n".join([*lines, f"<answer>{a.expression}</answer>"])
 
 
-def another(numbers, rng: random.Random, earlier: list[countdown.Attempt]) -> countdown.Attempt:
-    """A try that is not among the earlier ones, if a few draws find one."""
-    for _ in range(10):
-        new = countdown.attempt(numbers, rng, LARGEST)
-        if all(new.steps != old.steps for old in earlier):
-            break
-    return new
-
-
 def max_tokens(task: "config.Task", tries: float) -> int:
     """Upper bound on a response's tokens under the countdown tokenizer: one a character, words and tags one each."""
-    steps = task.numbers_max - 1
-    most = max(LARGEST, task.value_max)
+    steps, most = task.numbers_max - 1, max(LARGEST, task.value_max)
     # A line's last step has no comma, but a verdict.
     line = steps * len(f"{most}*{most}={most},") + len(f"?{task.target_max}\n")
-    digits = len(str(task.value_max))
-    answer = 2 + task.numbers_max * digits + steps + 2 * max(steps - 1, 0)
+    answer = 2 + task.numbers_max * len(str(task.value_max)) + steps + 2 * max(steps - 1, 0)
     return (MOST if tries > 1 else 1) * line + answer + 3  # </think>, its newline and the end of the sequence
