@@ -99,9 +99,9 @@ class Rollout:
     max_new: int = 1024  # tokens of a response
     turns: int = 1  # responses of an episode at most, where the task replies to them
     max_reply: int = 64  # tokens of a reply that max_total=0 allows for
+    max_total: int = 0  # tokens of an episode, prompt and replies included; 0 = room for every turn
     eta: int = 0  # policy versions that a rollout may be old when it is trained on; 0 = every step waits for its own
     max_running: int = 0  # groups that are sampled at once where eta > 0; 0 = (eta + 1) prompts
-    max_total: int = 0  # tokens of an episode, prompt and replies included; 0 = room for every turn
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -250,12 +250,11 @@ def to_json(config: Config) -> str:
 
 LEAST = {  # smallest value of numbers; of every other it is 0
     1: "rollout.prompts rollout.group rollout.max_prompt rollout.max_new rollout.slots rollout.page rollout.chunk "
-    "rollout.turns "
-    "train.tokens train.buckets train.minibatches train.epochs train.checkpoint_every task.grade_workers "
+    "rollout.turns train.tokens train.buckets train.minibatches train.epochs train.checkpoint_every task.grade_workers "
     "task.reward.repetition_ngram task.reward.cosine_length task.reward.overlong_length warm_start.batch "
     "warm_start.tries model.logit_chunk model.arch.hidden_size model.arch.intermediate_size "
     "model.arch.num_hidden_layers model.arch.num_attention_heads model.arch.num_key_value_heads model.arch.head_dim",
-    -math.inf: "mesh.data mesh.fsdp mesh.tensor task.format_score task.reward.repetition_max "
+    -math.inf: "mesh.data mesh.fsdp mesh.tensor task.reward_bias task.format_score task.reward.repetition_max "
     "task.reward.cosine_right_short task.reward.cosine_right_long task.reward.cosine_wrong_short "
     "task.reward.cosine_wrong_long algorithm.truncated_score algorithm.truncated_penalty algorithm.entropy_coef",
 }
@@ -267,6 +266,7 @@ CHOICES = {
     "model.attention": ("", "xla"),
     "rollout.kv_dtype": DTYPES,
     "task.verifier": ("fast", "math_verify"),
+    "task.turn_reward": ("success", "score"),
     "task.reward.unit": ("characters", "tokens"),
     "optimizer.mu_dtype": DTYPES,
     "critic.optimizer.mu_dtype": DTYPES,
@@ -311,9 +311,7 @@ def combinations(config: Config) -> Iterator[str]:
         least = f"a prompt and a response, {rollout.max_prompt + rollout.max_new}"
         yield f"{rollout.max_total=} is shorter than {least}: raise it, or set it to 0"
     if 0 < train.slot < rollout.longest:
-        single = f"a response, {rollout.max_new=}"
-        longest = single if rollout.longest == rollout.max_new else f"an episode after its prompt, {rollout.longest}"
-        yield f"{train.slot=} is shorter than {longest}: set it to {rollout.longest} or 0"
+        yield f"{train.slot=} is shorter than what may follow a prompt: set it to {rollout.longest} or 0"
     slot = train.slot or rollout.longest
     if not slot >> (train.buckets - 1):
         yield f"{train.buckets=} halves a slot of {slot} tokens to nothing: at most {slot.bit_length()}"

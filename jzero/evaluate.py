@@ -273,24 +273,15 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, Any]:
 
 def problem_rows(rollouts: list[Rollout], samples: int) -> list[dict[str, Any]]:
     """One JSON value a problem, with all of its samples."""
+    names = ("correct", "reason")
+    response = lambda r: {"response": r.text} | {name: getattr(grade_of(r), name) for name in names}
+    whole = lambda r: response(r) | {"tokens": r.response_length, "finish": r.finish}
     rows = []
     for i in range(0, len(rollouts), samples):
-        problem, group = rollouts[i].problem, [(rollout, grade_of(rollout)) for rollout in rollouts[i : i + samples]]
-        responses = [
-            {
-                "response": r.text,
-                "correct": g.correct,
-                "reason": g.reason,
-                "tokens": r.response_length,
-                "finish": r.finish,
-            }
-            for r, g in group
-        ]
-        rate = float(np.mean([grade.correct for _, grade in group]))
-        rows.append(
-            {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold, "accuracy": rate}
-            | {"samples": responses}
-        )
+        problem, responses = rollouts[i].problem, [whole(rollout) for rollout in rollouts[i : i + samples]]
+        rate = float(np.mean([each["correct"] for each in responses]))
+        said = {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold}
+        rows.append(said | {"accuracy": rate, "samples": responses})
     return rows
 
 

@@ -167,7 +167,7 @@ IMPOSSIBLE = [
     ({"optimizer.schedule": "step"}, "optimizer.schedule='step'"),
     ({"optimizer.clip_norm": -1.0}, "optimizer.clip_norm=-1.0 must be at least 0"),
     ({"warm_start.steps": 5, "warm_start.batch": 0}, "warm_start.batch=0 must be at least 1"),
-    ({"train.slot": 100}, "train.slot=100 is shorter than a response, rollout.max_new=1024: set it to 1024 or 0"),
+    ({"train.slot": 100}, "train.slot=100 is shorter than what may follow a prompt: set it to 1024 or 0"),
     ({"train.slot": -1}, "train.slot=-1 must be at least 0"),
     ({"train.row_slots": -1}, "train.row_slots=-1 must be at least 0"),
     ({"train.buckets": 12}, "train.buckets=12 halves a slot of 1024 tokens to nothing: at most 11"),

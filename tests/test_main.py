@@ -236,7 +236,7 @@ MISTAKES = {
     "unknown flag": (["--wrokdir=x"], "Unknown command line flag 'wrokdir'. Did you mean: workdir"),
     "argument": (["train"], "unknown arguments train: settings are given as --config.section.field=value"),
     "group of one": (["--config.rollout.group=1"], "rollout.group=1: the group_mean_std baseline needs a group of at"),
-    "short slot": (["--config.train.slot=8"], "train.slot=8 is shorter than a response, rollout.max_new="),
+    "short slot": (["--config.train.slot=8"], "train.slot=8 is shorter than what may follow a prompt"),
     "few tokens": (["--config.train.tokens=8"], "train.tokens=8 holds less than one row of "),
     "unknown task": (["--config.task.name=countup"], "task.name='countup' is not one of countdown"),
     "unknown template": (["--config.task.template=r2"], "task.template='r2' is not one of r1, qwen_chat, plain"),

@@ -496,7 +496,7 @@ def test_impossible_settings(tmp_path):
         train.check(tiny(task={"name": "gsm8k", "template": "qwen_math"}), tmp_path)
     with pytest.raises(ValueError, match="rollout.max_total=10 is shorter than a prompt and a response, 11"):
         tiny(rollout={"max_total": 10, "max_new": 3})
-    with pytest.raises(ValueError, match="train.slot=20 is shorter than an episode after its prompt, 30"):
+    with pytest.raises(ValueError, match="train.slot=20 is shorter than what may follow a prompt: set it to 30"):
         tiny(train={"slot": 20})
 
 

@@ -7,12 +7,12 @@ import random
 import re
 from typing import TYPE_CHECKING
 
+from jzero.tasks import data
 from jzero.types import Grade, Problem
 
 if TYPE_CHECKING:
     from jzero import config
 
-EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same problems
 TEMPLATES = {
     "plain": "1-{}\n",
     "chat": "I think of a whole number from 1 to {}. Guess it: reply with the number alone.",
@@ -40,7 +40,7 @@ def train_problems(task: "config.Task", seed: int, step: int, count: int) -> lis
 
 
 def eval_problems(task: "config.Task", count: int) -> list[Problem]:
-    return problems(task, "eval", EVAL_SEED, range(count))
+    return problems(task, "eval", data.EVAL_SEED, range(count))
 
 
 def read(response: str) -> int | None:
