@@ -55,13 +55,14 @@ def main() -> None:
             values = [found[kind][when] for when in ("after_warm_start", "after") for kind in ("sampled", "greedy")]
             rows.setdefault(name, []).append([*values, found["tokens"]])
         rows.setdefault("one, asked again", []).append(
-            [np.nan] * 2 + [asked[k]["before"] for k in ("sampled", "greedy")] + [0]
+            [np.nan] * 2 + [asked[k]["before"] for k in ("sampled", "greedy")] + [np.nan]
         )
     print("| episodes | warm start | greedy | after RL | greedy | sampled tokens |\n" + "|---" * 6 + "|")
     for name, values in rows.items():
         mean, spread = np.mean(values, axis=0), np.std(values, axis=0)
         cells = [f"{100 * m:.1f} ± {100 * s:.1f} %" for m, s in zip(mean[:-1], spread[:-1], strict=True)]
-        print(f"| {name} | {' | '.join(cells)} | {mean[-1]:.0f} |")
+        cells = ["" if "nan" in cell else cell for cell in [*cells, f"{mean[-1]:,.0f}"]]
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 if __name__ == "__main__":

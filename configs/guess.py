@@ -1,11 +1,14 @@
 """Guess a number with hints, "higher" or "lower": what one response cannot reach and three or four can.
 
-    python -m jzero.main --config configs/guess.py:tiny             # from scratch on a laptop CPU, a few minutes
+    python -m jzero.main --config configs/guess.py:tiny             # from scratch, 2.5 minutes of CPU time
     python -m jzero.main --config configs/guess.py:qwen2.5-1.5b     # a number of 1..1000 with the base model
-    python -m jzero.main --config configs/guess.py:tiny --config.rollout.turns=1 --config.rollout.group=48
+    python -m jzero.main --config configs/guess.py:tiny --config.rollout.turns=1 --config.rollout.group=24
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The warm start of tiny shows true hints after random
-guesses, and a last guess that is right in a quarter of the examples and random in the others."""
+guesses, and a last guess that is right in half of the examples and random in the others: what hints mean, and never
+where to ask. After it a number of 1..7 is found in 44.5 % of the episodes, after 200 RL steps (0.44M sampled tokens) in
+99.0 %; trained with one response a number (the third command, 0.54M tokens) and then asked three times, in 38.5 %. Means
+of held-out accuracy over seeds 0 to 2, 2026-11-20 (benchmarks/turns.py)."""
 
 from jzero import algorithms
 from jzero.config import QWEN25 as HUB
@@ -38,12 +41,12 @@ def tiny() -> Config:
         model=Model(arch=arch, dtype="float32", logit_chunk=65536),
         task=Task(name="guess", template="plain", value_max=7),
         rollout=Rollout(
-            prompts=56, group=8, max_prompt=8, max_new=2, turns=3, max_reply=10, slots=512, page=16, chunk=4
+            prompts=56, group=8, max_prompt=8, max_new=2, turns=3, max_total=36, slots=512, page=16, chunk=4
         ),
-        algorithm=algorithms.dr_grpo(),
-        optimizer=Optimizer(lr=1e-3, b2=0.99, warmup_steps=10),
-        warm_start=WarmStart(steps=200, batch=64, lr=3e-3, tries=3.0),
-        train=Train(steps=60, tokens=8192, buckets=1, row_slots=8, checkpoint_every=20),
-        eval=Eval(problems=112, samples=4, every=20),
+        algorithm=algorithms.dr_grpo(entropy_coef=0.01),
+        optimizer=Optimizer(lr=2e-3, schedule="linear", warmup_steps=10),
+        warm_start=WarmStart(steps=500, batch=64, lr=3e-3, tries=3.0),
+        train=Train(steps=200, minibatches=2, tokens=14 * (8 + 8 * 28), buckets=1, row_slots=8, checkpoint_every=50),
+        eval=Eval(problems=112, samples=4, every=50),
         mesh=Mesh(data=-1, fsdp=1),
     )

@@ -153,7 +153,7 @@ def test_rewards_and_the_end_of_an_episode():
 def test_the_budget_of_tokens_ends_an_episode():
     tok, sampler, _ = sampler_of()
     talk = Talk(None, tiny().task, sampler.engine, tok, guess.train_problems(tiny().task, 0, 0, 1))
-    room = sampler.engine.max_total
+    room = 4 + sampler.engine.settings.longest
     sequence = Sequence(0, 0, 0, np.zeros(4, np.int32), room, [10, 11])
     wrong = Grade(0.0, False, "", reply="lower")
     between = talk.between(sequence, wrong)
@@ -162,6 +162,19 @@ def test_the_budget_of_tokens_ends_an_episode():
         sequence.tokens = [10] * (room - 4 - len(between) - spare)
         assert (talk.between(sequence, wrong) is None) == ends
     assert talk.between(Sequence(0, 0, 0, np.zeros(4, np.int32), 9), replace(wrong, reply=None)) is None
+
+
+def test_training_has_room_for_every_episode():
+    """Replies longer than max_reply to prompts shorter than max_prompt: the slot that an episode is packed into holds
+    what may follow the longest prompt."""
+    settings = tiny(rollout={"max_reply": 4})
+    tok, sampler, params = sampler_of()
+    mesh = sharding.train_mesh(1, 1, 1, jax.devices()[:1])
+    with Pool(1) as pool:
+        sampler, _ = evaluate.make_sampler(settings, sampler.engine.config, tok, "", mesh, pool)
+        rollouts, _ = sampler.rollouts(params, guess.train_problems(settings.task, 0, 0, 8), 2, 1.0, (0, 0), version=0)
+    lengths = [len(rollout.tokens) - rollout.prompt_length for rollout in rollouts]
+    assert max(len(rollout.turns) for rollout in rollouts) == 2 and max(lengths) <= settings.rollout.longest
 
 
 def test_a_slow_grade_changes_nothing(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import jax
 import numpy as np
 
+from jzero.config import Rollout as Settings
 from jzero.rollout.engine import Engine, bucket
 from jzero.rollout.pages import OutOfPages
 from jzero.rollout.values import Placement, Prefix, ResultTokens
@@ -63,6 +64,10 @@ class Sequence:
 
     def full(self) -> np.ndarray:
         return np.concatenate([self.context, np.array(self.tokens, np.int32)])
+
+    def room(self, settings: Settings) -> int:
+        """Tokens that the episode may have: after a short prompt no more than after a long one, as in training."""
+        return len(self.context) + settings.longest
 
 
 def groups_of(prompts: list[np.ndarray], group: int, max_new: int, first: int = 0) -> list[list[Sequence]]:
@@ -196,9 +201,9 @@ class Driver:
         sequence.logps += [0.0] * len(tokens)
         sequence.versions += [-1] * len(tokens)
         sequence.start, sequence.finish = len(sequence.tokens), ""
-        now = known + 1 + len(tokens)
-        sequence.limit = min(now + self.settings.max_new, self.engine.max_total)
-        assert now < sequence.limit, f"a reply up to {now=}, of {self.engine.max_total} tokens"
+        now, room = known + 1 + len(tokens), sequence.room(self.settings)
+        sequence.limit = min(now + self.settings.max_new, room)
+        assert now < room, f"a reply up to {now=}, of {room=} tokens"
         if slot is None:
             self.queue.appendleft([sequence])
         else:

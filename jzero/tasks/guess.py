@@ -18,7 +18,7 @@ TEMPLATES = {
     "chat": "I think of a whole number from 1 to {}. Guess it: reply with the number alone.",
 }
 REPLIES = {"plain": "<|endoftext|>{}\n", "chat": None}
-HINDSIGHT = 0.25  # as in tasks.warm_start
+HINDSIGHT = 0.5  # share of warm-start examples whose last guess is right
 NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 
 
@@ -67,7 +67,7 @@ def reply(gold: int, turns: list[tuple[str, Grade]], task: "config.Task") -> str
 
 def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[str, str]:
     """A random guess, after random wrong ones (at most `tries` in all) and their hints. It is right in HINDSIGHT of the
-    examples: how hints are to be read, and hardly that they pay. Of template plain."""
+    examples: how hints are to be read, and nothing of where to ask. Of template plain."""
     rng = random.Random(f"guess/warm_start/{seed}/{index}")
     draw = lambda: 1 + int(rng.random() * task.value_max)
     gold, text = draw(), TEMPLATES["plain"].format(task.value_max)
