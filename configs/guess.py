@@ -6,9 +6,9 @@
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The warm start of tiny shows true hints after random
 guesses, and a last guess that is right in half of the examples and random in the others: what hints mean, and never
-where to ask. After it a number of 1..7 is found in 44.5 % of the episodes, after 200 RL steps (0.44M sampled tokens) in
-99.0 %; trained with one response a number (the third command, 0.54M tokens) and then asked three times, in 38.5 %: means
-of held-out accuracy over seeds 0 to 2, 2026-11-20 (benchmarks/turns.py)."""
+where to ask. After it a number of 1..7 is found in 44.5 % of the episodes, after 200 RL steps (0.44M sampled tokens)
+in 99.0 %; trained with one response a number (the third command, 0.54M tokens) and then asked three times, in 38.5 %:
+means of held-out accuracy over seeds 0 to 2, 2026-11-20 (benchmarks/turns.py)."""
 
 from jzero import algorithms
 from jzero.config import QWEN25 as HUB

@@ -59,6 +59,7 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
     check(config, workdir)
     with Pool(config.task.grade_workers) as pool, hosts.Stop() as stop, contextlib.ExitStack() as ends:
         run = build(config, pool)
+        run.sampler.on_finish = stop.soon
         if run.stream:
             ends.callback(run.stream.close)
         held_out = evaluation_problems(run)

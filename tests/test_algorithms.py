@@ -227,7 +227,8 @@ def test_value_loss_and_per_token_gradient(changes, packing, rows, devices):
 
 
 def test_a_step_of_masked_rollouts_alone_has_no_weight():
-    rollouts = [replace(r, finish="length") for r in slow.random_rollouts(0, PROMPTS, GROUP)]
+    cut = lambda rollout: replace(rollout, turns=(replace(rollout.turns[0], finish="length"),))
+    rollouts = [cut(rollout) for rollout in slow.random_rollouts(0, PROMPTS, GROUP)]
     for name in WEIGHTS:
         masked = slow.settings(algorithm={"truncated": "mask"})
         weights = learn.token_weights(rollouts, list(range(len(rollouts))), name, masked)
@@ -315,7 +316,8 @@ def with_environment(rollout: Rollout, rng) -> tuple[Rollout, np.ndarray]:
     add = lambda x, value: np.insert(x, after, value)
     own = ~add(np.zeros(len(rollout.tokens), bool), True)
     fields = {"tokens": 7, "sampled": False, "logps": 0.0, "versions": -1}
-    return replace(rollout, **{name: add(getattr(rollout, name), x) for name, x in fields.items()}), own
+    turns = (replace(rollout.turns[0], end=len(own)),)
+    return replace(rollout, turns=turns, **{name: add(getattr(rollout, name), x) for name, x in fields.items()}), own
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -523,10 +523,10 @@ def test_a_run_resumes_to_the_same_numbers(tmp_path, quick_runs):
     weights = [(tmp_path / name / "export-4/model.safetensors").read_bytes() for name in ("whole", "resumed")]
     assert weights[0] == weights[1]
     names = [sorted(p.name for p in (tmp_path / x / "trajectories").rglob("*")) for x in ("whole", "resumed")]
-    assert names[0] == names[1] and "guess_train_0.txt" in names[0]
+    assert names[0] == names[1] and "guess_train_4.txt" in names[0]
 
 
 def slow_free(rows: list[dict]) -> list[dict]:
-    """Without what depends on when a reply came."""
-    timed = lambda name: name.startswith("eval") or name == "rollout/slot_use"
+    """Without what depends on when a reply came: log-probs of a prefill and a decode step differ in the last digits."""
+    timed = lambda name: name.startswith("eval") or name in ("rollout/slot_use", "policy/mismatch")
     return [{name: value for name, value in row.items() if not timed(name)} for row in rows]
