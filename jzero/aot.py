@@ -38,6 +38,7 @@ CHIPS = {
     "NVIDIA H200 141GB HBM3e": Chip(151397597184, 989e12, 4800e9),
 }
 TPUS = {"v5e": 2, "v6e": 2, "v5p": 3, "tpu7x": 3}  # dimensions of a slice
+HOSTS = {"TPU v5 lite": "v5e:2x2", "TPU v6 lite": "v6e:2x2", "TPU v5": "v5p:2x2x1", "TPU7x": "tpu7x:2x2x1"}
 ONE_HOST = {"1x1": (1, 1, 1), "2x4": (2, 4, 1)}  # two-dimensional slices that are not hosts of 2x2 chips
 GPUS = {  # device kind; multiprocessors, their fp32 units, shared memory of a block and of one, L2, GHz, capability
     "a100": ("NVIDIA A100-SXM4-80GB", 108, 64, 166912, 167936, 41943040, 1.41, 8),

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 from tqdm import tqdm
 
-from jzero import algorithms, cli, config, evaluate, learn, main, metrics, sharding, tokenizer
-from jzero.aot import CHIPS, GIB, Chip, device_bytes, devices, measure
+from jzero import algorithms, aot, cli, config, evaluate, learn, main, metrics, sharding, tokenizer
+from jzero.aot import CHIPS, GIB, HOSTS, Chip, device_bytes, measure
 from jzero.model import known, qwen
 from jzero.rollout import sample
 from jzero.rollout.engine import Engine
@@ -63,6 +63,8 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
     mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, devices)
     decode = sharding.decode_mesh(mesh, mesh.devices.flat[0].process_index)
     hosts = mesh.size // decode.size
+    if hosts > 1:  # XLA wants every device of a slice in a program whose devices talk to each other: a smaller slice
+        decode = sharding.mesh(aot.devices(HOSTS[devices[0].device_kind]), dict(decode.shape))
     rollout = evaluate.host_share(settings.rollout, hosts)
     engine = Engine(model, rollout, decode, (0, 1), settings.model.dtype, settings.model.attention)  # any two ids stop
     trainer = learn.make_trainer(settings, model, critic, mesh)
@@ -203,7 +205,7 @@ def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, 
 
 def run(settings: config.Config, topology: str, cache: Path | None, searching: bool = False) -> dict[str, Any]:
     """Everything that the table and --json say."""
-    plan = build(settings, devices(topology))
+    plan = build(settings, aot.devices(topology))
     mesh = plan.trainer.policy.mesh
     measured: dict[str, dict[str, Any]] = {}
     for name, program in (bar := tqdm(plan.programs.items(), desc="compile", unit="program")):

@@ -160,6 +160,15 @@ def test_decoding_is_of_one_host():
     assert plans.trainer.policy.mesh.size == 16
 
 
+@needs_libtpu
+def test_a_host_of_several_decodes_with_split_heads(cache):
+    """The compiler refuses a part of a slice whose devices talk to each other."""
+    settings = small(16 * 160, slots=256)
+    settings.mesh.tensor = 2
+    generate = plan.build(settings, aot.devices("v5e:4x4")).programs["generate"]
+    assert aot.measure(generate, "v5e:4x4", cache)["peak_bytes"] > 0
+
+
 @pytest.mark.parametrize("limit", [0, 5])
 def test_search_finds_the_largest_that_fits(limit, monkeypatch):
     """Of microbatches of up to `limit` rows on each of 8 devices. Pages for every slot take little."""
