@@ -17,8 +17,7 @@ import numpy as np
 
 from jzero import cli, config, metrics, train
 from jzero.grade.pool import Pool
-from jzero.rollout.sample import Sequence
-from jzero.stream import Stream
+from jzero.stream import Group, Stream
 
 SHORT = 16  # tokens of the shortest response
 
@@ -41,11 +40,14 @@ class HeavyTail(Stream):
 
     alpha = 1.0
 
-    def _sequences(self, number: int, context: np.ndarray) -> list[Sequence]:
-        draws = np.random.default_rng((0, number)).pareto(self.alpha, self.rollout.group) + 1
-        lengths = np.minimum(SHORT * draws, self.rollout.max_new).astype(int)
-        sequences = super()._sequences(number, context)
-        return [replace(s, limit=len(context) + int(n)) for s, n in zip(sequences, lengths, strict=True)]
+    def admit(self, version: int) -> list[Group]:
+        new = super().admit(version)
+        for group in new:
+            draws = np.random.default_rng((0, group.number)).pareto(self.alpha, len(group.sequences)) + 1
+            lengths = np.minimum(SHORT * draws, self.rollout.max_new).astype(int)
+            for sequence, length in zip(group.sequences, lengths, strict=True):
+                sequence.limit = len(sequence.context) + int(length)
+        return new
 
 
 def measure(settings: config.Config, steps: int, alpha: float) -> dict[str, float]:

@@ -285,18 +285,16 @@ CORRECTIONS: dict[str, Callable[[jax.Array, Total, Algorithm], jax.Array]] = {
 }
 
 
-def k2(logps: jax.Array, ref_logps: jax.Array) -> jax.Array:
-    """(log pi - log ref)^2 / 2: its gradient is that of the KL (Schulman 2020)."""
-    return 0.5 * (logps - ref_logps) ** 2
-
-
 def k3(logps: jax.Array, ref_logps: jax.Array) -> jax.Array:
     """exp(d) - d - 1 with d = log ref - log pi (Schulman 2020; GRPO eq. 4); d is clamped so that exp stays finite."""
     d = jnp.clip(ref_logps - logps, -40.0, 40.0)
     return jnp.expm1(d) - d
 
 
-KLS = {"k2": k2, "k3": k3}
+KLS = {
+    "k2": lambda logps, ref_logps: 0.5 * (logps - ref_logps) ** 2,  # its gradient is the KL's (Schulman 2020)
+    "k3": k3,
+}
 
 
 def policy_loss(logps, entropy, batch: Any, total: Total, algorithm: Algorithm) -> tuple[jax.Array, dict[str, Any]]:
@@ -366,42 +364,40 @@ PRESETS: dict[str, Callable[..., Algorithm]] = {
     name: partial(Algorithm, name=name, **values)
     for name, values in {
         # DeepSeekMath's GRPO, arXiv:2402.03300 eq. 3
-        "grpo": {},
+        "grpo": dict(),
         # Dr. GRPO, arXiv:2503.20783, and each of its two fixes alone
-        "dr_grpo": {"advantage": "group_mean", "weight": "constant"},
-        "grpo_no_std": {"advantage": "group_mean"},
-        "grpo_no_length": {"weight": "constant"},
+        "dr_grpo": dict(advantage="group_mean", weight="constant"),
+        "grpo_no_std": dict(advantage="group_mean"),
+        "grpo_no_length": dict(weight="constant"),
         # DAPO, arXiv:2503.14476: clip-higher, token mean, soft overlong punishment, dynamic sampling
-        "dapo": {"weight": "token_mean", "clip_high": 0.28, "overlong": 0.2, "dynamic_rounds": 3},
+        "dapo": dict(weight="token_mean", clip_high=0.28, overlong=0.2, dynamic_rounds=3),
         # REINFORCE leave-one-out, arXiv:2402.14740
-        "rloo": {"advantage": "leave_one_out", "weight": "sequence_sum", "surrogate": "reinforce"},
+        "rloo": dict(advantage="leave_one_out", weight="sequence_sum", surrogate="reinforce"),
         # REINFORCE++, arXiv:2501.03262, and with the group's mean as baseline, its §3
-        "reinforce_pp": {"advantage": "return_to_go", "whiten": True, "weight": "token_mean"},
-        "reinforce_pp_baseline": {"advantage": "group_mean", "whiten": True, "weight": "token_mean", "kl": "k2"},
+        "reinforce_pp": dict(advantage="return_to_go", whiten=True, weight="token_mean"),
+        "reinforce_pp_baseline": dict(advantage="group_mean", whiten=True, weight="token_mean", kl="k2"),
         # GSPO, arXiv:2507.18071
-        "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4},
+        "gspo": dict(ratio="sequence", clip_low=3e-4, clip_high=4e-4),
         # CISPO, MiniMax-M1, arXiv:2506.13585: no lower bound (the ratio is positive), an upper one of 5
-        "cispo": {"weight": "token_mean", "surrogate": "cispo", "clip_low": 1.0, "clip_high": 4.0},
+        "cispo": dict(weight="token_mean", surrogate="cispo", clip_low=1.0, clip_high=4.0),
         # PPO, arXiv:1707.06347, with the settings of reasoning runs: gamma = lam = 1, whitened advantages
-        "ppo": {"advantage": "gae", "whiten": True, "weight": "token_mean"},
+        "ppo": dict(advantage="gae", whiten=True, weight="token_mean"),
         # AReaL, arXiv:2505.24298 eq. 5: the ratio is to the policy before the update, the rest is a correction
-        "decoupled_ppo": {"advantage": "return_to_go", "whiten": True, "weight": "token_mean"}
-        | {"correction": "token_mask", "correction_high": 5.0},
+        "decoupled_ppo": dict(
+            advantage="return_to_go", whiten=True, weight="token_mean", correction="token_mask", correction_high=5.0
+        ),
         # Runs as they were published; see docs/algorithms.md for what their configs add.
         # DeepSeekMath 7B RL, arXiv:2402.03300 §4.2: with k3 to the reference
-        "deepseek_grpo": {"kl_coef": 0.04},
+        "deepseek_grpo": dict(kl_coef=0.04),
         # Oat-Zero (March 2025): L_max 3000, a cut response scores 0
-        "drgrpo_paper": {"advantage": "group_mean", "weight": "constant", "length_norm": 3000, "truncated": "fixed"},
+        "drgrpo_paper": dict(advantage="group_mean", weight="constant", length_norm=3000, truncated="fixed"),
         # oat 0.2.3's default: Dr. GRPO with truncated importance sampling at 2
-        "oat_head": {"advantage": "group_mean", "weight": "constant", "truncated": "fixed"}
-        | {"correction": "token_truncate"},
+        "oat_head": dict(advantage="group_mean", weight="constant", truncated="fixed", correction="token_truncate"),
         # oat 0.0.6, its Countdown curve: ratio to the sampler, whitened, KL summed over tokens
-        "oat_v006": {"std_eps": 1e-4, "whiten": True, "old": "sampler"}
-        | {"kl_coef": 1e-3, "kl_max": 10.0, "kl_weight": "sequence_sum"},
+        "oat_v006": dict(std_eps=1e-4, whiten=True, old="sampler", kl_coef=1e-3, kl_max=10.0, kl_weight="sequence_sum"),
         # TRL 0.18's default (bnpo); TRL 1.10's (dapo) with its correction for vLLM
-        "trl_018": {"std_eps": 1e-4, "weight": "token_mean", "kl_coef": 0.04},
-        "trl_head": {"std_eps": 1e-4, "weight": "batch_token_mean"}
-        | {"correction": "sequence_mask", "correction_high": 3.0},
+        "trl_018": dict(std_eps=1e-4, weight="token_mean", kl_coef=0.04),
+        "trl_head": dict(std_eps=1e-4, weight="batch_token_mean", correction="sequence_mask", correction_high=3.0),
     }.items()
 }
 grpo, dr_grpo = PRESETS["grpo"], PRESETS["dr_grpo"]

@@ -144,9 +144,7 @@ def graded(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"grade": row["grade"] and Grade(**row["grade"])}
 
 
-@jax.jit
-def fold(words: jax.Array) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(words[0]), words[1])
+fold = jax.jit(lambda words: jax.random.fold_in(jax.random.key(words[0]), words[1]))
 
 
 def make_seed(engine: Engine, key: tuple[int, int]) -> jax.Array:
@@ -156,24 +154,22 @@ def make_seed(engine: Engine, key: tuple[int, int]) -> jax.Array:
 def to_rollout(problem: Problem, sequence: sample.Sequence) -> Rollout:
     prompt = len(sequence.context)
     versions = np.array([-1] * prompt + sequence.versions, np.int32)
-    return Rollout(
-        problem=problem,
-        sample=sequence.sample,
-        tokens=sequence.full(),
-        sampled=versions >= 0,
-        logps=np.concatenate([np.zeros(prompt, np.float32), np.array(sequence.logps, np.float32)]),
-        versions=versions,
-        turns=tuple(sequence.turns),
-    )
+    logps = np.array([0.0] * prompt + sequence.logps, np.float32)
+    return Rollout(problem, sequence.sample, sequence.full(), versions >= 0, logps, versions, tuple(sequence.turns))
 
 
 def encode(tok: tokenizer.PreTrainedTokenizerFast, problem: Problem) -> list[int]:
     return tokenizer.encode(tok, tokenizer.render(tok, problem.prompt))
 
 
-def fitting(problems: list[Problem], tok: tokenizer.PreTrainedTokenizerFast, max_prompt: int) -> list[Problem]:
-    """Problems whose prompt fits; longer ones are dropped, never cut."""
-    return [problem for problem in problems if len(encode(tok, problem)) <= max_prompt]
+def fitting(problems: list[Problem], sampler: Sampler, name: str = "") -> list[Problem]:
+    """Problems whose prompt fits; longer ones are dropped, never cut. Says how many, of problems that have a name."""
+    longest = sampler.engine.settings.max_prompt
+    fit = [problem for problem in problems if len(encode(sampler.tokenizer, problem)) <= longest]
+    if name and len(fit) < len(problems):
+        lost = f"{len(problems) - len(fit)} of {len(problems)}"
+        hosts.say(f"{name}: {lost} prompts dropped, longer than {longest} tokens")
+    return fit
 
 
 def grade_of(graded: Rollout | Turn) -> Grade:
@@ -223,15 +219,16 @@ def kinds(settings: config.Eval, temperature: float) -> dict[str, tuple[int, flo
 
 
 def evaluate(
-    sampler: Sampler, params, problems: list[Problem], settings: config.Eval, temperature: float, name: str = ""
+    sampler: Sampler, params, every: dict[str, list[Problem]], settings: config.Eval, temperature: float
 ) -> dict[str, float]:
-    """Flat metrics of one evaluation, "eval/accuracy" or, of a suite, "eval/math500/accuracy": avg@k at the sampling
-    temperature and greedy."""
+    """Flat metrics of problems by name, "eval/math500/accuracy", or "eval/accuracy" of those of name "": avg@k at the
+    sampling temperature and greedy."""
     values = {}
-    for kind, (samples, heat) in kinds(settings, temperature).items():
-        rollouts, _ = sampler.rollouts(params, problems, samples, heat, key=(0, 0), version=0)
-        found = scores(sampler.gathered(rollouts), samples)
-        values |= {f"{kind}/{name}/{metric}" if name else f"{kind}/{metric}": v for metric, v in found.items()}
+    for name, problems in every.items():
+        for kind, (samples, heat) in kinds(settings, temperature).items():
+            rollouts, _ = sampler.rollouts(params, problems, samples, heat, key=(0, 0), version=0)
+            found = scores(sampler.gathered(rollouts), samples)
+            values |= {f"{kind}/{name}/{metric}" if name else f"{kind}/{metric}": v for metric, v in found.items()}
     return values
 
 
@@ -304,7 +301,7 @@ def table(summary: dict[str, dict[str, Any]]) -> str:
 def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:
     """Evaluate and write `out`/<suite>-<kind>.jsonl and `out`/summary.json; returns what that holds."""
     config.validate(settings)
-    seed, longest = settings.train.seed, settings.rollout.max_prompt
+    seed = settings.train.seed
     todo = dict(suites.problems(spec, settings.task, settings.eval.limit, seed) for spec in specs)
     if not todo or len(todo) < len(specs) or not kinds(settings.eval, 1.0):
         raise ValueError(f"--suite {','.join(specs)}: give every suite once, and set eval.samples or eval.greedy")
@@ -312,11 +309,9 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:
     with Pool(settings.task.grade_workers) as pool:
         sampler, params = load(settings, pool)
         for name, problems in todo.items():
-            fit = fitting(problems, sampler.tokenizer, longest)
-            if len(fit) < len(problems):
-                lost = f"{len(problems) - len(fit)} of {len(problems)}"
-                hosts.say(f"{name}: {lost} prompts are longer than {longest} tokens")
+            fit = fitting(problems, sampler, name)
             if not fit:
+                longest = settings.rollout.max_prompt
                 raise ValueError(f"suite {name}: no prompt has at most rollout.max_prompt={longest} tokens")
             summary[name] = {"problems": len(fit), "dropped": len(problems) - len(fit), "kinds": {}}
             for label, (samples, heat) in kinds(settings.eval, settings.rollout.temperature).items():

@@ -41,8 +41,7 @@ class Part:
 
     def fill(self, learner: update.Learner, name: str, arrays: Sequence[np.ndarray] | Mapping[int, np.ndarray]) -> None:
         """Set a field of the batches from one f32[T] a sequence, of all of them or of the part's own."""
-        values = learner.put_rows([p.fill([arrays[i] for i in self.chosen]) for p in self.packed])
-        self.set(name, values)
+        self.set(name, learner.put_rows([p.fill([arrays[i] for i in self.chosen]) for p in self.packed]))
 
     def set(self, name: str, values) -> None:
         self.batches = tuple(replace(b, **{name: x}) for b, x in zip(self.batches, values, strict=True))
@@ -55,14 +54,9 @@ def make_trainer(config: config.Config, model: qwen.QwenConfig, critic: qwen.Qwe
     each = config.rollout.group * (config.rollout.turns if train.turn_rows else 1)
     most = [groups * -(-each // layout.slots) for layout in shapes]  # rows: a slot for every sequence
     rows = [microbatch_rows(config, mesh, layout) for layout in shapes]
-    return Trainer(
-        config=config,
-        policy=update.policy(model, config, mesh),
-        critic=update.critic(critic, config, mesh) if critic else None,
-        layouts=shapes,
-        rows=rows,
-        microbatches=[-(-m // r) for m, r in zip(most, rows, strict=True)],
-    )
+    microbatches = [-(-m // r) for m, r in zip(most, rows, strict=True)]
+    learners = update.policy(model, config, mesh), update.critic(critic, config, mesh) if critic else None
+    return Trainer(config, *learners, shapes, rows, microbatches)
 
 
 def microbatch_rows(config: config.Config, mesh: Mesh, layout: Layout) -> int:
@@ -88,13 +82,10 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch, ...]:
         "returns": trainer.critic,
     }
     floats = ["weights", "sampler_logps", "advantages", *(name for name, used in named.items() if used)]
-
-    def one(layout: Layout, rows: int, microbatches: int) -> Batch:
-        shape = (microbatches, rows, layout.tokens)
-        types = dict.fromkeys(INTEGERS, np.int32) | dict.fromkeys(floats, np.float32)
-        return Batch(**{name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in types.items()})
-
-    return tuple(map(one, trainer.layouts, trainer.rows, trainer.microbatches))
+    types = dict.fromkeys(INTEGERS, np.int32) | dict.fromkeys(floats, np.float32)
+    shapes = zip(trainer.microbatches, trainer.rows, (layout.tokens for layout in trainer.layouts), strict=True)
+    struct = jax.ShapeDtypeStruct
+    return tuple(Batch(**{name: struct(shape, dtype) for name, dtype in types.items()}) for shape in shapes)
 
 
 def scores_old(config: config.Config) -> bool:
@@ -157,18 +148,16 @@ def make_parts(trainer: Trainer, rollouts: list[Rollout], step: int) -> list[Par
     train, group = trainer.config.train, trainer.config.rollout.group
     order = np.arange(len(rollouts) // group)
     rows, source = sequences(rollouts, trainer.config)
-    of_prompt: list[list[int]] = [[] for _ in order]
-    for i, rollout in enumerate(source):
-        of_prompt[rollout // group].append(i)
+    prompt = np.array(source) // group
+    of_prompt = [np.flatnonzero(prompt == p).tolist() for p in order]
     if train.minibatches > 1:
         order = np.random.default_rng((train.seed, step)).permutation(order)
     parts = []
-    weight = trainer.config.algorithm.weight
     for prompts in np.array_split(order, train.minibatches):
         chosen = [i for p in prompts for i in of_prompt[p]]
-        weights = token_weights(rows, chosen, weight, trainer.config)
-        items = {i: Item(rows[i].tokens, rows[i].prompt_length, weights[i], rows[i].logps) for i in chosen}
-        groups = [[items[i] for i in of_prompt[p]] for p in prompts]
+        weights = token_weights(rows, chosen, trainer.config.algorithm.weight, trainer.config)
+        item = lambda i: Item(rows[i].tokens, rows[i].prompt_length, weights[i], rows[i].logps)  # noqa: B023
+        groups = [list(map(item, of_prompt[p])) for p in prompts]
         packed = pack(groups, trainer.layouts, trainer.rows, trainer.microbatches)
         parts.append(Part(chosen, packed, *trainer.policy.put(packed)))
     return parts
@@ -226,8 +215,7 @@ def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Roll
         for name, arrays in fields.items():
             part.fill(policy, name, arrays)
         if algorithm.kl_coef and algorithm.kl_weight:
-            weights = token_weights(rows, part.chosen, algorithm.kl_weight, trainer.config)
-            part.fill(policy, "kl_weights", weights)
+            part.fill(policy, "kl_weights", token_weights(rows, part.chosen, algorithm.kl_weight, trainer.config))
     jax.block_until_ready([part.batches for part in parts])
 
 
@@ -268,20 +256,17 @@ def rewards_of(rollout: Rollout, config: config.Config) -> list[float]:
 def update_metrics(stats: list[dict[str, Any]], critic_stats: list[dict[str, Any]]) -> dict[str, float]:
     """Means over trained tokens of all optimizer steps of the RL step; the mismatch is the first's, before any."""
 
-    def means(stats: list[dict[str, Any]], names: dict[str, str]) -> dict[str, float]:
-        tokens = max(sum(s["tokens"] for s in stats), 1.0)
-        return {name: float(sum(s[key] for s in stats) / tokens) for name, key in names.items() if key in stats[0]}
+    def means(prefix: str, stats: list[dict[str, Any]], *names: str) -> dict[str, float]:
+        tokens, there = (
+            max(sum(s["tokens"] for s in stats), 1.0),
+            [name for name in names if stats and name in stats[0]],
+        )
+        return {f"{prefix}/{n.removeprefix('value_')}": float(sum(s[n] for s in stats) / tokens) for n in there}
 
-    values: dict[str, float] = {}
-    if stats:
-        names = ("entropy", "clip_fraction", "ratio_shift", "correction", "kl")
-        values |= means(stats, {f"policy/{name}": name for name in names})
-        values |= means(stats[:1], {"policy/mismatch": "mismatch"})
-    if critic_stats:
-        values |= means(critic_stats, {"critic/loss": "value_loss", "critic/clip_fraction": "value_clip_fraction"})
-    for prefix, each in (("optimizer", stats), ("critic", critic_stats)):
-        for name in ("grad_norm", "skipped") if each else ():
+    values = means("policy", stats, "entropy", "clip_fraction", "ratio_shift", "correction", "kl")
+    values |= means("policy", stats[:1], "mismatch")
+    values |= means("critic", critic_stats, "value_loss", "value_clip_fraction")
+    for prefix, each, names in (("optimizer", stats, ("loss",)), ("critic", critic_stats, ())):
+        for name in ("grad_norm", "skipped", *names) if each else ():
             values[f"{prefix}/{name}"] = float(np.mean([s[name] for s in each]))
-    if stats:
-        values["optimizer/loss"] = float(np.mean([s["loss"] for s in stats]))
     return values

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 from flax.serialization import msgpack_restore, msgpack_serialize
@@ -31,8 +32,10 @@ def capacity(eta: int, version: int, batch: int, most: int, accepted: int, runni
     return min(most - running, (eta + version + 1) * batch - (accepted + running))
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
+    """The episodes of one problem."""
+
     number: int  # of its problem, over all steps
     version: int  # of the policy when it was admitted
     problem: Problem
@@ -59,15 +62,12 @@ class Stream:
         all_hosts = self.rollout.max_running or (self.rollout.eta + 1) * self.rollout.prompts
         self.most = max(1, len(range(all_hosts)[hosts.share(all_hosts)]))  # groups that run at once
         self.groups: list[Group] = []  # oldest first
-        self.taken = 0  # groups trained on
-        self.cursor = 0  # problems looked at: prompts that are too long are passed over
+        self.taken: int = 0  # groups trained on
+        self.cursor: int = 0  # problems looked at: prompts that are too long are passed over
         self.lock = threading.Lock()
         self.saved = self.to_bytes()
-        self.problems = functools.lru_cache(2)(self._problems)
-
-    def _problems(self, step: int) -> list[Problem]:
-        task = self.settings.task
-        return TASKS[task.name].train_problems(task, self.settings.train.seed, step, self.rollout.prompts)
+        draw = functools.partial(TASKS[settings.task.name].train_problems, settings.task, settings.train.seed)
+        self.problems = functools.lru_cache(2)(lambda step: draw(step, self.rollout.prompts))
 
     def collect(self, weights, version: int) -> tuple[list[Rollout], Counters]:
         """The rollouts that the step after `version` trains on, and what was decoded for it."""
@@ -94,35 +94,27 @@ class Stream:
         return self.sampler.decode(weights, [*begun, *fresh], self.rollout.group, problems, heat, key, version, more)
 
     def admit(self, version: int) -> list[Group]:
-        """New groups, as many as may start."""
-        with self.lock:
-            new = self._new(version)
-            self.groups += new
-        return new
-
-    def _new(self, version: int) -> list[Group]:
-        over = sum(group.over for group in self.groups)
-        room = capacity(self.rollout.eta, version, self.batch, self.most, self.taken + over, len(self.groups) - over)
+        """New groups, as many as may start. Their requests, which name their noise, differ from those of all groups
+        that may be on their way with them; without asynchrony they are those of the place among the step's problems."""
+        eta, prompts, G = self.rollout.eta, self.rollout.prompts, self.rollout.group
         new: list[Group] = []
         passed = 0
-        while len(new) < room:
-            step, place = divmod(self.cursor, self.batch)
-            number = step * self.rollout.prompts + self.first + place
-            problem = self.problems(step + 1)[self.first + place]
-            self.cursor += 1
-            context = np.array(encode(self.sampler.tokenizer, problem), np.int32)
-            if len(context) <= self.rollout.max_prompt:
-                new.append(Group(number, version, problem, self._sequences(number, context)))
-            elif (passed := passed + 1) > self.rollout.prompts:
-                raise ValueError(f"{passed} prompts are longer than rollout.max_prompt={self.rollout.max_prompt}")
+        with self.lock:
+            over = sum(group.over for group in self.groups)
+            room = capacity(eta, version, self.batch, self.most, self.taken + over, len(self.groups) - over)
+            while len(new) < room:
+                step, place = divmod(self.cursor, self.batch)
+                number, problem = step * prompts + self.first + place, self.problems(step + 1)[self.first + place]
+                self.cursor += 1
+                context = np.array(encode(self.sampler.tokenizer, problem), np.int32)
+                if len(context) <= self.rollout.max_prompt:
+                    first, limit = number % ((2 * eta + 1) * prompts) * G, len(context) + self.rollout.max_new
+                    sequences = [Sequence(number, j, first + j, context, limit) for j in range(G)]
+                    new.append(Group(number, version, problem, sequences))
+                elif (passed := passed + 1) > prompts:
+                    raise ValueError(f"{passed} prompts are longer than rollout.max_prompt={self.rollout.max_prompt}")
+            self.groups += new
         return new
-
-    def _sequences(self, number: int, context: np.ndarray) -> list[Sequence]:
-        """Their requests, which name their noise, differ from those of all groups that may be on their way with them;
-        without asynchrony they are those of the place among the step's problems."""
-        place = number % ((2 * self.rollout.eta + 1) * self.rollout.prompts)
-        G, limit = self.rollout.group, len(context) + self.rollout.max_new
-        return [Sequence(number, j, place * G + j, context, limit) for j in range(G)]
 
     def enough(self, version: int) -> bool:
         """Whether there is what the step after `version` trains on, with all that would be too old for the next."""
@@ -132,7 +124,7 @@ class Stream:
     def take(self, version: int) -> list[Rollout]:
         with self.lock:
             chosen = [group for group in self.groups if self.ready(group)][: self.batch]
-            self.groups = [group for group in self.groups if not any(group is each for each in chosen)]
+            self.groups = [group for group in self.groups if group not in chosen]
             self.taken += len(chosen)
         assert len(chosen) == self.batch and all(version - group.version <= self.rollout.eta for group in chosen)
         return [to_rollout(group.problem, sequence) for group in chosen for sequence in group.sequences]
@@ -157,7 +149,7 @@ class Stream:
         return self.saved
 
     def load(self, data: bytes) -> None:
-        values = msgpack_restore(data)
+        values: Any = msgpack_restore(data)
         sequence = lambda row: Sequence(**row | {"turns": list(read_turns(row["turns"]))})
         sequences = lambda group: [sequence(row) for row in group["sequences"]]
         read = lambda group: group | {"problem": Problem(**group["problem"]), "sequences": sequences(group)}

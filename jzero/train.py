@@ -45,7 +45,6 @@ class Run:
     publish: Callable[[qwen.Params], qwen.Params]
     stream: Stream | None  # of asynchronous rollouts
     directory: Path | None  # of the model to load; None: random init
-    critic_directory: Path | None
     hf_config: dict[str, Any]  # its config.json
 
     @property
@@ -70,22 +69,19 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
         latest = saved.latest()
         writer = metrics.Writer(workdir if hosts.first() else None, latest)
         compiled = metrics.compilations()
-        host: dict[str, Any] = {"step": 0, "eval": {}, "seconds": 0.0, "seconds_by_phase": {}}
+        host: dict[str, Any] = {"step": 0, "eval": {}}
         state: State | None = None
 
         def assess(name: str, params: qwen.Params) -> dict[str, float]:
-            if not any(held_out.values()):
+            if not held_out:
                 return {}
             if run.stream:
                 run.stream.halt()
             # An update is in the state before its metrics are written: from there to the end of its step no stop.
             run.sampler.on_finish = stop.soon if state is None else lambda: None
             with run.clock("eval"):
-                weights = run.publish(params)
-                values: dict[str, float] = {}
-                for suite, problems in held_out.items():
-                    settings = config.eval, config.rollout.temperature
-                    values |= evaluate.evaluate(run.sampler, weights, problems, *settings, suite) if problems else {}
+                settings = config.eval, config.rollout.temperature
+                values = evaluate.evaluate(run.sampler, run.publish(params), held_out, *settings)
             run.sampler.on_finish = stop.soon
             host["eval"][name] = values
             hosts.say(f"eval {name}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
@@ -93,16 +89,12 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
 
         def spent() -> dict[str, Any]:
             """Time of this run so far, earlier sessions included."""
-            totals = run.clock.totals
-            names = host["seconds_by_phase"] | totals
-            phases = {name: host["seconds_by_phase"].get(name, 0.0) + totals.get(name, 0.0) for name in names}
-            return {"seconds": host["seconds"] + time.time() - started, "seconds_by_phase": phases}
+            return {"seconds": time.time() - started, "seconds_by_phase": dict(run.clock.totals)}
 
         def save(state: State, wait: bool) -> None:
             with run.clock("checkpoint"):
                 if run.stream:  # what is on its way on every host
-                    each = hosts.gather(run.stream.state())
-                    host["streams"] = [base64.b64encode(data).decode() for data in each]
+                    host["streams"] = [base64.b64encode(x).decode() for x in hosts.gather(run.stream.state())]
                 saved.save(host["step"], state, host | spent(), wait=wait)
 
         try:
@@ -118,9 +110,15 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 del params
             else:
                 state, host = saved.restore(latest, abstract_state(run))
+                started -= host["seconds"]
+                for phase, seconds in host["seconds_by_phase"].items():
+                    run.clock.totals[phase] += seconds
                 hosts.say(f"resumed {workdir} at step {latest}")
                 if run.stream:
-                    run.stream.load(base64.b64decode(streams(host)[jax.process_index()]))
+                    streams = host["streams"]
+                    if len(streams) != jax.process_count():
+                        raise ValueError(f"with rollout.eta > 0 a run of {len(streams)} processes resumes with as many")
+                    run.stream.load(base64.b64decode(streams[jax.process_index()]))
             if algorithms.needs_reference(config.algorithm):
                 run.trainer.reference = reference(run, workdir, host["step"], state.params, saved.oldest())
             first, steps = host["step"] + 1, config.train.steps
@@ -131,7 +129,9 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 begin = time.perf_counter()
                 state, values, rollouts = rl_step(run, state, step, workdir)
                 values |= run.clock.pop() | {"time/step": time.perf_counter() - begin}
-                values |= rates(values) | compiled()
+                values |= compiled()
+                for phase, name in (("rollout", "sample"), ("update", "update")):
+                    values[f"{phase}/tokens_per_second"] = values[f"{phase}/tokens"] / values[f"time/{name}"]
                 host["step"] = step
                 if step > first + 1 and values["compile/seconds"] > 1:
                     hosts.say(f"step {step}: {values['compile/programs']:.0f} programs compiled: shapes are still new")
@@ -158,13 +158,6 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
         saved.close()
         writer.close()
         return summarize(config, workdir, host | spent(), export)
-
-
-def streams(host: dict[str, Any]) -> list[str]:
-    """Of a checkpoint, one for every process."""
-    if len(host["streams"]) != jax.process_count():
-        raise ValueError(f"with rollout.eta > 0 a run of {len(host['streams'])} processes resumes with as many")
-    return host["streams"]
 
 
 def check(config: config.Config, workdir: Path) -> None:
@@ -205,10 +198,9 @@ def build(config: config.Config, pool: Pool) -> Run:
     tok = tokenizer.load(model.tokenizer or (str(directory) if directory else ""))
     if architecture is None:
         architecture = qwen.QwenConfig(vocab_size=len(tok), **vars(model.arch))
-    critic_directory, critic = None, None
+    critic = None
     if algorithms.needs_critic(config.algorithm):
-        critic_directory = hf.resolve(config.critic.path) if config.critic.path else directory
-        critic = hf.load_config(critic_directory)[0] if critic_directory else architecture
+        critic = hf.load_config(hf.resolve(config.critic.path))[0] if config.critic.path else architecture
         if critic.vocab_size != architecture.vocab_size:
             raise ValueError(
                 f"critic.path={config.critic.path} has a vocabulary of {critic.vocab_size}, the policy one of "
@@ -227,21 +219,13 @@ def build(config: config.Config, pool: Pool) -> Run:
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     devices = f"{mesh.devices.size} {mesh.devices.flat[0].device_kind} devices ({axes})"
     hosts.say(f"{architecture.model_type} of {qwen.num_params(architecture) / 1e6:.1f}M parameters on {devices}")
-    return Run(
-        config=config,
-        trainer=trainer,
-        sampler=sampler,
-        publish=publish,
-        stream=(Ahead if config.mesh.decode else Stream)(sampler, config) if config.rollout.eta else None,
-        directory=directory,
-        critic_directory=critic_directory,
-        hf_config=hf_config,
-    )
+    stream = (Ahead if config.mesh.decode else Stream)(sampler, config) if config.rollout.eta else None
+    return Run(config, trainer, sampler, publish, stream, directory, hf_config)
 
 
 def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
-    """The task's held-out problems, under "", and those of eval.suites. Says what the task's data had, and what is
-    dropped because its prompt is too long."""
+    """The task's held-out problems, under "", and those of eval.suites, as far as there are any. Says what the task's
+    data had, and what is dropped because its prompt is too long."""
     config = run.config
     for note in TASKS[config.task.name].notes(config.task):
         hosts.say(note)
@@ -250,12 +234,8 @@ def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
         suites.problems(spec, config.task, config.eval.limit, config.train.seed)
         for spec in suites.split(*config.eval.suites)
     )
-    longest = config.rollout.max_prompt
-    fit = {name: evaluate.fitting(each, run.sampler.tokenizer, longest) for name, each in every.items()}
-    for name, each in every.items():
-        if lost := len(each) - len(fit[name]):
-            hosts.say(f"{name or 'held out'}: {lost} of {len(each)} prompts dropped, longer than {longest} tokens")
-    return fit
+    fit = {name: evaluate.fitting(each, run.sampler, name or "held out") for name, each in every.items()}
+    return {name: each for name, each in fit.items() if each}
 
 
 def initial_params(run: Run) -> qwen.Params:
@@ -273,10 +253,9 @@ def initial_state(run: Run, params: qwen.Params) -> State:
     if critic is None:
         return state
     backbone = params
-    if run.config.critic.path:
-        assert run.critic_directory is not None
+    if path := run.config.critic.path:
         model = replace(critic.model, value_head=False)
-        backbone = hf.load(run.critic_directory, model, sharding.param_shardings(model, critic.mesh))
+        backbone = hf.load(hf.resolve(path), model, sharding.param_shardings(model, critic.mesh))
     copy = lambda x, place: jax.jit(jnp.copy, out_shardings=place)(x)  # both states are donated
     names = ("embed", "layers", "norm")
     values = {name: jax.tree.map(copy, backbone[name], critic.shardings[name]) for name in names}
@@ -315,7 +294,7 @@ def of_step(run: Run, weights: qwen.Params, step: int, at: int) -> tuple[list[Ro
     """Rollouts of the problems that the stream has at `at`."""
     config, sampler = run.config, run.sampler
     problems = TASKS[config.task.name].train_problems(config.task, config.train.seed, at, config.rollout.prompts)
-    fitting = evaluate.fitting(problems, sampler.tokenizer, config.rollout.max_prompt)
+    fitting = evaluate.fitting(problems, sampler)
     if not fitting:
         raise ValueError(f"step {step}: every prompt is longer than rollout.max_prompt={config.rollout.max_prompt}")
     heat, key = config.rollout.temperature, (config.train.seed, at)
@@ -370,12 +349,10 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
     grades = [grade_of(rollout) for rollout in rollouts]
     scores = np.array([grade.score for grade in grades]).reshape(-1, group)
     lengths = np.array([rollout.response_length for rollout in rollouts])
-    named: dict[str, list[float]] = {}
-    for grade in grades:
-        for name, value in grade.parts.items():
-            named.setdefault(name.replace(":", "."), []).append(value)
-    named.pop("accuracy", None)  # the metric of that name counts what is right
-    values = {f"reward/{name}": float(np.mean(each)) for name, each in named.items()} | {
+    parts = dict.fromkeys(name for grade in grades for name in grade.parts)
+    parts.pop("accuracy", None)  # the metric of that name counts what is right
+    part = lambda name: np.mean([grade.parts[name] for grade in grades if name in grade.parts])
+    values = {f"reward/{name.replace(':', '.')}": float(part(name)) for name in parts} | {
         "reward/mean": float(scores.mean()),
         "reward/accuracy": float(np.mean([grade.correct for grade in grades])),
         "reward/zero_variance_groups": float((scores.max(axis=1) == scores.min(axis=1)).mean()),
@@ -391,27 +368,11 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
     return values
 
 
-def rates(values: dict[str, float]) -> dict[str, float]:
-    """Tokens a second of each phase."""
-    return {
-        "rollout/tokens_per_second": values["rollout/tokens"] / values["time/sample"],
-        "update/tokens_per_second": values["update/tokens"] / values["time/update"],
-    }
-
-
 def sample_row(rollout: Rollout) -> dict[str, Any]:
-    grade = grade_of(rollout)
-    return {
-        "id": rollout.problem.id,
-        "sample": rollout.sample,
-        "prompt": rollout.problem.prompt,
-        "response": rollout.text,
-        "gold": rollout.problem.gold,
-        "score": grade.score,
-        "reason": grade.reason,
-        "tokens": rollout.response_length,
-        "finish": rollout.finish,
-    }
+    problem, grade = rollout.problem, grade_of(rollout)
+    row = {"id": problem.id, "sample": rollout.sample, "prompt": problem.prompt, "response": rollout.text}
+    row |= {"gold": problem.gold, "score": grade.score, "reason": grade.reason}
+    return row | {"tokens": rollout.response_length, "finish": rollout.finish}
 
 
 # -- the run's surroundings --------------------------------------------------------------------------------------
@@ -440,12 +401,11 @@ def export_policy(run: Run, params: qwen.Params, directory: Path) -> str:
     if not hosts.agree((directory / "generation_config.json").exists())[0]:  # the last to be written
         if hosts.first():
             shutil.rmtree(directory, ignore_errors=True)
-        tok = run.sampler.tokenizer
         stops = list(run.sampler.engine.stop_ids)
         extra = {"max_position_embeddings": run.sampler.engine.max_total} | run.hf_config | {"eos_token_id": stops[0]}
         hf.save(directory, run.trainer.policy.model, params, dtype=run.config.model.dtype, hf_config_extra=extra)
         if hosts.first():
-            tok.save_pretrained(str(directory))
+            run.sampler.tokenizer.save_pretrained(str(directory))
         generation = {"eos_token_id": stops, "temperature": run.config.rollout.temperature, "do_sample": True}
         hosts.write(directory / "generation_config.json", json.dumps(generation, indent=1))
     return str(directory)

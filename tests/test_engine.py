@@ -293,9 +293,13 @@ def test_pages_are_written_in_place(shape):
     pool = (state["k"].nbytes + state["v"].nbytes) / engine.mesh.size
     table = np.zeros((engine.max_concurrent_decodes, engine.per_slot), np.int32)
     keep = np.zeros(engine.max_concurrent_decodes, np.bool_)
-    generate = engine._program("generate", engine._generate, engine._generate_specs(), donate=(1,))
     arguments = put(table, keep, engine._shared(table, keep))
-    memory = generate.lower(params_on(engine), state, seed_on(engine), *arguments).compile().memory_analysis()
+    memory = (
+        engine._generate_program()
+        .lower(params_on(engine), state, seed_on(engine), *arguments)
+        .compile()
+        .memory_analysis()
+    )
     assert memory.temp_size_in_bytes < pool / 4 and memory.alias_size_in_bytes > pool
 
 

@@ -5,6 +5,7 @@ is 1) trip count (`shard_map` over slots); weights and KV heads are split over t
 shard, C decode steps a call, n prompts and G samples a prefill."""
 
 import math
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -24,10 +25,13 @@ from jzero.types import Layout
 
 SCRATCH = 0  # the page that idle slots write to
 RESUMED = ("tokens", "positions", "limits")  # of the state
+PREFIX = Prefix(P(None, "slots"), P(None, "slots"), P("slots"), P("slots"))  # specs of a prefix
 
 
 class Engine:
     """Owns the pages and the host's view of the slots; device state is passed in, donated and handed back."""
+
+    samples_per_slot, colocated_cpus = 1, None  # of JetStream's interface
 
     def __init__(
         self,
@@ -38,12 +42,14 @@ class Engine:
         dtype: str,
         backend: str = "",  # config.Model.attention
     ):
-        self.config, self.settings, self._mesh, self.dtype = config, settings, mesh, jnp.dtype(dtype)
+        self.config, self.settings, self.mesh, self.dtype = config, settings, mesh, jnp.dtype(dtype)
         self.shards = mesh.shape["slots"]
         self.shard_slots = -(-settings.slots // self.shards)
+        self.max_concurrent_decodes = self.shards * self.shard_slots
         self.block = math.gcd(self.shard_slots, settings.group)  # neighbours, where a group's samples tend to sit
         self.max_total = settings.total
         self.per_slot = -(-self.max_total // settings.page)
+        self.max_prefill_length = self.per_slot * settings.page
         share = -(-settings.pages // self.shards) if settings.pages else self.shard_slots * self.per_slot
         self.shard_pages = share + 1
         if share < self.per_slot:
@@ -61,36 +67,12 @@ class Engine:
             Pages(self.shard_pages, settings.page, self.shard_slots, self.per_slot) for _ in range(self.shards)
         ]
         self.placed: dict[int, Placement] = {}  # slot -> what decodes there
-        self.reached = np.zeros(self.max_concurrent_decodes, np.int64)  # tokens whose KV dispatched calls may write
-        self.paused: set[int] = set()  # slots that keep their pages and do not decode
-        self.resumed: dict[int, tuple[int, int, int]] = {}  # slot -> next input, its position, limit; of the next call
-        self.given: dict[int, list[int]] = {}  # slot -> tokens that its next steps take instead of sampling
         self._programs: dict[Any, Any] = {}
 
-    # -- JetStream's properties --------------------------------------------------------------------------------
-
-    @property
-    def max_concurrent_decodes(self) -> int:
-        return self.shards * self.shard_slots
-
-    @property
-    def samples_per_slot(self) -> int:
-        return 1
-
-    @property
-    def max_prefill_length(self) -> int:
-        return self.per_slot * self.settings.page
-
-    @property
-    def mesh(self) -> Mesh:
-        return self._mesh
-
-    @property
-    def colocated_cpus(self) -> None:
-        return None
+    # -- what is on the device ---------------------------------------------------------------------------------
 
     def get_prefix_destination_sharding(self) -> Prefix:
-        place = lambda *spec: NamedSharding(self._mesh, P(*spec))
+        place = lambda *spec: NamedSharding(self.mesh, P(*spec))
         kv = place(None, "slots", None, self.kv_axis)
         return Prefix(kv, kv, place("slots"), place("slots"))
 
@@ -98,18 +80,17 @@ class Engine:
         """Weights in the decoder's dtype and layout; see `sharding.publish` for the trainer's own."""
         return jax.device_put(jax.tree.map(lambda x: x.astype(self.dtype), params), shardings)
 
-    def init_decode_state(self) -> dict[str, jax.Array]:
-        if "init" not in self._programs:
-            state = self.abstract_state()
-            zeros = lambda: {name: jnp.zeros(x.shape, x.dtype) for name, x in state.items()}
-            shardings = {name: x.sharding for name, x in state.items()}
-            self._programs["init"] = jax.jit(zeros, out_shardings=shardings)
-        return self._programs["init"]()
+    @cached_property
+    def init_decode_state(self):
+        """Jitted, without arguments: the state of empty slots."""
+        state = self.abstract_state()
+        zeros = lambda: jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), state)
+        return jax.jit(zeros, out_shardings=jax.tree.map(lambda x: x.sharding, state))
 
     def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and shardings of the decode state."""
         L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
-        split = self._mesh.shape["tensor"] if self.kv_axis else 1
+        split = self.mesh.shape["tensor"] if self.kv_axis else 1
         rows, width = self.attention.pool_rows(K // split, D)
         pool = (split * rows, self.shards * L * self.shard_pages, self.settings.page, width)
         slots = (self.max_concurrent_decodes,)
@@ -123,7 +104,7 @@ class Engine:
             "temperature": (slots, jnp.float32),
             "active": (slots, jnp.bool_),
         }
-        specs = self._state_specs()
+        specs = self._state_specs(self.kv_axis)
         return {name: self._abstract(shape, dtype, specs[name]) for name, (shape, dtype) in shapes.items()}
 
     # -- host: slots and pages ---------------------------------------------------------------------------------
@@ -138,20 +119,16 @@ class Engine:
         assert placement.slot not in self.placed, f"{placement.slot=} is taken"
         shard, slot = divmod(placement.slot, self.shard_slots)
         pages, page = self.pages[shard], self.settings.page
-        near = (p.slot for p in self.placed.values() if p.group == placement.group)
-        sibling = next((s for s in near if s // self.shard_slots == shard), None)
-        full = placement.shared // page if sibling is not None else 0
-        if sibling is not None:
-            pages.share(slot, pages.owned[sibling % self.shard_slots][:full])
+        near = (divmod(p.slot, self.shard_slots) for p in self.placed.values() if p.group == placement.group)
+        full = next((pages.owned[s][: placement.shared // page] for other, s in near if other == shard), [])
+        pages.share(slot, full)
         try:
             new = pages.reserve(slot, min(placement.length + self.settings.chunk, placement.limit))
         except OutOfPages:
             pages.release(slot)
             raise
-        self.placed[placement.slot] = placement
-        self.reached[placement.slot] = placement.length
-        written = -(-placement.length // page) - full
-        return [(full + i, page_id) for i, page_id in enumerate(new[:written])]
+        self.placed[placement.slot], placement.reached = placement, placement.length
+        return list(enumerate(new, start=len(full)))[: -(-placement.length // page) - len(full)]
 
     def reserve(self, slot: int) -> None:
         """Pages for the slot's next call. Raises OutOfPages."""
@@ -159,21 +136,18 @@ class Engine:
         self.pages[shard].reserve(local, self._reach(slot))
 
     def _reach(self, slot: int) -> int:
-        return min(int(self.reached[slot]) + self.settings.chunk, self.placed[slot].limit)
+        return min(self.placed[slot].reached + self.settings.chunk, self.placed[slot].limit)
 
     def free_resource(self, slot: int) -> None:
         shard, local = divmod(slot, self.shard_slots)
         self.pages[shard].release(local)
         del self.placed[slot]
-        self.paused.discard(slot)
-        self.resumed.pop(slot, None)
-        self.given.pop(slot, None)
 
     def resume(self, slot: int, position: int, tokens: list[int], limit: int) -> None:
         """Of a paused slot, whose KV before `position` is that of its sequence: go on with tokens from there."""
-        self.paused.remove(slot)
-        self.placed[slot].limit, self.reached[slot] = limit, position
-        self.resumed[slot], self.given[slot] = (tokens[0], position, limit), tokens[1:]
+        placement = self.placed[slot]
+        placement.paused, placement.limit, placement.reached = False, limit, position
+        placement.resumed, placement.given = (tokens[0], position, limit), tokens[1:]
 
     # -- device ------------------------------------------------------------------------------------------------
 
@@ -183,20 +157,19 @@ class Engine:
         """padded_tokens i32[n, T] (T whole pages, n over all shards), true_length i32[n], requests i32[n, G],
         temperature f32[n], seed a key -> Prefix with G first tokens for each prompt."""
         program = self._prefill_program(padded_tokens.shape, requests.shape)
-        return Prefix(*program(params, seed, *self._put(padded_tokens, true_length, requests, temperature)))
+        return program(params, seed, *self._put(padded_tokens, true_length, requests, temperature))
 
     def prefill(
         self, *, params, padded_tokens, true_length, request: int = 0, temperature: float = 1.0, seed
     ) -> Prefix:
         """JetStream's single request: padded_tokens i32[T], true_length int. It is row 0 of shard 0."""
-        rows = np.tile(np.asarray(padded_tokens, np.int32), (self.shards, 1))
-        full = lambda x, dtype: np.full(self.shards, x, dtype)
+        rows = lambda x, dtype: np.array([x] * self.shards, dtype)
         return self.prefill_multisampling(
             params=params,
-            padded_tokens=rows,
-            true_length=full(true_length, np.int32),
-            requests=full(request, np.int32)[:, None],
-            temperature=full(temperature, np.float32),
+            padded_tokens=rows(padded_tokens, np.int32),
+            true_length=rows(true_length, np.int32),
+            requests=rows([request], np.int32),
+            temperature=rows(temperature, np.float32),
             seed=seed,
         )
 
@@ -206,10 +179,8 @@ class Engine:
     def bulk_insert(self, prefix: Prefix, decode_state, placements: list, temperature: float):
         """Write the pages that `place` took, and start the slots. placements: (Placement, its pages to write)."""
         rows, width = prefix.k.shape[1] // self.shards, prefix.k.shape[2] // self.settings.page
-        by_shard: list[list] = [[] for _ in range(self.shards)]
-        for placement, writes in placements:
-            by_shard[placement.slot // self.shard_slots].append((placement, writes))
-        count = bucket(max(len(items) for items in by_shard), 8)
+        by_shard = [[each for each in placements if each[0].slot // self.shard_slots == s] for s in range(self.shards)]
+        count = bucket(max(map(len, by_shard)), 8)
         slots = np.full((self.shards, 6, count), self.shard_slots, np.int32)  # an absent slot is dropped
         pages = np.zeros((self.shards, 2, rows * width + count), np.int32)
         for shard, items in enumerate(by_shard):
@@ -218,27 +189,23 @@ class Engine:
                 row = p.row % rows
                 slots[shard, :, i] = p.slot % self.shard_slots, row, p.sample, p.length, p.limit, p.request
                 copies += [(row * width + index, page) for index, page in writes]
-            if copies:
-                pages[shard, :, : len(copies)] = np.array(copies, np.int32).T
-        program = self._insert_program(prefix, count)
+            pages[shard, :, : len(copies)] = np.array(copies, np.int32).reshape(-1, 2).T
         arguments = self._put(slots, pages, np.full(self.shards, temperature, np.float32))
-        return program(decode_state, prefix, *arguments)
+        return self._insert_program(prefix, count)(decode_state, prefix, *arguments)
 
     def generate(self, params, decode_state, seed) -> tuple[Any, ResultTokens]:
         """Up to `chunk` tokens for every active slot. Slots freed on the host since the last call stop here.
         Raises OutOfPages, unless `reserve` was called for every slot."""
-        running = [slot for slot in self.placed if slot not in self.paused]
+        running = [slot for slot, placement in self.placed.items() if not placement.paused]
         for slot in running:
             self.reserve(slot)
         for slot in running:
-            self.reached[slot] = self._reach(slot)
+            self.placed[slot].reached = self._reach(slot)
         table = np.concatenate([pages.table for pages in self.pages])
         keep = np.zeros(self.max_concurrent_decodes, np.bool_)
         keep[running] = True
-        program = self._generate_program()
         arguments = self._put(table, keep, self._shared(table, keep), *self._turns())
-        state, tokens, logps, counts = program(params, decode_state, seed, *arguments)
-        return state, ResultTokens(tokens, logps, counts)
+        return self._generate_program()(params, decode_state, seed, *arguments)
 
     def _shared(self, table: np.ndarray, placed: np.ndarray) -> np.ndarray:
         """i32[blocks]: the leading full pages that the placed slots of a block have in common. See attention.paged."""
@@ -257,17 +224,14 @@ class Engine:
             return []
         resumed = np.zeros((self.max_concurrent_decodes, 3), np.int32)
         given = np.full((self.max_concurrent_decodes, self.settings.chunk), -1, np.int32)
-        for slot, values in self.resumed.items():
-            resumed[slot] = values
-        for slot, tokens in self.given.items():
-            now = tokens[: self.settings.chunk]
+        for slot, placement in self.placed.items():
+            resumed[slot], placement.resumed = placement.resumed, (0, 0, 0)
+            now, placement.given = placement.given[: self.settings.chunk], placement.given[self.settings.chunk :]
             given[slot, : len(now)] = now
-        self.resumed = {}
-        self.given = {slot: rest for slot, tokens in self.given.items() if (rest := tokens[self.settings.chunk :])}
         return [resumed, given]
 
     def _put(self, *arrays):
-        return [jax.device_put(x, NamedSharding(self._mesh, P("slots"))) for x in arrays]
+        return [jax.device_put(x, NamedSharding(self.mesh, P("slots"))) for x in arrays]
 
     def programs(self, params, prefills: list[tuple[int, int]]) -> dict[str, tuple[Any, tuple]]:
         """(jitted, abstract arguments) of every program that decodes: what is compiled before there is a device.
@@ -294,61 +258,42 @@ class Engine:
         return out | {"generate": (self._generate_program(), (params, state, key, *inputs))}
 
     def _abstract(self, shape, dtype, spec: P) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self._mesh, spec))
-
-    def _prefill_program(self, tokens: tuple[int, ...], requests: tuple[int, ...]):
-        return self._program(("prefill", tokens, requests), self._prefill, self._prefill_specs())
-
-    def _insert_program(self, prefix: Prefix, count: int):
-        name = ("insert", prefix.k.shape, prefix.tokens.shape, count)
-        return self._program(name, self._insert, self._insert_specs(), donate=(0,))
-
-    def _generate_program(self):
-        return self._program("generate", self._generate, self._generate_specs(), donate=(1,))
-
-    def _program(self, name, function, specs, donate=()):
-        if name not in self._programs:
-            in_specs, out_specs = specs
-            mapped = jax.shard_map(
-                function,
-                mesh=self._mesh,
-                in_specs=in_specs,
-                out_specs=out_specs,
-                axis_names={"slots"} if self._mesh.shape["tensor"] > 1 else set(self._mesh.axis_names),
-                check_vma=False,
-            )
-            self._programs[name] = jax.jit(mapped, donate_argnums=donate)
-        return self._programs[name]
-
-    def _over_tensor(self, function, in_specs, out_specs):
-        """By shard_map over tensor, inside the programs': nothing else can split a kernel or a write to the pool."""
-        if self._mesh.shape["tensor"] == 1:
-            return function
-        names = {"tensor"}
-        return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
     # specs name the manual axis alone; tensor sharding follows the weights
 
-    def _state_specs(self) -> dict[str, P]:
-        names = ("tokens", "positions", "limits", "requests", "temperature", "active")
-        pool = P(self.kv_axis, "slots")
-        return {"k": pool, "v": pool} | {name: P("slots") for name in names}
+    def _prefill_program(self, tokens: tuple[int, ...], requests: tuple[int, ...]):
+        specs = (P(), P(), *4 * (P("slots"),)), PREFIX
+        return self._program(("prefill", tokens, requests), self._prefill, *specs)
 
-    def _manual_state_specs(self) -> dict[str, P]:
-        return self._state_specs() | {"k": P(None, "slots"), "v": P(None, "slots")}
+    def _insert_program(self, prefix: Prefix, count: int):
+        name, state = ("insert", prefix.k.shape, prefix.tokens.shape, count), self._state_specs(None)
+        return self._program(name, self._insert, (state, PREFIX, *3 * (P("slots"),)), state, donate=0)
 
-    def _prefill_specs(self):
-        rows = P("slots")
-        return (P(), P(), rows, rows, rows, rows), (P(None, "slots"), P(None, "slots"), rows, rows)
+    def _generate_program(self):
+        state, arrays = self._state_specs(None), 5 if self.settings.turns > 1 else 3
+        in_specs = (P(), state, P(), *arrays * (P("slots"),))
+        return self._program("generate", self._generate, in_specs, (state, P("slots")), donate=1)
 
-    def _insert_specs(self):
-        state, rows = self._manual_state_specs(), P("slots")
-        return (state, Prefix(P(None, "slots"), P(None, "slots"), rows, rows), rows, rows, rows), state
+    def _program(self, name, function, in_specs, out_specs, donate=()):
+        if name not in self._programs:
+            manual = {"slots"} if self.mesh.shape["tensor"] > 1 else set(self.mesh.axis_names)
+            specs = {"in_specs": in_specs, "out_specs": out_specs}
+            mapped = jax.shard_map(function, mesh=self.mesh, **specs, axis_names=manual, check_vma=False)
+            self._programs[name] = jax.jit(mapped, donate_argnums=donate)
+        return self._programs[name]
 
-    def _generate_specs(self):
-        state, slots = self._manual_state_specs(), P("slots")
-        turns = (slots, slots) if self.settings.turns > 1 else ()
-        return (P(), state, P(), slots, slots, slots, *turns), (state, slots, slots, slots)
+    def _state_specs(self, heads: str | None) -> dict[str, P]:
+        """heads: the axis that the pools are split over besides slots."""
+        slots = ("tokens", "positions", "limits", "requests", "temperature", "active")
+        return {name: P("slots") for name in slots} | {name: P(heads, "slots") for name in ("k", "v")}
+
+    def _over_tensor(self, function, in_specs, out_specs):
+        """By shard_map over tensor, inside the programs': nothing else can split a kernel or a write to the pool."""
+        if self.mesh.shape["tensor"] == 1:
+            return function
+        names = {"tensor"}
+        return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
 
     # -- programs of one slot shard ----------------------------------------------------------------------------
 
@@ -363,7 +308,7 @@ class Engine:
             put = lambda kv, x: lax.dynamic_update_index_in_dim(kv, x, layer, 0)
             return packed(q, k, v, segments, Layout(0, 1, T)), (put(carry[0], k), put(carry[1], v))
 
-        tensor = self._mesh.shape["tensor"]
+        tensor = self.mesh.shape["tensor"]
         packed = self.attention.packed if tensor == 1 else attention.split(self.attention.packed, tensor)
         empty = jnp.zeros((L, n, T, K, D), self.dtype)
         positions = jnp.broadcast_to(jnp.arange(T), (n, T))
@@ -373,34 +318,28 @@ class Engine:
         G = requests.shape[1]
         u = sampling.uniforms(seed, requests.ravel(), jnp.repeat(lengths, G))
         first, logps = sampling.sample(jnp.repeat(logits, G, axis=0), u, jnp.repeat(temperature, G), self.filter)
-        return k, v, first.reshape(n, G), logps.reshape(n, G)
+        return Prefix(k, v, first.reshape(n, G), logps.reshape(n, G))
 
     def _insert(self, state, prefix: Prefix, slots, pages, temperature):
         slots, (source, target) = slots[0], pages[0]
         L, n, T, K, D = prefix.k.shape
         page = self.settings.page
         layers = (jnp.arange(L)[:, None] * self.shard_pages + target[None]).ravel()
-
-        def write(pool, x):
-            chosen = x.reshape(L, n * T // page, page, K, D)[:, source].reshape(-1, page, K, D)
-            heads = P(self.kv_axis)
-            return self._over_tensor(attention.write_pages, (heads, P(None, None, *heads), P()), heads)(
-                pool, chosen, layers
-            )
-
+        heads = P(self.kv_axis)
+        write = self._over_tensor(attention.write_pages, (heads, P(None, None, *heads), P()), heads)
+        chosen = lambda x: x.reshape(L, n * T // page, page, K, D)[:, source].reshape(-1, page, K, D)
         slot, row, sample, length, limit, request = slots
         first = prefix.tokens.at[row, sample].get(mode="clip")
-        put = lambda name, x: state[name].at[slot].set(x, mode="drop")
-        return {
-            "k": write(state["k"], prefix.k),
-            "v": write(state["v"], prefix.v),
-            "tokens": put("tokens", first),
-            "positions": put("positions", length),
-            "limits": put("limits", limit),
-            "requests": put("requests", request),
-            "temperature": put("temperature", jnp.broadcast_to(temperature, slot.shape)),
-            "active": put("active", ~self._stops(first) & (length + 1 < limit)),
+        new = {
+            "tokens": first,
+            "positions": length,
+            "limits": limit,
+            "requests": request,
+            "temperature": jnp.broadcast_to(temperature, slot.shape),
+            "active": ~self._stops(first) & (length + 1 < limit),
         }
+        pools = {name: write(state[name], chosen(x), layers) for name, x in (("k", prefix.k), ("v", prefix.v))}
+        return pools | {name: state[name].at[slot].set(x, mode="drop") for name, x in new.items()}
 
     def _stops(self, tokens):
         return jnp.isin(tokens, jnp.array(self.stop_ids, jnp.int32)) if self.stop_ids else jnp.zeros(tokens.shape, bool)
@@ -415,29 +354,27 @@ class Engine:
 
         def going(active):
             """Whether another step is due: for this shard, or for any where a step has collectives (of tensor)."""
-            if self._mesh.shape["tensor"] == 1:
+            if self.mesh.shape["tensor"] == 1:
                 return active.any()
             return lax.psum(active.any().astype(jnp.int32), "slots") > 0
 
-        out = (jnp.zeros((S, C), jnp.int32), jnp.zeros((S, C), jnp.float32), jnp.zeros(S, jnp.int32))
-
         def step(carry):
-            c, _, state, tokens, logps, counts = carry
-            active = state["active"]
-            state, token, logp = self._decode(
-                params, state, seed, table, shared, given if given is None else given[:, c]
-            )
-            tokens = lax.dynamic_update_index_in_dim(tokens, token, c, 1)
-            logps = lax.dynamic_update_index_in_dim(logps, logp, c, 1)
-            return c + 1, going(state["active"]), state, tokens, logps, counts + active
+            c, _, state, out = carry
+            counts = out.counts + state["active"]
+            now = given if given is None else given[:, c]
+            state, token, logp = self._decode(params, state, seed, table, shared, now)
+            put = lambda columns, x: lax.dynamic_update_index_in_dim(columns, x, c, 1)
+            out = ResultTokens(put(out.tokens, token), put(out.logps, logp), counts)
+            return c + 1, going(state["active"]), state, out
 
-        start = (0, going(state["active"]), state, *out)
-        _, _, state, *out = lax.while_loop(lambda carry: (carry[0] < C) & carry[1], step, start)
-        return state, *out
+        empty = ResultTokens(jnp.zeros((S, C), jnp.int32), jnp.zeros((S, C), jnp.float32), jnp.zeros(S, jnp.int32))
+        start = (0, going(state["active"]), state, empty)
+        return lax.while_loop(lambda carry: (carry[0] < C) & carry[1], step, start)[2:]
 
     def _decode(self, params, state, seed, table, shared, given):
         """One token for every slot of the shard; idle slots write to the scratch page."""
-        active, positions, page = state["active"], state["positions"], self.settings.page
+        active, tokens, positions = (state[name] for name in ("active", "tokens", "positions"))
+        page, pools = self.settings.page, (state["k"], state["v"])
         at = jnp.take_along_axis(table, (positions // page)[:, None], axis=1)[:, 0]
         at = jnp.where(active, at, SCRATCH)
         lengths = jnp.where(active, positions + 1, 1)
@@ -456,15 +393,8 @@ class Engine:
         pool, heads = P(self.kv_axis), P(None, None, self.kv_axis)
         in_specs = (heads, heads, heads, pool, P(), P(), P(), P(), P())
         attend_token = self._over_tensor(one_token, in_specs, (heads, pool))
-        hidden, (k, v) = qwen.forward(
-            self.config,
-            params,
-            state["tokens"][:, None],
-            positions[:, None],
-            attend,
-            (state["k"], state["v"]),
-            dtype=self.dtype,
-        )
+        inputs = tokens[:, None], positions[:, None]
+        hidden, (k, v) = qwen.forward(self.config, params, *inputs, attend, pools, dtype=self.dtype)
         logits = qwen.head(self.config, params, hidden[:, 0], self.dtype)
         u = sampling.uniforms(seed, state["requests"], positions + 1)
         token, logp = sampling.sample(logits, u, state["temperature"], self.filter)
@@ -472,14 +402,8 @@ class Engine:
         if given is not None:
             token, stops = jnp.where(given >= 0, given, token), stops & (given < 0)
         going = active & ~stops & (positions + 2 < state["limits"])
-        state = state | {
-            "k": k,
-            "v": v,
-            "tokens": jnp.where(active, token, state["tokens"]),
-            "positions": positions + active,
-            "active": going,
-        }
-        return state, token, logp
+        new = {"tokens": jnp.where(active, token, tokens), "positions": positions + active, "active": going}
+        return state | {"k": k, "v": v} | new, token, logp
 
 
 def bucket(count: int, smallest: int) -> int:

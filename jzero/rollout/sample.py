@@ -62,6 +62,9 @@ class Sequence:
     over: bool = False  # no turn follows
     born: int = 0  # admission order; the youngest is preempted
 
+    def __len__(self) -> int:
+        return len(self.context) + len(self.tokens)
+
     def full(self) -> np.ndarray:
         return np.concatenate([self.context, np.array(self.tokens, np.int32)])
 
@@ -169,9 +172,7 @@ class Driver:
     def cancel(self) -> None:
         """Forget what is unfinished and free its pages; a `run` that is resumed ends."""
         for slot in (*self.owners, *self.waiting):
-            self.engine.free_resource(slot)
-        self.owners.clear()
-        self.waiting.clear()
+            self._leave(slot)
         self.replies = NO_REPLIES
         self.queue.clear()
         self.fresh.clear()
@@ -190,20 +191,19 @@ class Driver:
                 continue
             sequence.over = True
             if slot is not None:
-                del self.waiting[slot]
-                self.engine.free_resource(slot)
+                self._leave(slot)
         return not wait or bool(said)
 
     def _begin(self, sequence: Sequence, tokens: list[int], slot: int | None) -> None:
         """Of the next turn, after `tokens`: in its slot, or through the queue."""
-        known = len(sequence.context) + len(sequence.tokens) - 1  # the KV of the last token may not be there
+        known = len(sequence) - 1  # the KV of the last token may not be there
         sequence.tokens += tokens
         sequence.logps += [0.0] * len(tokens)
         sequence.versions += [-1] * len(tokens)
         sequence.start, sequence.finish = len(sequence.tokens), ""
-        now, room = known + 1 + len(tokens), sequence.room(self.settings)
-        sequence.limit = min(now + self.settings.max_new, room)
-        assert now < room, f"a reply up to {now=}, of {room=} tokens"
+        room = sequence.room(self.settings)
+        sequence.limit = min(len(sequence) + self.settings.max_new, room)
+        assert len(sequence) < room, f"a reply up to {len(sequence)}, of {room=} tokens"
         if slot is None:
             self.queue.appendleft([sequence])
         else:
@@ -216,8 +216,7 @@ class Driver:
         old = lambda slot: self.counters.calls - self.waiting[slot][1] >= calls
         slot = next((s for s in self.waiting if s // self.engine.shard_slots == shard and old(s)), None)
         if slot is not None:
-            del self.waiting[slot]
-            self.engine.free_resource(slot)
+            self._leave(slot)
         return slot is not None
 
     # -- admission ---------------------------------------------------------------------------------------------
@@ -242,23 +241,23 @@ class Driver:
     def _prefill(self, rows: list[list[list[Sequence]]]) -> None:
         """One prefill of groups of similar length, taken from the front of every shard's rows."""
         engine = self.engine
-        width = prefill_width(engine, max(len(shard[0][0].full()) for shard in rows if shard))
+        width = prefill_width(engine, max(len(shard[0][0]) for shard in rows if shard))
         cap = prefill_rows(engine, width)
         taken: list[list[list[Sequence]]] = []
         for shard in rows:
-            fits = next((i for i, group in enumerate(shard) if len(group[0].full()) > width), len(shard))
+            fits = next((i for i, group in enumerate(shard) if len(group[0]) > width), len(shard))
             taken.append(shard[: min(fits, cap)])
             del shard[: len(taken[-1])]
         count = bucket(max(len(shard) for shard in taken), 1)
         tokens = np.zeros((engine.shards, count, width), np.int32)
         lengths = np.ones((engine.shards, count), np.int32)
         requests = np.zeros((engine.shards, count, self.group), np.int32)  # one shape, also for the preempted
-        for s, shard in enumerate(taken):
-            for r, group in enumerate(shard):
-                context = group[0].full()
-                tokens[s, r, : len(context)], lengths[s, r] = context, len(context)
-                requests[s, r, : len(group)] = [sequence.request for sequence in group]
-                self.counters.prefill_tokens += len(context)
+        every = [(s, r, group) for s, shard in enumerate(taken) for r, group in enumerate(shard)]
+        for s, r, group in every:
+            context = group[0].full()
+            tokens[s, r, : len(context)], lengths[s, r] = context, len(context)
+            requests[s, r, : len(group)] = [sequence.request for sequence in group]
+            self.counters.prefill_tokens += len(context)
         prefix = engine.prefill_multisampling(
             params=self.params,
             padded_tokens=tokens.reshape(-1, width),
@@ -267,9 +266,8 @@ class Driver:
             temperature=np.full(lengths.size, self.temperature, np.float32),
             seed=self.seed,
         )
-        for s, shard in enumerate(taken):
-            for r, group in enumerate(shard):
-                self.pending[s].extend((sequence, prefix, s * count + r, j) for j, sequence in enumerate(group))
+        for s, r, group in every:
+            self.pending[s].extend((sequence, prefix, s * count + r, j) for j, sequence in enumerate(group))
 
     def _insert(self) -> None:
         """Move pending samples into free slots, as far as slots and pages go."""
@@ -279,17 +277,8 @@ class Driver:
                 if not pending:
                     break
                 sequence, prefix, row, sample = pending[0]
-                context, length = len(sequence.context), len(sequence.context) + len(sequence.tokens)
-                placement = Placement(
-                    slot=slot,
-                    row=row,
-                    sample=sample,
-                    length=length,
-                    limit=sequence.limit,
-                    request=sequence.request,
-                    group=sequence.prompt,
-                    shared=context,
-                )
+                where, context = (slot, row, sample, len(sequence)), len(sequence.context)
+                placement = Placement(*where, sequence.limit, sequence.request, sequence.prompt, shared=context)
                 try:
                     writes = self.engine.place(placement)
                 except OutOfPages:
@@ -319,20 +308,19 @@ class Driver:
     def _preempt(self, shard: int) -> None:
         """Send the shard's youngest sequence back to the queue's front, with the tokens it has."""
         here = [slot for slot in self.owners if slot // self.engine.shard_slots == shard]
-        slot = max(here, key=lambda slot: self.owners[slot].born)
-        self.queue.appendleft([self.owners[slot]])
-        self._leave(slot)
+        self.queue.appendleft([self._leave(max(here, key=lambda slot: self.owners[slot].born))])
         self.counters.preempted += 1
 
-    def _leave(self, slot: int) -> None:
-        del self.owners[slot]
+    def _leave(self, slot: int) -> Sequence:
+        """Free a slot; whose it was."""
         self.engine.free_resource(slot)
+        return self.owners.pop(slot) if slot in self.owners else self.waiting.pop(slot)[0]
 
     def _dispatch(self) -> Call:
         used = sum(pages.in_use() for pages in self.engine.pages)
         self.counters.peak_pages = max(self.counters.peak_pages, used)
         self.counters.calls += 1
-        given = {slot: len(tokens) for slot, tokens in self.engine.given.items()}
+        given = {slot: len(placement.given) for slot, placement in self.engine.placed.items()}
         self.state, result = self.engine.generate(self.params, self.state, self.seed)
         result.copy_to_host_async()
         fresh, self.fresh = self.fresh, []
@@ -353,7 +341,7 @@ class Driver:
         self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
         self.counters.tokens += int(result.counts.sum())
         for slot in call.owners:
-            first, count = call.given.get(slot, 0), result.counts[slot]
+            first, count = call.given[slot], result.counts[slot]
             if not still(slot):
                 self.counters.wasted += int(count)
             elif count > first:
@@ -372,14 +360,14 @@ class Driver:
             del sequence.tokens[cut:], sequence.logps[cut:], sequence.versions[cut:]
         elif sequence.tokens[-1] in self.engine.stop_ids:
             sequence.finish = "stop"
-        elif len(sequence.context) + len(sequence.tokens) >= sequence.limit:
+        elif len(sequence) >= sequence.limit:
             sequence.finish = "length"
         if sequence.finish:
             sequence.text = self._text(sequence)
-            prompt, end = len(sequence.context), len(sequence.tokens)
-            sequence.turns.append(Turn(prompt + sequence.start, prompt + end, sequence.text, sequence.finish))
+            start = len(sequence.context) + sequence.start
+            sequence.turns.append(Turn(start, len(sequence), sequence.text, sequence.finish))
             if len(sequence.turns) < self.settings.turns and self.replies is not NO_REPLIES:
-                self.engine.paused.add(slot)
+                self.engine.placed[slot].paused = True
                 self.waiting[slot] = self.owners.pop(slot), self.counters.calls
             else:
                 sequence.over = True

@@ -55,5 +55,4 @@ class Talk:
         tokens = list(tokenizer.suffix(self.tokenizer, grade.reply, plain))
         if tokens[0] in self.engine.stop_ids and sequence.tokens[-1] == tokens[0]:
             del tokens[0]
-        now = len(sequence.context) + len(sequence.tokens) + len(tokens)
-        return tokens if now < sequence.room(self.engine.settings) else None
+        return tokens if len(sequence) + len(tokens) < sequence.room(self.engine.settings) else None

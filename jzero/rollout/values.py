@@ -1,6 +1,6 @@
 """What the engine and its driver hand each other. C decode steps a call, n prompts and G samples a prefill."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -28,12 +28,12 @@ class ResultTokens(NamedTuple):
             x.copy_to_host_async()
 
     def convert_to_numpy(self) -> "ResultTokens":
-        return ResultTokens(*jax.device_get(tuple(self)))
+        return jax.device_get(self)
 
 
 @dataclass
 class Placement:
-    """One sample of a prefix, put into a slot."""
+    """One sample of a prefix, put into a slot, and how far it is there."""
 
     slot: int  # over all shards
     row: int  # of the prefix
@@ -43,3 +43,7 @@ class Placement:
     request: int  # names its noise
     group: Any  # samples of one group share the full pages of
     shared: int  # their first so many tokens
+    reached: int = 0  # tokens whose KV dispatched calls may write
+    paused: bool = False  # it keeps its pages and does not decode
+    resumed: tuple[int, int, int] = (0, 0, 0)  # of the next call: the next input, its position, limit; 0: as it was
+    given: list[int] = field(default_factory=list)  # tokens that its next steps take instead of sampling

@@ -15,7 +15,8 @@ class Task(NamedTuple):
     eval_problems: Callable[[Any, int], list[Problem]]  # (task, count): held out, the same in every run
     grade: Callable[[str, Any, Any], Grade]  # (response, problem.gold, task)
     templates: Collection[str]  # values of task.template
-    warm_start: Callable[[Any, int, int, float], tuple[str, str]] | None = None  # (task, seed, index, tries)
+    # (task, seed, index, tries) -> prompt, response
+    warm_start: Callable[[Any, int, int, float], tuple[str, str]] | None = None
     warm_start_tokens: Callable[[Any, float], int] = lambda task, tries: 0  # upper bound on such a response
     notes: Callable[[Any], list[str]] = lambda task: []  # what was loaded and dropped, in words
     # (gold, (response, Grade) of every turn so far, task) -> what the environment says to the last; None: it is over
@@ -29,29 +30,26 @@ def feedback(gold: Any, turns: list[tuple[str, Grade]], task: Any) -> str:
     return task.feedback_right if turns[-1][1].correct else task.feedback_wrong
 
 
+def of(module: Any, **more: Any) -> Task:
+    """A task of a module that names its functions as they are here."""
+    return Task(module.train_problems, module.eval_problems, module.grade, module.TEMPLATES, **more)
+
+
 R1, CHATML = "\nUser: {}\nAssistant: <think>", "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
-MATH = Task(
-    math.train_problems, math.eval_problems, math.grade, math.TEMPLATES, notes=lambda task: math.sets(task).notes
-)
+MATH = of(math, notes=lambda task: math.sets(task).notes)
 TASKS = {
-    "countdown": Task(
-        countdown.train_problems,
-        countdown.eval_problems,
-        countdown.grade,
-        countdown.TEMPLATES,
-        warm_start.example,  # -> prompt, response
-        warm_start.max_tokens,
+    "countdown": of(
+        countdown,
+        warm_start=warm_start.example,
+        warm_start_tokens=warm_start.max_tokens,
         reply=feedback,
         replies={"qwen_chat": CHATML, "r1": R1, "plain": "<|endoftext|>{}\n"},
     ),
     "gsm8k": MATH._replace(grade=partial(math.grade, marked=True)),
-    "guess": Task(
-        guess.train_problems,
-        guess.eval_problems,
-        guess.grade,
-        guess.TEMPLATES,
-        guess.example,
-        guess.max_tokens,
+    "guess": of(
+        guess,
+        warm_start=guess.example,
+        warm_start_tokens=guess.max_tokens,
         reply=guess.reply,
         replies=guess.REPLIES,
     ),
