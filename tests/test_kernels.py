@@ -322,26 +322,13 @@ def test_decoding_compiles_for_tpu_without_a_copy_of_its_kv(tensor, heads, tpus)
     model = QwenConfig("qwen2", 256, 128, 256, 2, H, K, D, True, 10000.0, 1e-6)
     mesh = sharding.mesh(tpus, {"slots": 4 // tensor, "tensor": tensor})
     engine = Engine(model, Rollout(slots=64, max_prompt=256, max_new=4096, chunk=8), mesh, (1,), "bfloat16")
-    place = lambda *axes: NamedSharding(mesh, P(*axes))
-    struct = lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
     params = jax.tree.map(
         lambda x, where: jax.ShapeDtypeStruct(x.shape, jnp.bfloat16, sharding=where),
         abstract(model),
         sharding.param_shardings(model, mesh),
     )
-    state = jax.eval_shape(engine.init_decode_state)
-    state = {name: struct(x, place(*engine._state_specs()[name])) for name, x in state.items()}
-    rows = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=place("slots"))
-    slots = engine.max_concurrent_decodes
-    program = engine._program("generate", engine._generate, engine._generate_specs(), donate=(1,))
-    compiled = program.lower(
-        params,
-        state,
-        struct(jax.eval_shape(lambda: jax.random.key(0)), place()),
-        rows(jnp.int32, slots, engine.per_slot),
-        rows(jnp.bool_, slots),
-        rows(jnp.int32, slots // engine.block),
-    ).compile()
+    program, arguments = engine.programs(params, [])["generate"]
+    compiled, state = program.lower(*arguments).compile(), arguments[1]
     text = compiled.as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == 1
     pool = np.prod(state["k"].sharding.shard_shape(state["k"].shape)) * 2
