@@ -291,10 +291,8 @@ def k3(logps: jax.Array, ref_logps: jax.Array) -> jax.Array:
     return jnp.expm1(d) - d
 
 
-KLS = {
-    "k2": lambda logps, ref_logps: 0.5 * (logps - ref_logps) ** 2,  # its gradient is the KL's (Schulman 2020)
-    "k3": k3,
-}
+# The gradient of k2 is the KL's (Schulman 2020).
+KLS = {"k2": lambda logps, ref_logps: 0.5 * (logps - ref_logps) ** 2, "k3": k3}
 
 
 def policy_loss(logps, entropy, batch: Any, total: Total, algorithm: Algorithm) -> tuple[jax.Array, dict[str, Any]]:

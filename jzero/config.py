@@ -331,8 +331,7 @@ def impossible_algorithm(config: Config) -> Iterator[str]:
     rollout, algorithm = config.rollout, algorithms.resolved(config.algorithm, config.rollout.eta)
     advantage = algorithms.ADVANTAGES.get(algorithm.advantage)
     if advantage and rollout.group < advantage.group_min:
-        least = advantage.group_min
-        yield f"{rollout.group=}: the {algorithm.advantage} baseline needs a group of at least {least}"
+        yield f"{rollout.group=}: the {algorithm.advantage} baseline needs a group of at least {advantage.group_min}"
     filtered = rollout.top_k or rollout.top_p < 1 or rollout.min_p
     behaviour = "algorithm.correction" if algorithm.correction else "algorithm.old=sampler"
     if filtered and (algorithm.correction or algorithm.old == "sampler"):

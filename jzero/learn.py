@@ -249,8 +249,7 @@ def rewards_of(rollout: Rollout, config: config.Config) -> list[float]:
     """Of its turns: their grades' scores, as the algorithm shapes them."""
     length = lambda turn: int(rollout.sampled[turn.start : turn.end].sum())
     settings = config.algorithm, config.rollout.max_new
-    shape = lambda turn: algorithms.shaped(grade_of(turn).score, length(turn), turn.finish == "length", *settings)
-    return [shape(turn) for turn in rollout.turns]
+    return [algorithms.shaped(grade_of(t).score, length(t), t.finish == "length", *settings) for t in rollout.turns]
 
 
 def update_metrics(stats: list[dict[str, Any]], critic_stats: list[dict[str, Any]]) -> dict[str, float]:

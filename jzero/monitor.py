@@ -30,12 +30,10 @@ def text(row: dict[str, Any]) -> str:
     """The same for the eye."""
     out = "=== {id}, sample {sample}, versions {version_head} to {version_tail}, reward {reward:g}\n".format(**row)
     out += "--- prompt, {prompt_length} tokens\n{prompt}\n".format(**row)
-    head = (
-        "--- turn {}: {answer_length} tokens after {prompt_length} ({finish}), reward {reward:g}, {reason}\n{answer}\n"
-    )
+    head = "--- turn {}: {answer_length} tokens after {prompt_length} ({finish}), reward {reward:g}, {reason}\n"
     for number, turn in enumerate(row["turns"], start=1):
         out += f"--- reply\n{turn['reply']}\n" if "reply" in turn else ""
-        out += head.format(number, **turn)
+        out += head.format(number, **turn) + turn["answer"] + "\n"
     return out
 
 

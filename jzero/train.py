@@ -290,23 +290,12 @@ def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, di
     return state, values, rollouts
 
 
-def of_step(run: Run, weights: qwen.Params, step: int, at: int) -> tuple[list[Rollout], Counters]:
-    """Rollouts of the problems that the stream has at `at`."""
-    config, sampler = run.config, run.sampler
-    problems = TASKS[config.task.name].train_problems(config.task, config.train.seed, at, config.rollout.prompts)
-    fitting = evaluate.fitting(problems, sampler)
-    if not fitting:
-        raise ValueError(f"step {step}: every prompt is longer than rollout.max_prompt={config.rollout.max_prompt}")
-    heat, key = config.rollout.temperature, (config.train.seed, at)
-    return sampler.rollouts(weights, fitting, config.rollout.group, heat, key, version=step - 1)
-
-
 def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], dict[str, float]]:
     """Graded rollouts of the step's problems, and metrics of all that were sampled. Up to algorithm.dynamic_rounds
     times, groups without any difference in score make way for those of new problems (DAPO's dynamic sampling); what is
     missing after that stays uniform, so that the batch keeps its shape."""
     config, sampler = run.config, run.sampler
-    group, prompts = config.rollout.group, config.rollout.prompts
+    group, prompts, heat = config.rollout.group, config.rollout.prompts, config.rollout.temperature
     before = dict(sampler.pool.counters)
     uniform = lambda rollouts: len({grade_of(rollout).score for rollout in rollouts}) == 1
     groups: list[list[Rollout]] = []
@@ -316,7 +305,12 @@ def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], d
             if run.stream:
                 rollouts, counters = run.stream.collect(weights, step - 1)
             else:
-                rollouts, counters = of_step(run, weights, step, step + round * ROUNDS)
+                key = config.train.seed, step + round * ROUNDS
+                problems = TASKS[config.task.name].train_problems(config.task, *key, prompts)
+                if not (fit := evaluate.fitting(problems, sampler)):
+                    longest = config.rollout.max_prompt
+                    raise ValueError(f"step {step}: every prompt is longer than rollout.max_prompt={longest}")
+                rollouts, counters = sampler.rollouts(weights, fit, group, heat, key, version=step - 1)
         totals.add(counters)
         run.clock.move(counters.grading, "sample", "grade")  # what did not overlap with decoding
         with run.clock("grade"):

@@ -30,9 +30,9 @@ def feedback(gold: Any, turns: list[tuple[str, Grade]], task: Any) -> str:
     return task.feedback_right if turns[-1][1].correct else task.feedback_wrong
 
 
-def of(module: Any, **more: Any) -> Task:
-    """A task of a module that names its functions as they are here."""
-    return Task(module.train_problems, module.eval_problems, module.grade, module.TEMPLATES, **more)
+def of(module: Any, *examples: Any, **more: Any) -> Task:
+    """A task of a module that names its functions as they are here. examples: of the warm start, and their length."""
+    return Task(module.train_problems, module.eval_problems, module.grade, module.TEMPLATES, *examples, **more)
 
 
 R1, CHATML = "\nUser: {}\nAssistant: <think>", "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -40,19 +40,13 @@ MATH = of(math, notes=lambda task: math.sets(task).notes)
 TASKS = {
     "countdown": of(
         countdown,
-        warm_start=warm_start.example,
-        warm_start_tokens=warm_start.max_tokens,
+        warm_start.example,
+        warm_start.max_tokens,
         reply=feedback,
         replies={"qwen_chat": CHATML, "r1": R1, "plain": "<|endoftext|>{}\n"},
     ),
     "gsm8k": MATH._replace(grade=partial(math.grade, marked=True)),
-    "guess": of(
-        guess,
-        warm_start=guess.example,
-        warm_start_tokens=guess.max_tokens,
-        reply=guess.reply,
-        replies=guess.REPLIES,
-    ),
+    "guess": of(guess, guess.example, guess.max_tokens, reply=guess.reply, replies=guess.REPLIES),
     "math": MATH,
     "math_multiturn": MATH._replace(
         reply=feedback,

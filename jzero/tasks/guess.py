@@ -22,17 +22,12 @@ HINDSIGHT = 0.5  # share of warm-start examples whose last guess is right
 NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 
 
-def problem(task: "config.Task", split: str, index: int, secret: int) -> Problem:
-    text = TEMPLATES[task.template].format(task.value_max)
-    prompt = [{"role": "user", "content": text}] if task.template == "chat" else text
-    return Problem(f"guess/{split}/{index}", "guess", prompt, secret)
-
-
 def problems(task: "config.Task", split: str, seed: int, indices: range) -> list[Problem]:
     """Every number equally often: all of them in a random order, then in another."""
-    count = task.value_max
+    count, text = task.value_max, TEMPLATES[task.template].format(task.value_max)
+    prompt = [{"role": "user", "content": text}] if task.template == "chat" else text
     order = lambda n: random.Random(f"guess/{split}/{seed}/{n}").sample(range(1, count + 1), count)
-    return [problem(task, split, i, order(i // count)[i % count]) for i in indices]
+    return [Problem(f"guess/{split}/{i}", "guess", prompt, order(i // count)[i % count]) for i in indices]
 
 
 def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
