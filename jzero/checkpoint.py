@@ -20,14 +20,17 @@ from jax import lax
 from jzero import config, hosts, types
 
 # What a resumed run may change of its config; anything else is another run.
-MAY_CHANGE = ("train.steps", "train.checkpoint_every", "eval.every")
+MAY_CHANGE = ("train.steps", "train.checkpoint_every", "train.export_every", "eval.every")
 
 
 class Checkpoints:
-    """The checkpoints of a workdir, of which the newest `keep` are kept (0: all)."""
+    """The checkpoints of a workdir, of which the newest `keep` are kept (0: all); None: for a reader beside the run."""
 
-    def __init__(self, workdir: str | os.PathLike, keep: int):
+    def __init__(self, workdir: str | os.PathLike, keep: int | None):
         self.path = Path(workdir).absolute() / "checkpoints"
+        if keep is None:
+            self._manager = ocp.CheckpointManager(self.path, options=ocp.CheckpointManagerOptions(create=False))
+            return
         if jax.process_index() == 0:
             for leftover in self.path.glob("*.orbax-checkpoint-tmp*"):  # of a run killed while it saved
                 shutil.rmtree(leftover)
@@ -37,6 +40,9 @@ class Checkpoints:
     def latest(self) -> int | None:
         """The newest complete checkpoint."""
         return self._manager.latest_step()
+
+    def steps(self) -> list[int]:
+        return sorted(self._manager.all_steps())
 
     def oldest(self) -> int:
         """The oldest one that is kept; 0 without any."""
@@ -54,9 +60,16 @@ class Checkpoints:
 
     def restore(self, step: int, state_like: types.State) -> tuple[types.State, dict[str, Any]]:
         """The state bit for bit, with the shapes, dtypes and shardings of `state_like`'s leaves (arrays or structs)."""
-        like = _items(state_like)
+        items, host = self.items(step, _items(state_like))
+        optimizer = items["optimizer"]
+        critic = types.State(**optimizer.pop("critic")) if "critic" in optimizer else None
+        return types.State(items["params"], **optimizer, critic=critic), host
+
+    def items(self, step: int, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Those of `like` bit for bit, and what `save` had as host."""
         host = self._read(step, host=ocp.args.JsonRestore())["host"]
-        written, wanted = host["leaves"], _leaves(like)
+        written = {name: leaf for name, leaf in host["leaves"].items() if name.split("/")[0] in like}
+        wanted = _leaves(like)
         for name in sorted(written.keys() | wanted.keys()):
             there, here = written.get(name, [])[:2] or None, wanted.get(name)
             if there != here:
@@ -64,13 +77,13 @@ class Checkpoints:
                     f"checkpoint {self.path / str(step)} holds {name} = {there}, this config wants {here}: resume with "
                     "the config it was saved with, or use another workdir"
                 )
-        items = self._read(step, **{name: ocp.args.StandardRestore(item) for name, item in like.items()})
-        read = _summed({name: items[name] for name in like})
-        if wrong := [name for name in written if read[name] != written[name]]:
+        place = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])  # of leaves without a sharding
+        read = lambda item: ocp.args.StandardRestore(item, fallback_sharding=place)
+        items = self._read(step, **{name: read(item) for name, item in like.items()})
+        sums = _summed({name: items[name] for name in like})
+        if wrong := [name for name in written if sums[name] != written[name]]:
             raise ValueError(self._damaged(step, f"{wrong[0]} is not what was saved"))
-        optimizer = items["optimizer"]
-        critic = types.State(**optimizer.pop("critic")) if "critic" in optimizer else None
-        return types.State(items["params"], **optimizer, critic=critic), host["host"]
+        return items, host["host"]
 
     def _read(self, step: int, **items: Any) -> Any:
         try:

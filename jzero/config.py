@@ -175,6 +175,7 @@ class Train:
     turn_rows: bool = False  # a sequence a turn (history and response) instead of one an episode: AReaL's agent
     seed: int = 0
     checkpoint_every: int = 20
+    export_every: int = 0  # RL steps between exports, each to export-<step>, besides the one at the end; 0 = none
     keep_checkpoints: int = 2
     samples: int = 8  # rollouts a step written to samples.jsonl
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import cli, config, hosts, metrics, sharding, tokenizer
+from jzero.base import Base, read_base
 from jzero.grade.pool import Pool
 from jzero.model import hf, qwen
 from jzero.rollout import sample
@@ -101,23 +102,18 @@ def of_turns(rollout: Rollout, grades: list[Grade]) -> Rollout:
 
 
 def make_sampler(
-    settings: config.Config,
-    architecture: qwen.QwenConfig,
-    tok: tokenizer.PreTrainedTokenizerFast,
-    directory: str,
-    mesh: Mesh,
-    pool: Pool,
+    settings: config.Config, base: Base, mesh: Mesh, pool: Pool
 ) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
     """A sampler on the devices of a training mesh, or those beside it, and `publish`, which makes its weights of the
-    trainer's. directory: of the model, or ""."""
+    trainer's."""
     decode, dtype = sharding.decode_mesh(mesh), settings.model.dtype
     if apart := settings.mesh.decode:
         if apart % (tensor := mesh.shape["tensor"]):
             raise ValueError(f"mesh.tensor={tensor} does not divide mesh.decode={apart}")
         decode = sharding.mesh(sharding.split(apart)[1], {"slots": -1, "tensor": tensor})
-    rollout, stops = host_share(settings.rollout, jax.process_count()), tokenizer.eos_ids(tok, directory)
-    engine = Engine(architecture, rollout, decode, stops, dtype, settings.model.attention)
-    return Sampler(engine, tok, pool, settings.task), sharding.publisher(architecture, mesh, decode, dtype)
+    rollout = host_share(settings.rollout, jax.process_count())
+    engine = Engine(base.model, rollout, decode, base.stops, dtype, settings.model.attention)
+    return Sampler(engine, base.tokenizer, pool, settings.task), sharding.publisher(base.model, mesh, decode, dtype)
 
 
 def host_share(rollout: config.Rollout, count: int) -> config.Rollout:
@@ -260,12 +256,11 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
 
 def load(settings: config.Config, pool: Pool) -> tuple[Sampler, Any]:
     """A sampler of a Hugging Face directory, and the weights it samples from."""
-    directory = hf.resolve(settings.model.path)
-    architecture, _ = hf.load_config(directory)
-    tok = tokenizer.load(settings.model.tokenizer or str(directory))
+    base = read_base(settings.model)
+    assert base.directory, "--model"
     mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
-    sampler, publish = make_sampler(settings, architecture, tok, str(directory), mesh, pool)
-    return sampler, publish(hf.load(directory, architecture, sharding.param_shardings(architecture, mesh)))
+    sampler, publish = make_sampler(settings, base, mesh, pool)
+    return sampler, publish(hf.load(base.directory, base.model, sharding.param_shardings(base.model, mesh)))
 
 
 def problem_rows(rollouts: list[Rollout], samples: int) -> list[dict[str, Any]]:

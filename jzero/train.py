@@ -5,10 +5,7 @@ killed anywhere and started again with the same command ends in the same numbers
 
 import base64
 import contextlib
-import json
-import os
 import shutil
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,15 +14,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm
 
-from jzero import algorithms, checkpoint, config, evaluate, hosts, metrics, monitor, sharding, tokenizer
-from jzero.config import to_json, validate
+from jzero import algorithms, config, evaluate, hosts, metrics, monitor, session, sharding
+from jzero.base import Base, load_params, read_base
+from jzero.config import validate
 from jzero.evaluate import Sampler, grade_of
 from jzero.grade.pool import Pool
 from jzero.learn import Trainer, make_trainer, optimize
 from jzero.model import hf, qwen
 from jzero.rollout.sample import Counters
+from jzero.session import Session
 from jzero.sft import warm_start
 from jzero.stream import Ahead, Stream
 from jzero.tasks import TASKS, rewards, suites
@@ -44,8 +42,7 @@ class Run:
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]
     stream: Stream | None  # of asynchronous rollouts
-    directory: Path | None  # of the model to load; None: random init
-    hf_config: dict[str, Any]  # its config.json
+    base: Base
 
     @property
     def clock(self) -> metrics.Clock:
@@ -54,7 +51,6 @@ class Run:
 
 def train(config: config.Config, workdir: Path) -> dict[str, Any]:
     """Run or resume `config` in `workdir`; returns what summary.json holds."""
-    started = time.time()
     check(config, workdir)
     with Pool(config.task.grade_workers) as pool, hosts.Stop() as stop, contextlib.ExitStack() as ends:
         run = build(config, pool)
@@ -62,14 +58,7 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
         if run.stream:
             ends.callback(run.stream.close)
         held_out = evaluation_problems(run)
-        checkpoint.check_workdir(workdir, to_json(config))  # the first thing written: what is refused leaves nothing
-        hosts.write(workdir / "versions.json", json.dumps(metrics.versions(), indent=1))
-        hosts.check_shared(workdir / "versions.json")
-        saved = checkpoint.Checkpoints(workdir, config.train.keep_checkpoints)
-        latest = saved.latest()
-        writer = metrics.Writer(workdir if hosts.first() else None, latest)
-        compiled = metrics.compilations()
-        host: dict[str, Any] = {"step": 0, "eval": {}}
+        session = Session(config, workdir, run.base, run.clock, config.train.steps)
         state: State | None = None
 
         def assess(name: str, params: qwen.Params) -> dict[str, float]:
@@ -83,85 +72,53 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 settings = config.eval, config.rollout.temperature
                 values = evaluate.evaluate(run.sampler, run.publish(params), held_out, *settings)
             run.sampler.on_finish = stop.soon
-            host["eval"][name] = values
-            hosts.say(f"eval {name}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
-            return values
+            return session.evaluated(name, values)
 
-        def spent() -> dict[str, Any]:
-            """Time of this run so far, earlier sessions included."""
-            return {"seconds": time.time() - started, "seconds_by_phase": dict(run.clock.totals)}
-
-        def save(state: State, wait: bool) -> None:
-            with run.clock("checkpoint"):
-                if run.stream:  # what is on its way on every host
-                    host["streams"] = [base64.b64encode(x).decode() for x in hosts.gather(run.stream.state())]
-                saved.save(host["step"], state, host | spent(), wait=wait)
-
+        if stream := run.stream:  # what is on its way on every host
+            encoded = lambda: [base64.b64encode(x).decode() for x in hosts.gather(stream.state())]
+            session.carried = lambda: {"streams": encoded()}
         try:
-            if latest is None:
-                params = initial_params(run)
+            if session.latest is None:
+                params = load_params(run.base, run.trainer.policy, config.train.seed)
                 assess("before", params)
                 if config.warm_start.steps:
                     with run.clock("warm_start"):
-                        params = warm_start(run.trainer.policy, config, run.sampler.tokenizer, params, stop.together)
+                        params = warm_start(run.trainer.policy, config, run.base.tokenizer, params, stop.together)
                     assess("after_warm_start", params)
                 state = initial_state(run, params)
-                save(state, wait=True)
+                session.save(state)
                 del params
             else:
-                state, host = saved.restore(latest, abstract_state(run))
-                started -= host["seconds"]
-                for phase, seconds in host["seconds_by_phase"].items():
-                    run.clock.totals[phase] += seconds
-                hosts.say(f"resumed {workdir} at step {latest}")
+                state = session.restore(abstract_state(run))
                 if run.stream:
-                    streams = host["streams"]
+                    streams = session.host["streams"]
                     if len(streams) != jax.process_count():
                         raise ValueError(f"with rollout.eta > 0 a run of {len(streams)} processes resumes with as many")
                     run.stream.load(base64.b64decode(streams[jax.process_index()]))
+            refer = lambda step, params: reference(run, workdir, step, params, session.saved.oldest())
             if algorithms.needs_reference(config.algorithm):
-                run.trainer.reference = reference(run, workdir, host["step"], state.params, saved.oldest())
-            first, steps = host["step"] + 1, config.train.steps
-            bar = {"desc": "RL", "mininterval": 1, "disable": not hosts.first()}
-            for step in tqdm(range(first, steps + 1), initial=first - 1, total=steps, **bar):
-                run.clock.pop()
-                compiled()
-                begin = time.perf_counter()
+                run.trainer.reference = refer(session.host["step"], state.params)
+            for step in session.steps("RL"):
                 state, values, rollouts = rl_step(run, state, step, workdir)
-                values |= run.clock.pop() | {"time/step": time.perf_counter() - begin}
-                values |= compiled()
+                values |= session.measured(step)
                 for phase, name in (("rollout", "sample"), ("update", "update")):
                     values[f"{phase}/tokens_per_second"] = values[f"{phase}/tokens"] / values[f"time/{name}"]
-                host["step"] = step
-                if step > first + 1 and values["compile/seconds"] > 1:
-                    hosts.say(f"step {step}: {values['compile/programs']:.0f} programs compiled: shapes are still new")
-                if step == steps or (config.eval.every and step % config.eval.every == 0):
-                    values |= assess("after" if step == steps else f"step_{step}", state.params)
-                writer.write(step, values)
-                writer.samples(step, [sample_row(rollout) for rollout in rollouts[: config.train.samples]])
+                if label := session.label(step):
+                    values |= assess(label, state.params)
+                if run.trainer.reference is not None and refreshed(config.algorithm, step) == step:
+                    run.trainer.reference = refer(step, state.params)
+                session.writer.samples(step, [sample_row(rollout) for rollout in rollouts[: config.train.samples]])
                 if config.rollout.turns > 1 and hosts.first():
                     monitor.write(workdir, rollouts[: config.train.samples])
-                hosts.say(metrics.line(step, steps, values))
-                if run.trainer.reference is not None and refreshed(config.algorithm, step) == step:
-                    run.trainer.reference = reference(run, workdir, step, state.params, saved.oldest())
-                if step == steps or step % config.train.checkpoint_every == 0:
-                    save(state, wait=False)
+                session.end(step, values, state)
                 stop.together()
         except hosts.Interrupted as reason:
-            hosts.say(f"{reason}: stopped after step {host['step']}; the same command resumes")
-        export = None
-        if state is not None:
-            save(state, wait=True)
-            if host["step"] >= config.train.steps:
-                with run.clock("export"):
-                    export = export_policy(run, state.params, workdir / f"export-{host['step']}")
-        saved.close()
-        writer.close()
-        return summarize(config, workdir, host | spent(), export)
+            hosts.say(f"{reason}: stopped after step {session.host['step']}; the same command resumes")
+        return session.finish(state)
 
 
-def check(config: config.Config, workdir: Path) -> None:
-    """Refuse what cannot run, before anything is downloaded, compiled or written."""
+def check_task(config: config.Config) -> None:
+    """Of settings and names alone."""
     validate(config)
     if config.task.name not in TASKS:
         raise ValueError(f"task.name={config.task.name!r} is not one of {', '.join(TASKS)}")
@@ -175,6 +132,11 @@ def check(config: config.Config, workdir: Path) -> None:
             f"{config.task.template}; there are {', '.join(known)}"
         )
     rewards.check(config.task.reward)
+
+
+def check(config: config.Config, workdir: Path) -> None:
+    """Refuse what cannot run, before anything is downloaded, compiled or written."""
+    check_task(config)
     for spec in suites.split(*config.eval.suites):
         suites.parse(spec)
     longest = TASKS[config.task.name].warm_start_tokens(config.task, config.warm_start.tries)
@@ -183,21 +145,13 @@ def check(config: config.Config, workdir: Path) -> None:
             f"a warm-start example may have {longest} tokens, rollout.max_new={config.rollout.max_new}: raise it to "
             f"{longest}, or set warm_start.steps=0"
         )
-    there = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(f"workdir {workdir}: {there} is not a directory that can be written to")
-    if (workdir / "config.json").exists():
-        checkpoint.check_workdir(workdir, to_json(config))
+    session.check(config, workdir)
 
 
 def build(config: config.Config, pool: Pool) -> Run:
     """Model, tokenizer, meshes and programs of a run; nothing is compiled or loaded yet."""
-    model = config.model
-    directory = hf.resolve(model.path) if model.path else None
-    architecture, hf_config = hf.load_config(directory) if directory else (None, {})
-    tok = tokenizer.load(model.tokenizer or (str(directory) if directory else ""))
-    if architecture is None:
-        architecture = qwen.QwenConfig(vocab_size=len(tok), **vars(model.arch))
+    base = read_base(config.model)
+    architecture = base.model
     critic = None
     if algorithms.needs_critic(config.algorithm):
         critic = hf.load_config(hf.resolve(config.critic.path))[0] if config.critic.path else architecture
@@ -214,13 +168,13 @@ def build(config: config.Config, pool: Pool) -> Run:
                 f"mesh.tensor={mesh.shape['tensor']} does not divide the model's {heads} key-value heads; "
                 "set it to one of their divisors"
             )
-    sampler, publish = evaluate.make_sampler(config, architecture, tok, str(directory or ""), mesh, pool)
+    sampler, publish = evaluate.make_sampler(config, base, mesh, pool)
     trainer = make_trainer(config, architecture, critic, mesh)
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     devices = f"{mesh.devices.size} {mesh.devices.flat[0].device_kind} devices ({axes})"
     hosts.say(f"{architecture.model_type} of {qwen.num_params(architecture) / 1e6:.1f}M parameters on {devices}")
     stream = (Ahead if config.mesh.decode else Stream)(sampler, config) if config.rollout.eta else None
-    return Run(config, trainer, sampler, publish, stream, directory, hf_config)
+    return Run(config, trainer, sampler, publish, stream, base)
 
 
 def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
@@ -236,13 +190,6 @@ def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
     )
     fit = {name: evaluate.fitting(each, run.sampler, name or "held out") for name, each in every.items()}
     return {name: each for name, each in fit.items() if each}
-
-
-def initial_params(run: Run) -> qwen.Params:
-    policy = run.trainer.policy
-    if run.directory is None:
-        return policy.init_params(run.config.train.seed)
-    return hf.load(run.directory, policy.model, policy.shardings)
 
 
 def initial_state(run: Run, params: qwen.Params) -> State:
@@ -388,38 +335,3 @@ def reference(run: Run, workdir: Path, step: int, params: qwen.Params, oldest: i
         if other.name.isdigit() and int(other.name) < refreshed(algorithm, oldest):
             shutil.rmtree(other)
     return hf.load(directory, policy.model, policy.shardings)
-
-
-def export_policy(run: Run, params: qwen.Params, directory: Path) -> str:
-    """A directory that `transformers` loads. One that is whole is this step's, and stays."""
-    if not hosts.agree((directory / "generation_config.json").exists())[0]:  # the last to be written
-        if hosts.first():
-            shutil.rmtree(directory, ignore_errors=True)
-        stops = list(run.sampler.engine.stop_ids)
-        extra = {"max_position_embeddings": run.sampler.engine.max_total} | run.hf_config | {"eos_token_id": stops[0]}
-        hf.save(directory, run.trainer.policy.model, params, dtype=run.config.model.dtype, hf_config_extra=extra)
-        if hosts.first():
-            run.sampler.tokenizer.save_pretrained(str(directory))
-        generation = {"eos_token_id": stops, "temperature": run.config.rollout.temperature, "do_sample": True}
-        hosts.write(directory / "generation_config.json", json.dumps(generation, indent=1))
-    return str(directory)
-
-
-def summarize(config: config.Config, workdir: Path, host: dict[str, Any], export: str | None) -> dict[str, Any]:
-    """Write and return summary.json; scripts rely on its keys."""
-    names = ("before", "after_warm_start", "after")
-    pick = lambda metric: {name: host["eval"].get(name, {}).get(metric) for name in names}
-    summary = {
-        "config": json.loads(to_json(config)),
-        "steps": host["step"],
-        "seconds": host["seconds"],
-        "seconds_by_phase": host["seconds_by_phase"],
-        "peak_rss_bytes": metrics.peak_rss_bytes(),
-        "eval": {config.task.name: pick("eval/accuracy")},
-        "eval_greedy": {config.task.name: pick("eval_greedy/accuracy")},
-        "eval_all": host["eval"],
-        "export": export,
-        "versions": metrics.versions(),
-    }
-    hosts.write(workdir / "summary.json", json.dumps(summary, indent=1))
-    return summary

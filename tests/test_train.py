@@ -14,6 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from jzero import algorithms, config, hosts, learn, train
+from jzero.base import export, read_base
 from jzero.batch import Item, pack
 from jzero.model import hf
 from jzero.sharding import train_mesh
@@ -180,7 +181,12 @@ def run_config(steps: int, **algorithm) -> config.Config:
 
 def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path, quick_runs):
     """The critic, both optimizers and the reference are as they were."""
-    settings = lambda steps: run_config(steps, name="ppo", kl_reward=0.05, kl_coef=0.01, reference_every=1)
+
+    def settings(steps):
+        values = run_config(steps, name="ppo", kl_reward=0.05, kl_coef=0.01, reference_every=1)
+        values.train.export_every = 3
+        return values
+
     train.train(settings(4), tmp_path / "whole")
     for steps in (2, 4):
         train.train(settings(steps), tmp_path / "resumed")
@@ -197,7 +203,10 @@ def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path, qu
     weights = [(tmp_path / name / "export-4/model.safetensors").read_bytes() for name in ("whole", "resumed")]
     assert weights[0] == weights[1]
     summary = json.loads((tmp_path / "whole/summary.json").read_text())
-    assert summary["steps"] == 4 and summary["export"]
+    assert summary["steps"] == 4 and summary["export"] == str(tmp_path / "whole/export-4")
+    earlier = [(tmp_path / name / "export-3/model.safetensors").read_bytes() for name in ("whole", "resumed")]
+    assert earlier[0] == earlier[1] != weights[0]  # train.export_every
+    assert not (tmp_path / "whole/export-2").exists() and (tmp_path / "resumed/export-2").exists()  # where it ended
 
 
 def test_a_critic_starts_from_the_policy_or_from_another_model(tmp_path):
@@ -284,22 +293,23 @@ def test_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it(tmp
 
 
 def test_export_is_whole_or_made_again(tmp_path):
-    run = train.build(slow.settings(train={"tokens": 240}), None)
-    run.hf_config = {"max_position_embeddings": 32768, "bos_token_id": 3, "eos_token_id": 99, "dtype": "float16"}
-    params = slow.random_params(run.trainer.policy.model)
+    base, rollout = read_base(slow.settings().model), slow.settings().rollout
+    written = {"max_position_embeddings": 32768, "bos_token_id": 3, "eos_token_id": 99, "dtype": "float16"}
+    base = base._replace(hf_config=written)
+    params = slow.random_params(base.model)
     target = tmp_path / "export-3"
-    assert train.export_policy(run, params, target) == str(target)
+    assert export(target, base, rollout, params, "float32") == str(target)
     files = {path.name: path.read_bytes() for path in target.iterdir()}
     written = json.loads(files["config.json"])
     assert written["max_position_embeddings"] == 32768 and written["bos_token_id"] == 3  # the loaded model's own
     assert written["dtype"] == written["torch_dtype"] == "float32"
-    assert written["eos_token_id"] == run.sampler.engine.stop_ids[0]
+    assert written["eos_token_id"] == base.stops[0]
     (target / "generation_config.json").unlink()  # killed before the end
     (target / "tokenizer.json").write_text("{")
-    train.export_policy(run, params, target)
+    export(target, base, rollout, params, "float32")
     assert {path.name: path.read_bytes() for path in target.iterdir()} == files
     again = jax.tree.map(lambda x: x + 1, params)
-    train.export_policy(run, again, target)  # whole: stays
+    export(target, base, rollout, again, "float32")  # whole: stays
     assert {path.name: path.read_bytes() for path in target.iterdir()} == files
     config, _ = hf.load_config(target)
-    assert config == run.trainer.policy.model
+    assert config == base.model

@@ -15,8 +15,8 @@ from test_engine import PROMPTS, assert_empty, make, params_on, seed_on, text_of
 
 from jzero import algorithms, config, evaluate, learn, monitor, sharding, tokenizer, train, update
 from jzero.algorithms import ADVANTAGES, Algorithm, Episodes
+from jzero.base import read_base
 from jzero.grade.pool import Pool
-from jzero.model import qwen
 from jzero.rollout.sample import Driver, Sequence, groups_of
 from jzero.rollout.turns import Talk
 from jzero.sft import warm_start
@@ -82,10 +82,10 @@ def sampler_of(slots: int = 16):
     """(tokenizer, sampler without a pool, weights) of a model that has just learnt what an episode looks like."""
     settings = tiny(rollout={"slots": slots})
     tok = tokenizer.load("")
-    model = qwen.QwenConfig(vocab_size=len(tok), **vars(settings.model.arch))
+    base = read_base(settings.model)
     mesh = sharding.train_mesh(1, 1, 1, jax.devices()[:1])
-    sampler, publish = evaluate.make_sampler(settings, model, tok, "", mesh, None)
-    policy = update.policy(model, settings, mesh)
+    sampler, publish = evaluate.make_sampler(settings, base, mesh, None)
+    policy = update.policy(base.model, settings, mesh)
     return tok, sampler, publish(warm_start(policy, settings, tok, policy.init_params(0), lambda: None))
 
 
@@ -168,10 +168,10 @@ def test_training_has_room_for_every_episode():
     """Replies longer than max_reply to prompts shorter than max_prompt: the slot that an episode is packed into holds
     what may follow the longest prompt."""
     settings = tiny(rollout={"max_reply": 4})
-    tok, sampler, params = sampler_of()
+    _, sampler, params = sampler_of()
     mesh = sharding.train_mesh(1, 1, 1, jax.devices()[:1])
     with Pool(1) as pool:
-        sampler, _ = evaluate.make_sampler(settings, sampler.engine.config, tok, "", mesh, pool)
+        sampler, _ = evaluate.make_sampler(settings, read_base(settings.model), mesh, pool)
         rollouts, _ = sampler.rollouts(params, guess.train_problems(settings.task, 0, 0, 8), 2, 1.0, (0, 0), version=0)
     lengths = [len(rollout.tokens) - rollout.prompt_length for rollout in rollouts]
     assert max(len(rollout.turns) for rollout in rollouts) == 2 and max(lengths) <= settings.rollout.longest

@@ -1,0 +1,126 @@
+"""A run in its workdir: what it writes as it goes, what it goes on from after a kill, and its clock."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from jzero import checkpoint, config, hosts, metrics
+from jzero.base import Base, export
+from jzero.config import to_json
+from jzero.types import State
+
+
+def check(config: config.Config, workdir: Path) -> None:
+    """Raises ValueError where the run cannot write to, or is not the one of, the workdir. Writes nothing."""
+    there = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise ValueError(f"workdir {workdir}: {there} is not a directory that can be written to")
+    if (workdir / "config.json").exists():
+        checkpoint.check_workdir(workdir, to_json(config))
+
+
+class Session:
+    """From the start of a process to its end; `host` is what checkpoints hold beside the state, plain JSON values."""
+
+    def __init__(self, config: config.Config, workdir: Path, base: Base, clock: metrics.Clock, last: int):
+        self.config, self.workdir, self.base, self.clock, self.last = config, workdir, base, clock, last
+        self.started = time.time()
+        self.carried: Callable[[], dict[str, Any]] = dict  # what else a checkpoint holds as host
+        checkpoint.check_workdir(workdir, to_json(config))  # the first thing written: what is refused leaves nothing
+        hosts.write(workdir / "versions.json", json.dumps(metrics.versions(), indent=1))
+        hosts.check_shared(workdir / "versions.json")
+        self.saved = checkpoint.Checkpoints(workdir, config.train.keep_checkpoints)
+        self.latest = self.saved.latest()
+        self.writer = metrics.Writer(workdir if hosts.first() else None, self.latest)
+        self.compiled = metrics.compilations()
+        self.host: dict[str, Any] = {"step": 0, "eval": {}}
+
+    def restore(self, like: State) -> State:
+        """The state of the latest checkpoint, there is one."""
+        assert self.latest is not None
+        state, self.host = self.saved.restore(self.latest, like)
+        self.started -= self.host["seconds"]
+        for phase, seconds in self.host["seconds_by_phase"].items():
+            self.clock.totals[phase] += seconds
+        hosts.say(f"resumed {self.workdir} at step {self.latest}")
+        return state
+
+    def save(self, state: State, wait: bool = True) -> None:
+        with self.clock("checkpoint"):
+            self.host |= self.carried()
+            self.saved.save(self.host["step"], state, self.host | self.spent(), wait=wait)
+
+    def spent(self) -> dict[str, Any]:
+        """Time of this run so far, earlier processes included."""
+        return {"seconds": time.time() - self.started, "seconds_by_phase": dict(self.clock.totals)}
+
+    def steps(self, name: str) -> Iterator[int]:
+        """Those that are left, behind a progress bar."""
+        self.first = self.host["step"] + 1
+        bar = {"desc": name, "mininterval": 1, "disable": not hosts.first()}
+        for step in tqdm(range(self.first, self.last + 1), initial=self.first - 1, total=self.last, **bar):
+            self.clock.pop()
+            self.compiled()
+            self.begin = time.perf_counter()
+            yield step
+
+    def measured(self, step: int) -> dict[str, float]:
+        """Seconds by phase and compilations since the step began."""
+        values = self.clock.pop() | {"time/step": time.perf_counter() - self.begin} | self.compiled()
+        if step > self.first + 1 and values["compile/seconds"] > 1:
+            hosts.say(f"step {step}: {values['compile/programs']:.0f} programs compiled: shapes are still new")
+        return values
+
+    def evaluated(self, name: str, values: dict[str, float]) -> dict[str, float]:
+        self.host["eval"][name] = values
+        hosts.say(f"eval {name}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items()))
+        return values
+
+    def label(self, step: int) -> str | None:
+        """The name of the evaluation that is due after the step."""
+        every = self.config.eval.every
+        return "after" if step == self.last else f"step_{step}" if every and step % every == 0 else None
+
+    def end(self, step: int, values: dict[str, float], state: State) -> None:
+        """What follows a step that led to `state`."""
+        train, self.host["step"] = self.config.train, step
+        self.writer.write(step, values)
+        hosts.say(metrics.line(step, self.last, values))
+        if train.export_every and step % train.export_every == 0:  # before its checkpoint
+            self.export(state)
+        if step == self.last or step % train.checkpoint_every == 0:
+            self.save(state, wait=False)
+
+    def export(self, state: State) -> str:
+        with self.clock("export"):
+            directory, dtype = self.workdir / f"export-{self.host['step']}", self.config.model.dtype
+            return export(directory, self.base, self.config.rollout, state.params, dtype)
+
+    def finish(self, state: State | None) -> dict[str, Any]:
+        """The last checkpoint and, where every step was made, the export; returns what summary.json holds."""
+        exported = None
+        if state is not None:
+            self.save(state)
+            exported = self.export(state) if self.host["step"] >= self.last else None
+        self.saved.close()
+        self.writer.close()
+        names = ("before", "after_warm_start", "after")
+        pick = lambda metric: {name: self.host["eval"].get(name, {}).get(metric) for name in names}
+        summary = {
+            "config": json.loads(to_json(self.config)),
+            "steps": self.host["step"],
+            **self.spent(),
+            "peak_rss_bytes": metrics.peak_rss_bytes(),
+            "eval": {self.config.task.name: pick("eval/accuracy")},
+            "eval_greedy": {self.config.task.name: pick("eval_greedy/accuracy")},
+            "eval_all": self.host["eval"],
+            "export": exported,
+            "versions": metrics.versions(),
+        }
+        hosts.write(self.workdir / "summary.json", json.dumps(summary, indent=1))
+        return summary
