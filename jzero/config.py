@@ -164,6 +164,20 @@ class WarmStart:
 
 
 @dataclass
+class Sft:
+    """Supervised fine-tuning; where there is data for it there is no RL (configs/sft.py)."""
+
+    data: str = ""  # as task.data, sets with messages or with prompt and completion; or a task: its warm-start examples
+    weights: tuple[float, ...] = ()  # shares of the sets of `data`; () = as if they were one
+    eval_data: str = ""  # held-out set; "" = the test splits of `data`
+    template: str = ""  # file of a chat template (Jinja) in place of the tokenizer's
+    loss: str = "assistant"  # trained on: what the assistant says, or the completion | all
+    epochs: float = 1.0
+    batch: int = 128  # examples a step
+    length: int = 4096  # tokens of a packed row; longer examples are dropped
+
+
+@dataclass
 class Train:
     steps: int = 200  # RL steps: rollouts, then `minibatches * epochs` optimizer steps
     minibatches: int = 1  # optimizer steps an epoch; > 1 recomputes the old log-probs once and clips
@@ -210,6 +224,7 @@ class Config:
     optimizer: Optimizer = field(default_factory=Optimizer)
     critic: Critic = field(default_factory=Critic)
     warm_start: WarmStart = field(default_factory=WarmStart)
+    sft: Sft = field(default_factory=Sft)
     train: Train = field(default_factory=Train)
     eval: Eval = field(default_factory=Eval)
     mesh: Mesh = field(default_factory=Mesh)
@@ -253,7 +268,7 @@ LEAST = {  # smallest value of numbers; of every other it is 0
     1: "rollout.prompts rollout.group rollout.max_prompt rollout.max_new rollout.slots rollout.page rollout.chunk "
     "rollout.turns train.tokens train.buckets train.minibatches train.epochs train.checkpoint_every task.grade_workers "
     "task.reward.repetition_ngram task.reward.cosine_length task.reward.overlong_length warm_start.batch "
-    "warm_start.tries model.logit_chunk model.arch.hidden_size model.arch.intermediate_size "
+    "warm_start.tries sft.batch sft.length model.logit_chunk model.arch.hidden_size model.arch.intermediate_size "
     "model.arch.num_hidden_layers model.arch.num_attention_heads model.arch.num_key_value_heads model.arch.head_dim",
     -math.inf: "mesh.data mesh.fsdp mesh.tensor task.reward_bias task.format_score task.reward.repetition_max "
     "task.reward.cosine_right_short task.reward.cosine_right_long task.reward.cosine_wrong_short "
@@ -268,6 +283,7 @@ CHOICES = {
     "rollout.kv_dtype": DTYPES,
     "task.verifier": ("fast", "math_verify"),
     "task.turn_reward": ("success", "score"),
+    "sft.loss": ("assistant", "all"),
     "task.reward.unit": ("characters", "tokens"),
     "optimizer.mu_dtype": DTYPES,
     "critic.optimizer.mu_dtype": DTYPES,

@@ -40,7 +40,7 @@ def usage() -> str:
 
 
 def main(settings: config.Config) -> None:
-    from jzero.train import train  # here: a mistake in the command shows without the time this takes
+    from jzero import sft, train  # here: a mistake in the command shows without the time this takes
 
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # libraries log every save at INFO
@@ -49,7 +49,7 @@ def main(settings: config.Config) -> None:
         workdir = Path(WORKDIR.value or name)
         hosts.say(f"config {settings.name}, workdir {workdir}")
         use_cache(workdir / "programs")
-        train(settings, workdir)
+        (sft if settings.sft.data else train).train(settings, workdir)
 
 
 def run() -> None:

@@ -27,6 +27,8 @@ LINE = {
     "policy/clip_fraction": ("clip", ".4f"),
     "policy/mismatch": ("mismatch", ".1e"),  # mean |log-prob under the trainer - under the sampler|
     "optimizer/grad_norm": ("grad", ".3f"),
+    "sft/loss": ("loss", ".4f"),
+    "eval/loss": ("held-out loss", ".4f"),
     "rollout/tokens_per_second": ("tok/s", ".0f"),
     "time/step": ("seconds", ".1f"),
 }

@@ -101,14 +101,16 @@ class Session:
             directory, dtype = self.workdir / f"export-{self.host['step']}", self.config.model.dtype
             return export(directory, self.base, self.config.rollout, state.params, dtype)
 
+    def close(self) -> None:
+        self.saved.close()
+        self.writer.close()
+
     def finish(self, state: State | None) -> dict[str, Any]:
         """The last checkpoint and, where every step was made, the export; returns what summary.json holds."""
         exported = None
         if state is not None:
             self.save(state)
             exported = self.export(state) if self.host["step"] >= self.last else None
-        self.saved.close()
-        self.writer.close()
         names = ("before", "after_warm_start", "after")
         pick = lambda metric: {name: self.host["eval"].get(name, {}).get(metric) for name in names}
         summary = {

@@ -1,19 +1,67 @@
-"""Supervised steps on (prompt, response) pairs: the same packing, update and optimizer as RL.
+"""Supervised fine-tuning: on sets of conversations or of prompts with completions, and as the warm start of RL.
 
-With an advantage of 1 and the ratio at its on-policy value, the policy gradient is that of the log-likelihood."""
+The same packing, update and optimizer as RL: with an advantage of 1 and the ratio at its on-policy value, the policy
+gradient is that of the log-likelihood. A step trains on `batch` examples, best-fit packed, all tokens alike."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tqdm import tqdm
 
-from jzero import config, hosts, tokenizer, update
+from jzero import config, hosts, metrics, session, sharding, tokenizer, update
 from jzero.algorithms import grpo
-from jzero.batch import Item, pack
+from jzero.base import load_params, read_base
+from jzero.batch import Item, Packed, best_fit, pack
+from jzero.config import validate
+from jzero.learn import microbatch_rows
 from jzero.model import qwen
-from jzero.tasks import TASKS
-from jzero.types import Layout
+from jzero.session import Session
+from jzero.tasks import TASKS, data
+from jzero.types import Layout, State
+
+Example = tuple[list[int], list[bool]]  # token ids, and which of them are trained on
+
+
+class Fitter:
+    """Steps of one model on rows of `length` tokens."""
+
+    def __init__(self, policy: update.Learner, settings: config.Config, length: int):
+        objective = replace(settings, algorithm=grpo(name="sft"), rollout=replace(settings.rollout, temperature=1.0))
+        self.learner = update.policy(policy.model, objective, policy.mesh)
+        self.layout = Layout(0, 1, length)
+        self.rows = microbatch_rows(settings, policy.mesh, self.layout)
+
+    def pack(self, examples: Sequence[Example]) -> Packed:
+        """Of at least one trained token. Microbatches are a power of two, so that few programs are compiled."""
+        weight = 1.0 / sum(sum(trained) for _, trained in examples)
+        items = [
+            Item(
+                tokens=np.array(tokens, np.int32),
+                prompt=trained.index(True),
+                weights=np.array(trained, np.float32) * np.float32(weight),
+                logps=np.zeros(len(tokens), np.float32),
+            )
+            for tokens, trained in examples
+        ]
+        needed = -(-len(best_fit([len(item.tokens) - 1 for item in items], self.layout.slot)) // self.rows)
+        [packed] = pack([items], [self.layout], [self.rows], [1 << (needed - 1).bit_length()])
+        return packed
+
+    def step(self, state: State, packed: Packed, lr: float) -> tuple[State, dict[str, Any]]:
+        batch = replace(packed.batch, advantages=np.ones_like(packed.batch.weights))
+        return self.learner.update(state, *self.learner.put([replace(packed, batch=batch)]), [self.layout], lr)
+
+    def loss(self, params: qwen.Params, packed: Packed) -> float:
+        """Mean negative log-likelihood of the trained tokens."""
+        [logps] = self.learner.score(params, *self.learner.put([packed]), [self.layout])
+        return -float(np.vdot(packed.batch.weights, hosts.fetch(logps)))
+
+
+# -- the warm start ----------------------------------------------------------------------------------------------
 
 
 def warm_start(
@@ -24,44 +72,142 @@ def warm_start(
     interrupted: Callable[[], None],
 ) -> qwen.Params:
     """`warm_start.steps` supervised steps on the task's own examples; every step draws new ones."""
-    warm, rollout = settings.warm_start, settings.rollout
-    example = TASKS[settings.task.name].warm_start
+    warm, example = settings.warm_start, TASKS[settings.task.name].warm_start
     if example is None:
         raise ValueError(f"task.name={settings.task.name} has no warm-start examples; set warm_start.steps=0")
     optimizer = replace(settings.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine")
-    objective = replace(settings, algorithm=grpo(name="sft"), rollout=replace(rollout, temperature=1.0))
-    learner = update.policy(policy.model, objective, policy.mesh)
-    layout = Layout(0, 1, rollout.total)
-    shards = policy.mesh.shape["data"] * policy.mesh.shape["fsdp"]
-    rows = max(1, settings.train.tokens // (layout.tokens * shards)) * shards
-    state = learner.start(params)
+    fitter = Fitter(policy, settings, settings.rollout.total)
+    state = fitter.learner.start(params)
     for step in (progress := tqdm(range(warm.steps), desc="warm start", mininterval=1, disable=not hosts.first())):
         interrupted()
-        first = step * warm.batch
-        pairs = [example(settings.task, settings.train.seed, first + i, warm.tries) for i in range(warm.batch)]
-        [packed] = pack([to_items(pairs, tok, layout.tokens)], [layout], [rows], [0])
-        batch = replace(packed.batch, advantages=np.ones_like(packed.batch.weights))
-        lr = update.learning_rate(optimizer, step, warm.steps)
-        state, stats = learner.update(state, *learner.put([replace(packed, batch=batch)]), [layout], lr)
+        indices = range(step * warm.batch, (step + 1) * warm.batch)
+        pairs = [example(settings.task, settings.train.seed, i, warm.tries) for i in indices]
+        packed = fitter.pack([completed(tok, *pair) for pair in pairs])
+        state, stats = fitter.step(state, packed, update.learning_rate(optimizer, step, warm.steps))
         if step % 20 == 0:
             progress.set_postfix(nll=f"{float(stats['nll']) / float(stats['tokens']):.3f}", refresh=False)
     return state.params
 
 
-def to_items(pairs: list[tuple[str, str]], tok: tokenizer.PreTrainedTokenizerFast, longest: int) -> list[Item]:
-    """Pairs as items of weight 1 / all response tokens; the response ends with the end-of-sequence token."""
-    encode = tokenizer.encode
-    encoded = [(encode(tok, prompt), [*encode(tok, response), tok.eos_token_id]) for prompt, response in pairs]
-    too_long = max(len(prompt + response) for prompt, response in encoded)
-    if too_long > longest:
-        raise ValueError(f"a warm-start example has {too_long} tokens, rollout.max_prompt + max_new is {longest}")
-    weight = 1.0 / sum(len(response) for _, response in encoded)
-    return [
-        Item(
-            tokens=np.array(prompt + response, np.int32),
-            prompt=len(prompt),
-            weights=np.repeat(np.array([0, weight], np.float32), [len(prompt), len(response)]),
-            logps=np.zeros(len(prompt + response), np.float32),
-        )
-        for prompt, response in encoded
-    ]
+# -- examples ----------------------------------------------------------------------------------------------------
+
+
+def completed(tok: tokenizer.PreTrainedTokenizerFast, prompt: str, completion: str) -> Example:
+    """The completion is trained on, and the end-of-sequence token after it."""
+    before, after = tokenizer.encode(tok, prompt), [*tokenizer.encode(tok, completion), tok.eos_token_id]
+    return before + after, [False] * len(before) + [True] * len(after)
+
+
+def conversation(tok: tokenizer.PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]], first: int) -> Example:
+    """Messages through the chat template. What the assistant says from message `first` on is trained on, its end of
+    turn included: all that a policy would sample after the template's generation prompt. Encoded in these pieces, so
+    that tokens are those of decoding, also where a response begins with a newline."""
+    whole, end = tokenizer.render(tok, messages, generate=False), tokenizer.end_of_turn(tok)
+    if any(end in str(message["content"]) for message in messages):
+        raise ValueError(f"a message of sft.data holds {end}, which ends turns in this chat template: remove it")
+    pieces, at = [], 0
+    for i, message in enumerate(messages):
+        if message["role"] == "assistant" and i >= first:
+            before = tokenizer.render(tok, messages[:i])
+            if not whole.startswith(before):
+                raise ValueError("the chat template writes earlier turns anew when later ones come: set sft.template")
+            begin, stop = len(before), whole.index(end, len(before)) + len(end)
+            pieces += [(whole[at:begin], False), (whole[begin:stop], True)]
+            at = stop
+    encoded = [(tokenizer.encode(tok, text), trained) for text, trained in pieces]
+    return [i for ids, _ in encoded for i in ids], [trained for ids, trained in encoded for _ in ids]
+
+
+def example_of(tok: tokenizer.PreTrainedTokenizerFast, row: Mapping[str, Any], loss: str) -> Example:
+    """A row with messages, or with a prompt and a completion, which are text or messages."""
+    if "messages" in row:
+        tokens, trained = conversation(tok, row["messages"], 0)
+    elif isinstance(row["prompt"], str):
+        tokens, trained = completed(tok, row["prompt"], row["completion"])
+    else:
+        tokens, trained = conversation(tok, [*row["prompt"], *row["completion"]], len(row["prompt"]))
+    return tokens, trained if loss == "assistant" else [False] + [True] * (len(tokens) - 1)
+
+
+def read(source: str, name: str, settings: config.Config) -> Any:
+    """The Dataset of a set's split, with the columns that are used; of a task, its warm-start examples."""
+    if source in TASKS and (example := TASKS[source].warm_start):
+        warm, seed = settings.warm_start, settings.train.seed
+        seed, count = (seed, warm.steps * warm.batch) if name == "train" else (seed + 1, settings.eval.problems)
+        pairs = [example(settings.task, seed, i, warm.tries) for i in range(count)]
+        return [{"prompt": prompt, "completion": completion} for prompt, completion in pairs]
+    dataset = data.split(source, name)
+    for columns in (["messages"], ["prompt", "completion"]):
+        if set(columns) <= set(dataset.column_names):
+            return dataset.select_columns(columns)
+    there = ", ".join(dataset.column_names)
+    raise ValueError(f"sft.data={source} has columns {there}: it needs messages, or prompt and completion")
+
+
+# -- the run -----------------------------------------------------------------------------------------------------
+
+
+def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
+    """Run or resume `settings` in `workdir`; returns what summary.json holds."""
+    validate(settings)
+    session.check(settings, workdir)
+    sft, clock = settings.sft, metrics.Clock()
+    sources = [source.strip() for source in sft.data.split(",") if source.strip()]
+    tested = [sft.eval_data] if sft.eval_data else [x for x in sources if x in TASKS or "test" in data.load(x)]
+    sets = [read(each, "train", settings) for each in sources]
+    held_out = [row for each in tested for row in read(each, "test", settings)]
+    rows, count = data.stream(sets, sft.weights, settings.train.seed), sum(map(len, sets))
+    last = max(1, int(sft.epochs * count) // sft.batch)
+    base = read_base(settings.model)
+    if sft.template:
+        if not Path(sft.template).is_file():
+            raise ValueError(f"sft.template={sft.template} is no file: give one with a chat template in Jinja")
+        base.tokenizer.chat_template = Path(sft.template).read_text(encoding="utf-8")
+    if base.tokenizer.chat_template:
+        base.tokenizer.eos_token = tokenizer.end_of_turn(base.tokenizer)  # in exports, too
+    mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
+    policy = update.policy(base.model, settings, mesh)
+    fitter = Fitter(policy, settings, sft.length)
+
+    def fitting(rows: Sequence[Mapping[str, Any]]) -> list[Example]:
+        examples = [example_of(base.tokenizer, row, sft.loss) for row in rows]
+        return [each for each in examples if len(each[0]) <= sft.length and any(each[1])]
+
+    with hosts.Stop() as stop, closing(Session(settings, workdir, base, clock, last)) as run:
+        hosts.say(f"{count} examples, {len(held_out)} held out; {last} steps of {sft.batch}")
+        test = fitting(held_out[: settings.eval.problems])
+
+        def assess(name: str, params: qwen.Params) -> dict[str, float]:
+            with clock("eval"):
+                return run.evaluated(name, {"eval/loss": fitter.loss(params, fitter.pack(test))}) if test else {}
+
+        if run.latest is None:
+            state = fitter.learner.start(load_params(base, policy, settings.train.seed))
+            assess("before", state.params)
+        else:
+            state = run.restore(fitter.learner.abstract_state())
+        try:
+            for step in run.steps("SFT"):
+                with clock("pack"):
+                    wanted = range((step - 1) * sft.batch, step * sft.batch)
+                    examples = fitting([rows[i] for i in wanted])
+                    if not examples:
+                        raise ValueError(f"step {step}: every example is longer than sft.length={sft.length} tokens")
+                    packed = fitter.pack(examples)
+                lr = update.learning_rate(settings.optimizer, step - 1, last)
+                with clock("update"):
+                    state, sums = fitter.step(state, packed, lr)
+                    stats = {name: float(sums[name]) for name in ("nll", "tokens", "grad_norm", "skipped")}
+                values = {"sft/loss": stats["nll"] / stats["tokens"], "sft/tokens": stats["tokens"], "optimizer/lr": lr}
+                values |= {f"optimizer/{name}": stats[name] for name in ("grad_norm", "skipped")}
+                values |= {"sft/epoch": step * sft.batch / count, "sft/dropped": sft.batch - len(examples)}
+                values |= {"update/padding": 1 - packed.real / (packed.count * packed.batch.tokens[0].size)}
+                values |= run.measured(step)
+                values["update/tokens_per_second"] = packed.real / values["time/update"]
+                if label := run.label(step):
+                    values |= assess(label, state.params)
+                run.end(step, values, state)
+                stop.together()
+        except hosts.Interrupted as reason:
+            hosts.say(f"{reason}: stopped after step {run.host['step']}; the same command resumes")
+        return run.finish(state)

@@ -55,13 +55,14 @@ def load(path: str) -> PreTrainedTokenizerFast:
         ) from None
 
 
-def render(tokenizer: PreTrainedTokenizerFast, prompt: Any) -> str:
-    """The text of Problem.prompt: messages through the tokenizer's chat template."""
+def render(tokenizer: PreTrainedTokenizerFast, prompt: Any, generate: bool = True) -> str:
+    """The text of Problem.prompt: messages through the tokenizer's chat template. generate: with the beginning of the
+    assistant's next one."""
     if isinstance(prompt, str):
         return prompt
     if not tokenizer.chat_template:
-        raise ValueError("task.template=chat: this tokenizer has no chat template; choose another template")
-    return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=True))
+        raise ValueError("the prompt is messages, and this tokenizer has no chat template: choose another template")
+    return str(tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=generate))
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
@@ -79,6 +80,16 @@ def suffix(tokenizer: PreTrainedTokenizerFast, reply: str, plain: str | None) ->
     roles = ("user", "question"), ("assistant", response), ("user", reply)
     text = render(tokenizer, [{"role": role, "content": content} for role, content in roles])
     return encode(tokenizer, text.partition(response)[2])
+
+
+@functools.cache
+def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> str:
+    """The text of the token that the chat template ends the assistant's messages with."""
+    response = "response-of-the-assistant"
+    roles = ("user", "question"), ("assistant", response)
+    text = render(tokenizer, [{"role": role, "content": content} for role, content in roles], generate=False)
+    after = encode(tokenizer, text.partition(response)[2])
+    return tokenizer.backend_tokenizer.decode(after[:1], skip_special_tokens=False)
 
 
 def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:

@@ -59,6 +59,7 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
             ends.callback(run.stream.close)
         held_out = evaluation_problems(run)
         session = Session(config, workdir, run.base, run.clock, config.train.steps)
+        ends.enter_context(contextlib.closing(session))
         state: State | None = None
 
         def assess(name: str, params: qwen.Params) -> dict[str, float]:

@@ -138,7 +138,7 @@ def test_published_set_with_its_own_prompts(tmp_path, monkeypatch):
 
 def test_published_set_errors_say_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    with pytest.raises(ValueError, match="task.data=/no/such.jsonl cannot be loaded"):
+    with pytest.raises(ValueError, match="data /no/such.jsonl cannot be loaded"):
         countdown.train_problems(config.Task(data="/no/such.jsonl"), 0, 0, 1)
     data = tmp_path / "set.jsonl"
     data.write_text('{"question": "1+1", "answer": "2"}\n')

@@ -113,7 +113,7 @@ def test_problem_rows_and_table():
         ("evaluate --model /nope --suite math501", "no suite 'math501': there are aime24"),
         ("evaluate --model /nope --suite countdown", "no such directory: /nope"),
         ("evaluate --model /nope --suite countdown,countdown", "give every suite once"),
-        ("evaluate --model /nope --suite x=/nope.jsonl", "task.data=/nope.jsonl cannot be loaded"),
+        ("evaluate --model /nope --suite x=/nope.jsonl", "data /nope.jsonl cannot be loaded"),
         (
             "evaluate --model /nope --suite countdown --config.eval.sample=3",
             "no field eval.sample; did you mean eval.s",
@@ -122,7 +122,7 @@ def test_problem_rows_and_table():
         ("evaluate --model /nope --suite countdown --oot=x", "Unknown command line flag 'oot'"),
         ("filter --data x --out y", "nothing to filter by: give --rates or --against"),
         ("filter --data x --out y --against math500 --ngram 0", "--ngram=0 must be at least 1"),
-        ("filter --data /nope.jsonl --out y --against math500", "task.data=/nope.jsonl cannot be loaded"),
+        ("filter --data /nope.jsonl --out y --against math500", "data /nope.jsonl cannot be loaded"),
     ],
 )
 def test_a_mistake_is_one_line(command, message, capsys, monkeypatch, tmp_path):

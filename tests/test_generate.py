@@ -224,7 +224,7 @@ def test_another_command_does_not_append(inputs, tmp_path, monkeypatch, capsys):
     [
         ("--out x.jsonl", "the following arguments are required: --model"),
         ("--model /nope --out x.jsonl --data data.jsonl", "no such directory: /nope"),
-        ("--model /nope --out x.jsonl --data nope.jsonl", "task.data=nope.jsonl cannot be loaded"),
+        ("--model /nope --out x.jsonl --data nope.jsonl", "data nope.jsonl cannot be loaded"),
         ("--model /nope --out data.jsonl --data data.jsonl", "--out data.jsonl exists, and not from this command"),
         (
             "--model m --out x.jsonl --data data.jsonl --n 0 --base-url http://x",

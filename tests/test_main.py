@@ -222,7 +222,7 @@ MISTAKES = {
     "model is a file": (["--config.model.path=README.md"], "README.md is a file: give the directory"),
     "unreachable hub": (["--config.model.path=Qwen/Qwen2.5-0.5B"], "the hub is unreachable or has no such model: Q"),
     "missing tokenizer": (["--config.model.tokenizer=/no/such"], "no tokenizer in model.tokenizer=/no/such"),
-    "missing data": (["--config.task.data=/no/such.json"], "task.data=/no/such.json cannot be loaded"),
+    "missing data": (["--config.task.data=/no/such.json"], "data /no/such.json cannot be loaded"),
     "wrong dtype": (["--config.model.dtype=float16"], "model.dtype='float16' is not one of bfloat16, float32"),
     "unknown field": (["--config.rollout.groop=4"], "no field rollout.groop; did you mean rollout.group"),
     "unknown section": (["--config.optimiser.lr=1"], "no field optimiser.lr; did you mean optimizer.lr"),

@@ -81,7 +81,7 @@ def test_mixtures(tmp_path):
     mixed = task(",".join(sources), weights=(0.25, 0.75))
     assert collections.Counter(named(mixed, 400)) == {"a": 100, "b": 300}
     assert math.train_problems(mixed, 3, 5, 8) == [math.train_problems(mixed, 3, i, 1)[0] for i in range(40, 48)]
-    with pytest.raises(ValueError, match=r"task.weights=\(1.0,\) must be a positive number for each of the 2 sets"):
+    with pytest.raises(ValueError, match=r"weights=\(1.0,\) must be a positive number for each of the 2 sets"):
         named(task(",".join(sources), weights=(1.0,)), 1)
 
 

@@ -48,7 +48,7 @@ def load(data: str) -> dict[str, Any]:
     except Exception as error:  # the network, a foreign file: datasets raises whatever it met
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"task.data={data} cannot be loaded ({type(error).__name__}: {reason}): give a local json, jsonl, parquet "
+            f"data {data} cannot be loaded ({type(error).__name__}: {reason}): give a local json, jsonl, parquet "
             "or arrow file, a directory of train and test files or of save_to_disk, or a hub id (config@id) that can "
             "be reached"
         ) from None
@@ -141,7 +141,9 @@ def stream(sets: Sequence[Sequence[Any]], weights: Sequence[float], seed: int) -
     drawn from by weight; without weights all of them are one set."""
     import grain  # here: it imports jax, and grader processes load this module
 
-    if not weights:
-        sets, weights = [[row for each in sets for row in each]], [1.0]
+    if weights and (len(weights) != len(sets) or not all(isinstance(w, int | float) and w > 0 for w in weights)):
+        raise ValueError(f"{weights=} must be a positive number for each of the {len(sets)} sets")
+    if not weights and len(sets) > 1:
+        sets, weights = [[row for each in sets for row in each]], ()
     mixed = [grain.MapDataset.source(each).seed(seed + i).shuffle().repeat() for i, each in enumerate(sets)]
     return mixed[0] if len(mixed) == 1 else grain.MapDataset.mix(mixed, weights)

@@ -89,10 +89,7 @@ def grades_itself(answer: Any, verifier: str) -> bool:
 
 def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step: every set is shuffled anew every epoch, several are mixed by task.weights."""
-    train, weights = sets(task).train, task.weights
-    if weights and (len(weights) != len(train) or not all(isinstance(w, int | float) and w > 0 for w in weights)):
-        raise ValueError(f"task.{weights=} must be a positive number for each of the {len(train)} sets of task.data")
-    rows = data.stream(train, weights, seed)
+    rows = data.stream(sets(task).train, task.weights, seed)
     indices = range(step * count, (step + 1) * count)
     return [problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
 
