@@ -393,6 +393,10 @@ PRESETS: dict[str, Callable[..., Algorithm]] = {
         "oat_head": dict(advantage="group_mean", weight="constant", truncated="fixed", correction="token_truncate"),
         # oat 0.0.6, its Countdown curve: ratio to the sampler, whitened, KL summed over tokens
         "oat_v006": dict(std_eps=1e-4, whiten=True, old="sampler", kl_coef=1e-3, kl_max=10.0, kl_weight="sequence_sum"),
+        # oat of January 2025, its GSM8K curve: the same of PPO
+        "oat_ppo": dict(
+            advantage="gae", whiten=True, old="sampler", kl_coef=1e-4, kl_max=10.0, kl_weight="sequence_sum"
+        ),
         # TRL 0.18's default (bnpo); TRL 1.10's (dapo) with its correction for vLLM
         "trl_018": dict(std_eps=1e-4, weight="token_mean", kl_coef=0.04),
         "trl_head": dict(std_eps=1e-4, weight="batch_token_mean", correction="sequence_mask", correction_high=3.0),
