@@ -12,8 +12,21 @@ all parts fit.
 Published: PPO from a supervised 1B model (oat's documentation), test accuracy 40.6 % -> 55.7 % in 6 hours on 8 A100."""
 
 from jzero import algorithms
-from jzero.config import QWEN25
-from jzero.config import Arch, Config, Critic, Eval, Mesh, Model, Optimizer, Reward, Rollout, Task, Train, choose
+from jzero.config import (
+    QWEN25,
+    Arch,
+    Config,
+    Critic,
+    Eval,
+    Mesh,
+    Model,
+    Optimizer,
+    Reward,
+    Rollout,
+    Task,
+    Train,
+    choose,
+)
 
 HUB = QWEN25 | {f"{name}-ppo": path for name, path in QWEN25.items()}
 
