@@ -358,6 +358,8 @@ def needs_critic(algorithm: Algorithm) -> bool:
 # minibatches and lengths are not an algorithm's: they are in the recipes.
 
 
+# Ratio to the sampler, whitened, KL summed over tokens
+OAT: dict[str, Any] = dict(whiten=True, old="sampler", kl_max=10.0, kl_weight="sequence_sum")
 PRESETS: dict[str, Callable[..., Algorithm]] = {
     name: partial(Algorithm, name=name, **values)
     for name, values in {
@@ -391,12 +393,9 @@ PRESETS: dict[str, Callable[..., Algorithm]] = {
         "drgrpo_paper": dict(advantage="group_mean", weight="constant", length_norm=3000, truncated="fixed"),
         # oat 0.2.3's default: Dr. GRPO with truncated importance sampling at 2
         "oat_head": dict(advantage="group_mean", weight="constant", truncated="fixed", correction="token_truncate"),
-        # oat 0.0.6, its Countdown curve: ratio to the sampler, whitened, KL summed over tokens
-        "oat_v006": dict(std_eps=1e-4, whiten=True, old="sampler", kl_coef=1e-3, kl_max=10.0, kl_weight="sequence_sum"),
-        # oat of January 2025, its GSM8K curve: the same of PPO
-        "oat_ppo": dict(
-            advantage="gae", whiten=True, old="sampler", kl_coef=1e-4, kl_max=10.0, kl_weight="sequence_sum"
-        ),
+        # oat 0.0.6 and the PPO before it, its Countdown and GSM8K curves
+        "oat_v006": OAT | dict(std_eps=1e-4, kl_coef=1e-3),
+        "oat_ppo": OAT | dict(advantage="gae", kl_coef=1e-4),
         # TRL 0.18's default (bnpo); TRL 1.10's (dapo) with its correction for vLLM
         "trl_018": dict(std_eps=1e-4, weight="token_mean", kl_coef=0.04),
         "trl_head": dict(std_eps=1e-4, weight="batch_token_mean", correction="sequence_mask", correction_high=3.0),
