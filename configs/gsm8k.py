@@ -7,8 +7,8 @@
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, the latter four also with -ppo. Data, models and
 tokenizers come from the hub, or from --config.task.data=DIRECTORY (train.jsonl and test.jsonl),
---config.model.path=DIRECTORY and, for tiny, --config.model.tokenizer=DIRECTORY. Hardware: one accelerator host, 80 GiB for 3b. tiny learns nothing: it shows that
-all parts fit.
+--config.model.path=DIRECTORY and, for tiny, --config.model.tokenizer=DIRECTORY. Hardware: one accelerator host, 80 GiB
+for 3b. tiny learns nothing: it shows that all parts fit.
 Published: PPO from a supervised 1B model (oat's documentation), test accuracy 40.6 % -> 55.7 % in 6 hours on 8 A100."""
 
 from jzero import algorithms
@@ -53,7 +53,8 @@ def qwen(preset: str) -> Config:
 
 def ppo(config: Config) -> Config:
     """oat's: 8 minibatches, 2 epochs, temperature 1.2 (and top_p 0.9, which is 1 here: the ratio is to the sampler,
-    whose probabilities are over the full vocabulary), both learning rates polynomial to 0 over 6 epochs of the problems."""
+    whose probabilities are over the full vocabulary), both learning rates polynomial to 0 over 6 epochs of the
+    problems."""
     config.algorithm = algorithms.PRESETS["oat_ppo"]()
     config.rollout.temperature = 1.2
     config.train.minibatches, config.train.epochs = 8, 2

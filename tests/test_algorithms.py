@@ -400,4 +400,4 @@ def test_presets_are_what_they_are_named_after():
     assert differ("grpo", "grpo_no_std") | differ("grpo", "grpo_no_length") == differ("grpo", "dr_grpo")
     assert differ("grpo", "gspo") == {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
     assert PRESETS["dapo"]().clip_high == 0.28 and PRESETS["grpo"](clip_high=0.3).clip_high == 0.3
-    assert [name for name, make in PRESETS.items() if algorithms.needs_critic(make())] == ["ppo"]
+    assert [name for name, make in PRESETS.items() if algorithms.needs_critic(make())] == ["ppo", "oat_ppo"]
