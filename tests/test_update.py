@@ -239,7 +239,7 @@ def test_minibatches_and_epochs_with_a_reference_policy():
     policy = trainer.policy
     other = jax.tree.map(lambda x: x + 0.01 * np.sin(np.arange(x.size)).reshape(x.shape).astype(np.float32), PARAMS)
     trainer.reference = slow.placed(policy, other)
-    state, values, _ = learn.optimize(trainer, policy.start(slow.placed(policy, PARAMS)), ROLLOUTS, step=1)
+    state, values, *_ = learn.optimize(trainer, policy.start(slow.placed(policy, PARAMS)), ROLLOUTS, step=1)
 
     naive = lambda params: slow.naive(params, ROLLOUTS, config.rollout.temperature)[0]
     halves = np.split(np.random.default_rng((7, 1)).permutation(4), 2)
@@ -285,7 +285,7 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone():
     params = slow.random_params(model)
     state = trainer.policy.start(slow.placed(trainer.policy, PARAMS))
     state = replace(state, critic=trainer.critic.start(slow.placed(trainer.critic, params)))
-    state, values, _ = learn.optimize(trainer, state, ROLLOUTS, step=1)
+    state, values, *_ = learn.optimize(trainer, state, ROLLOUTS, step=1)
     got = jax.tree.map(lambda x: -np.asarray(x) / FAR, state.critic.params)
 
     tokens, count = slow.padded([r.tokens for r in ROLLOUTS]), sum(r.sampled.sum() for r in ROLLOUTS)
