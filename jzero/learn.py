@@ -95,7 +95,7 @@ def scores_old(config: config.Config) -> bool:
 
 
 def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int):
-    """`epochs` passes over the rollouts, in `minibatches` optimizer steps each -> state, metrics, batches, scored."""
+    """`epochs` passes over the rollouts, `minibatches` optimizer steps each -> state, metrics, batches, rollouts."""
     train, clock = trainer.config.train, trainer.clock
     with clock("pack"):
         parts = make_parts(trainer, rollouts, step)
