@@ -61,7 +61,7 @@ def step(run: train.Run, state, number: int, prompts: list[np.ndarray]):
     rollouts = [evaluate.of_turns(rollout, [grade]) for rollout, grade in zip(rollouts, grades, strict=True)]
     assert all(len(s.tokens) == NEW for s in sequences) and len(rollouts) == config.rollout.prompts * SAMPLES
     graded = time.perf_counter()
-    state, _, _ = learn.optimize(run.trainer, state, rollouts, number)
+    state, *_ = learn.optimize(run.trainer, state, rollouts, number)
     jax.block_until_ready(state.params)
     end = time.perf_counter()
     return state, rolled - begin, end - graded, end - begin

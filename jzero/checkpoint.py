@@ -20,7 +20,7 @@ from jax import lax
 from jzero import config, hosts, types
 
 # What a resumed run may change of its config; anything else is another run.
-MAY_CHANGE = ("train.steps", "train.checkpoint_every", "train.export_every", "eval.every")
+MAY_CHANGE = ("train.steps", "sft.epochs", "train.checkpoint_every", "train.export_every", "train.wandb", "eval.every")
 
 
 class Checkpoints:

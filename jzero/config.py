@@ -192,6 +192,7 @@ class Train:
     export_every: int = 0  # RL steps between exports, each to export-<step>, besides the one at the end; 0 = none
     keep_checkpoints: int = 2
     samples: int = 8  # rollouts a step written to samples.jsonl
+    wandb: str = ""  # project of Weights & Biases to write metrics to as well; "" = none
 
 
 @dataclass
@@ -317,6 +318,8 @@ def combinations(config: Config) -> Iterator[str]:
         yield f"{model.arch.head_dim=} must be even: RoPE turns pairs"
     if config.task.verifier == "math_verify" and importlib.util.find_spec("math_verify") is None:
         yield "task.verifier=math_verify needs the package: pip install math-verify"
+    if train.wandb and importlib.util.find_spec("wandb") is None:
+        yield f"train.wandb={train.wandb} needs the package: pip install wandb"
     if rollout.temperature <= 0:
         yield f"{rollout.temperature=} must be positive: RL needs samples that differ"
     if not 0 < rollout.top_p <= 1:

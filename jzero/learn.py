@@ -95,12 +95,12 @@ def scores_old(config: config.Config) -> bool:
 
 
 def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int):
-    """`epochs` passes over the rollouts, in `minibatches` optimizer steps each -> state, metrics, host batches."""
+    """`epochs` passes over the rollouts, `minibatches` optimizer steps each -> state, metrics, batches, rollouts."""
     train, clock = trainer.config.train, trainer.clock
     with clock("pack"):
         parts = make_parts(trainer, rollouts, step)
     with clock("score"):
-        score(trainer, state, parts, rollouts)
+        rollouts = score(trainer, state, parts, rollouts)
     with clock("update"):
         critic_only = trainer.critic is not None and step <= trainer.config.critic.warmup
         policy_state, critic_state = replace(state, critic=None), state.critic
@@ -124,7 +124,8 @@ def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int)
     packed = [p for part in parts for p in part.packed]
     real, paid = sum(p.real for p in packed), sum(p.count * p.batch.tokens[0].size for p in packed)
     values |= {"optimizer/lr": lr, "update/tokens": real, "update/padding": 1 - real / paid}
-    return replace(policy_state, critic=critic_state), values, [b for part in parts for b in part.batches]
+    batches = [b for part in parts for b in part.batches]
+    return replace(policy_state, critic=critic_state), values, batches, rollouts
 
 
 def sequences(rollouts: list[Rollout], config: config.Config) -> tuple[list[Rollout], list[int]]:
@@ -179,8 +180,9 @@ def token_weights(
     return {i: (trained[i] * w).astype(np.float32) for i, w in zip(chosen, weights, strict=True)}
 
 
-def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Rollout]) -> None:
-    """Set what the loss needs to know before the first optimizer step: log-probs, values, advantages."""
+def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Rollout]) -> list[Rollout]:
+    """Set what the loss needs to know before the first optimizer step: log-probs, values, advantages. -> the rollouts
+    with their advantages."""
     algorithm, policy = trainer.config.algorithm, trainer.policy
     rows, source = sequences(rollouts, trainer.config)
     blank = lambda each: [np.zeros(len(rollout.tokens), np.float32) for rollout in each]
@@ -208,7 +210,8 @@ def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Roll
             joined[-1][i][: len(x)][row.sampled] = x[row.sampled]
     A, returns = algorithms.advantages(episodes(rollouts, trainer.config, *joined), algorithm)
     cut = lambda x: [x[i][: len(row.tokens)] for row, i in zip(rows, source, strict=True)]
-    fields = {"advantages": cut(spread(A, rollouts))}
+    each = spread(A, rollouts)
+    fields = {"advantages": cut(each)}
     if trainer.critic is not None:
         fields["returns"] = cut(spread(returns, rollouts))
     for part in parts:
@@ -217,6 +220,7 @@ def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Roll
         if algorithm.kl_coef and algorithm.kl_weight:
             part.fill(policy, "kl_weights", token_weights(rows, part.chosen, algorithm.kl_weight, trainer.config))
     jax.block_until_ready([part.batches for part in parts])
+    return [replace(r, advantage=float(a[r.sampled].mean())) for r, a in zip(rollouts, each, strict=True)]
 
 
 def episodes(rollouts: list[Rollout], config: config.Config, penalties, values) -> Episodes:

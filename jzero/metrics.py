@@ -10,6 +10,7 @@ import os
 import platform
 import resource
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -56,12 +57,13 @@ class Writer:
 
     Without a workdir (a host that is not the first) nothing is written, and a bad value still raises.
     `resume_step` is the checkpoint the run goes on from: what was written of later steps is dropped, so that a killed
-    and resumed run leaves the same lines as one that was not. None is a run from its start: everything is dropped."""
+    and resumed run leaves the same lines as one that was not. None is a run from its start: everything is dropped.
+    With a `project` W&B gets the metrics too, as one run of the id in `wandb_id`; WANDB_MODE and the like hold."""
 
-    def __init__(self, workdir: str | os.PathLike | None, resume_step: int | None):
+    def __init__(self, workdir: str | os.PathLike | None, resume_step: int | None, project: str):
         from tensorboardX import SummaryWriter  # 1 s to import
 
-        self._files, self._tensorboard = [], None
+        self._files, self._tensorboard, self._wandb = [], None, None
         if workdir is None:
             return
         workdir = Path(workdir)
@@ -70,6 +72,17 @@ class Writer:
         self._files = [_open_after(workdir / f"{name}.jsonl", last) for name in ("metrics", "samples")]
         # purge_step: TensorBoard hides the events of this step and later that are already in the directory.
         self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=last + 1)
+        if project:
+            import wandb
+
+            settings, name = json.loads((workdir / "config.json").read_text()), workdir / "wandb_id"
+            if not name.exists():
+                write_atomic(name, uuid.uuid4().hex)
+            of = {"id": name.read_text(), "resume": "allow", "name": workdir.name, "dir": workdir, "config": settings}
+            try:
+                self._wandb = wandb.init(project=project, **of)
+            except wandb.Error as error:
+                raise ValueError(f"train.wandb={project}: {error} Or set WANDB_MODE=offline") from error
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """One line {"step": step, name: number, ...}. A value that is not finite stops the run."""
@@ -81,6 +94,8 @@ class Writer:
             for name, number in numbers.items():
                 self._tensorboard.add_scalar(name, number, step)
             self._tensorboard.flush()
+        if self._wandb:  # which keeps the first of a step that was repeated: the same numbers
+            self._wandb.log(numbers, step=step)
 
     def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
         """One line {"step": step, **row} a row; rows are plain JSON values."""
@@ -90,6 +105,8 @@ class Writer:
         for each in (*self._files, self._tensorboard):
             if each:
                 each.close()
+        if self._wandb:
+            self._wandb.finish()
 
 
 def _append(files: Sequence[TextIO], step: int, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -36,7 +36,7 @@ class Session:
         hosts.check_shared(workdir / "versions.json")
         self.saved = checkpoint.Checkpoints(workdir, config.train.keep_checkpoints)
         self.latest = self.saved.latest()
-        self.writer = metrics.Writer(workdir if hosts.first() else None, self.latest)
+        self.writer = metrics.Writer(workdir if hosts.first() else None, self.latest, config.train.wandb)
         self.compiled = metrics.compilations()
         self.host: dict[str, Any] = {"step": 0, "eval": {}}
 

@@ -225,7 +225,7 @@ def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, di
     rollouts, values = collect(run, weights, step)
     values["publish/bytes"] = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(weights))  # of a device
     del weights
-    state, update_values, batches = optimize(run.trainer, state, rollouts, step)
+    state, update_values, batches, rollouts = optimize(run.trainer, state, rollouts, step)
     values |= update_values
     bad = [name for name, value in values.items() if not np.isfinite(value)]
     if bad:
@@ -313,7 +313,7 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
 def sample_row(rollout: Rollout) -> dict[str, Any]:
     problem, grade = rollout.problem, grade_of(rollout)
     row = {"id": problem.id, "sample": rollout.sample, "prompt": problem.prompt, "response": rollout.text}
-    row |= {"gold": problem.gold, "score": grade.score, "reason": grade.reason}
+    row |= {"gold": problem.gold, "score": grade.score, "advantage": rollout.advantage, "reason": grade.reason}
     return row | {"tokens": rollout.response_length, "finish": rollout.finish}
 
 

@@ -51,6 +51,7 @@ class Rollout:
     versions: np.ndarray  # i32[T] policy version that sampled the token; -1 where not sampled
     turns: tuple[Turn, ...]  # the first begins where the prompt ends
     grade: Grade | None = None  # of the episode
+    advantage: float = 0.0  # mean over the sampled tokens, once an update has scored it
 
     @property
     def prompt_length(self) -> int:

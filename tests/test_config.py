@@ -196,11 +196,14 @@ def test_impossible_settings_are_refused(changes, message):
 GROUP_OF_ONE = {"rollout.group": 1, "algorithm.advantage": "gae"}
 
 
-def test_an_audit_needs_its_package(monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "value", "package"), [("task.verifier", "math_verify", "math-verify"), ("train.wandb", "jzero", "wandb")]
+)
+def test_what_is_no_dependency_needs_its_package(name, value, package, monkeypatch):
     settings = config.Config()
-    settings.task.verifier = "math_verify"
+    put(settings, name, value)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ValueError, match="task.verifier=math_verify needs the package: pip install math-verify"):
+    with pytest.raises(ValueError, match=f"{name}={value} needs the package: pip install {package}"):
         config.validate(settings)
 
 

@@ -68,8 +68,9 @@ def test_metrics_and_samples(finished):
     assert all(line["policy/clip_fraction"] == 0 for line in lines)  # one optimizer step a step: on policy
     samples = rows(finished / "samples.jsonl")
     assert [row["step"] for row in samples] == [step for step in range(1, STEPS + 1) for _ in range(2)]
-    documented = {"id", "sample", "prompt", "response", "gold", "score", "reason", "tokens", "finish"}
+    documented = {"id", "sample", "prompt", "response", "gold", "score", "advantage", "reason", "tokens", "finish"}
     assert all(row.keys() >= documented for row in samples)
+    assert len({row["advantage"] for row in samples}) > 3
     assert len({row["id"] for row in samples}) == STEPS
 
 

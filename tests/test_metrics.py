@@ -1,5 +1,10 @@
 import json
+import os
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +16,8 @@ def rows(path):
     return [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
 
 
-def run(workdir, first, last, resume_step):
-    writer = metrics.Writer(workdir, resume_step)
+def run(workdir, first, last, resume_step, project=""):
+    writer = metrics.Writer(workdir, resume_step, project)
     for step in range(first, last + 1):
         writer.write(step, {"reward/mean": step / 3, "loss": np.float32(step)})
         writer.samples(step, [{"text": f"\u2028\r {step} é"}, {"text": "b"}])
@@ -42,9 +47,46 @@ def test_tensorboard_gets_the_scalars(tmp_path):
     assert b"reward/mean" in events.read_bytes()
 
 
+# Steps argv[2] to argv[3] of a run that is resumed before them. A process of its own: W&B reads the environment once.
+WANDB_RUN = """
+import sys
+from jzero import cli, metrics
+workdir, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+with cli.mistakes():
+    writer = metrics.Writer(workdir, first - 1, "reasoning")
+    for step in range(first, last + 1):
+        writer.write(step, {"reward/mean": step})
+    writer.close()
+"""
+
+
+def run_with_wandb(workdir, first, last, **environment):
+    pytest.importorskip("wandb", reason="wandb is not installed: pip install -e '.[wandb]'")
+    (workdir / "config.json").write_text('{"train": {"seed": 12345}}')
+    keyless = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
+    keyless |= {"NETRC": str(workdir / "netrc"), "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
+    command = [sys.executable, "-c", WANDB_RUN, str(workdir), str(first), str(last)]
+    return subprocess.run(command, env=keyless | environment, capture_output=True, text=True, timeout=120)
+
+
+def test_wandb_gets_one_run_however_often_it_is_resumed(tmp_path):
+    for first, last in ((1, 4), (3, 5)):
+        done = run_with_wandb(tmp_path, first, last, WANDB_MODE="offline")
+        assert done.returncode == 0, done.stderr
+    logs = list((tmp_path / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert [log.stem for log in logs] == [f"run-{(tmp_path / 'wandb_id').read_text()}"] * 2
+    assert all(b"reward/mean" in log.read_bytes() and b"12345" in log.read_bytes() for log in logs)
+    assert [row["step"] for row in rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5]
+
+
+def test_wandb_without_a_key_is_one_line(tmp_path):
+    done = run_with_wandb(tmp_path, 1, 1)
+    assert done.returncode == 2 and re.fullmatch("error: train.wandb=reasoning: No API key .*\n", done.stderr)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_value_that_is_not_finite_raises_with_the_step(tmp_path, value):
-    writer = metrics.Writer(tmp_path, None)
+    writer = metrics.Writer(tmp_path, None, "")
     with pytest.raises(ValueError, match="step 7: not finite: loss="):
         writer.write(7, {"loss": value, "reward/mean": 1.0})
     writer.close()

@@ -239,8 +239,11 @@ def test_minibatches_and_epochs_with_a_reference_policy():
     policy = trainer.policy
     other = jax.tree.map(lambda x: x + 0.01 * np.sin(np.arange(x.size)).reshape(x.shape).astype(np.float32), PARAMS)
     trainer.reference = slow.placed(policy, other)
-    state, values, _ = learn.optimize(trainer, policy.start(slow.placed(policy, PARAMS)), ROLLOUTS, step=1)
+    state, values, _, scored = learn.optimize(trainer, policy.start(slow.placed(policy, PARAMS)), ROLLOUTS, step=1)
 
+    groups = [[r.grade.score for r in ROLLOUTS[i : i + GROUP]] for i in range(0, len(ROLLOUTS), GROUP)]
+    advantages = [(score - np.mean(group)) / (np.std(group, ddof=1) + 1e-6) for group in groups for score in group]
+    np.testing.assert_allclose([r.advantage for r in scored], advantages, atol=1e-6)
     naive = lambda params: slow.naive(params, ROLLOUTS, config.rollout.temperature)[0]
     halves = np.split(np.random.default_rng((7, 1)).permutation(4), 2)
     first, fixed, seen = naive(PARAMS), naive(other), []
@@ -285,25 +288,27 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone():
     params = slow.random_params(model)
     state = trainer.policy.start(slow.placed(trainer.policy, PARAMS))
     state = replace(state, critic=trainer.critic.start(slow.placed(trainer.critic, params)))
-    state, values, _ = learn.optimize(trainer, state, ROLLOUTS, step=1)
+    state, values, _, scored = learn.optimize(trainer, state, ROLLOUTS, step=1)
     got = jax.tree.map(lambda x: -np.asarray(x) / FAR, state.critic.params)
 
     tokens, count = slow.padded([r.tokens for r in ROLLOUTS]), sum(r.sampled.sum() for r in ROLLOUTS)
     before = lambda p: slow.hidden(model, p, tokens)[:, :-1] @ p["value"]  # [N, T - 1], of tokens 1, 2, ...
     with jax.enable_x64(True):
         slopes, now = np.zeros_like(tokens[:, 1:], np.float64), np.asarray(before(slow.doubles(params)))
-        loss = 0.0
+        loss, of_rollout = 0.0, np.zeros(len(ROLLOUTS))
         for i, rollout in enumerate(ROLLOUTS):
             at = np.flatnonzero(rollout.sampled) - 1
             after, advantage = 0.0, 0.0
             for k, t in reversed(list(enumerate(at))):
                 reward = rollout.grade.score if k == len(at) - 1 else 0.0
                 advantage = reward + 0.95 * after - now[i, t] + 0.95 * 0.9 * advantage
+                of_rollout[i] += advantage / len(at)
                 slopes[i, t], after = -0.7 * advantage / count, now[i, t]  # the target is V + A, so V - target is -A
                 loss += 0.5 * advantage**2 / count
         want = jax.grad(lambda p: (before(p) * slopes).sum())(slow.doubles(params))
     assert slow.difference(got, want) < 2e-6
     np.testing.assert_allclose(values["critic/loss"], loss, rtol=1e-5)
+    np.testing.assert_allclose([rollout.advantage for rollout in scored], of_rollout, atol=1e-5)
 
 
 # -- the optimizer alone -----------------------------------------------------------------------------------------------
