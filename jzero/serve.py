@@ -4,8 +4,10 @@ OpenAI's HTTP API over the decoder (extra `serve`): completions and chat. One th
 ones from its next call on; another speaks HTTP. --jetstream: JetStream's gRPC instead, greedy (extra `jetstream`)."""
 
 import asyncio
+import contextlib
 import itertools
 import json
+import logging
 import os
 import queue
 import signal
@@ -14,8 +16,12 @@ import threading
 import time
 import zlib
 from collections.abc import AsyncIterator, Generator
+from functools import partial
+from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
+import jax
+import jax.numpy as jnp
 import jinja2
 import numpy as np
 import uvicorn
@@ -25,7 +31,8 @@ from starlette import applications, exceptions, requests, responses, routing
 from jzero import cli, config, evaluate, tokenizer
 from jzero.grade.pool import Pool
 from jzero.rollout.engine import Engine
-from jzero.rollout.sample import Driver, Sequence
+from jzero.rollout.sample import Driver, Sequence, prefill_width
+from jzero.rollout.values import Placement
 
 LABELS = ("user", "metadata", "store")  # options that change nothing; these do not with this value, or the engine's:
 SAME: dict[str, Any] = {"top_p": 1, "suffix": "", "logit_bias": {}, "tools": [], "response_format": {"type": "text"}}
@@ -197,21 +204,81 @@ def listen(server: Server, host: str, port: int) -> None:
     uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=1)
 
 
+def jetstream(port: int, engine: Engine, tok: tokenizer.PreTrainedTokenizerFast, params: Any, seed: Any) -> None:
+    """JetStream's orchestrator drives the engine, a token a call, until Ctrl-C. It says of no slot that it is free: a
+    slot's pages are, once it is filled again. A prompt begins with an end of text that it puts there."""
+    from jetstream.core import config_lib, server_lib
+    from jetstream.engine import engine_api
+
+    vars(jax)["tree_map"] = jax.tree.map  # as JetStream calls it
+    logging.getLogger().setLevel(logging.WARNING)
+    steps = np.zeros(
+        (2, engine.max_concurrent_decodes), np.int32
+    )  # calls since a slot was filled, those it has room for
+    lock = threading.Lock()
+
+    def prefill(*, params, padded_tokens, true_length):
+        tokens = padded_tokens[:true_length][true_length > 1 :][1 - engine.max_total :]
+        padded = np.pad(tokens, (0, prefill_width(engine, len(tokens)) - len(tokens)))
+        rest = {"true_length": len(tokens), "temperature": 0.0, "seed": seed}
+        with lock:
+            return engine.prefill(params=params, padded_tokens=padded, **rest), len(tokens)
+
+    def insert(prefix, decode_state, slot: int):
+        with lock:
+            if slot in engine.placed:
+                engine.free_resource(slot)
+            steps[:, slot] = 0, engine.max_total - prefix[1]
+            placement = Placement(slot, 0, 0, prefix[1], engine.max_total, request=0, group=slot, shared=0)
+            return engine.insert(prefix[0], decode_state, placement, 0.0)
+
+    def generate(params, decode_state):
+        """The tokens that the last call, or the prefill, made."""
+        with lock:
+            steps[0] += 1
+            valid = np.stack([steps[0] <= steps[1], steps[0]], axis=1)
+            said = jnp.concatenate([decode_state["tokens"][:, None], valid], axis=1)
+            state = engine.generate(params, decode_state, seed)[0]
+        return state, engine_api.ResultTokens(said, (0, 1), (1, 2), (2, 3), samples_per_slot=1)
+
+    end = engine.stop_ids[0]
+    encode = lambda text, **_: (np.array([end, *(ids := tokenizer.encode(tok, text))]), 1 + len(ids))
+    text = {"encode": encode, "decode": partial(tokenizer.decode, tok), "stop_tokens": {*engine.stop_ids}}
+    methods = {"prefill": prefill, "insert": insert, "generate": generate, "load_params": lambda: params}
+    methods |= {"init_decode_state": engine.init_decode_state, "get_tokenizer": lambda: None, "samples_per_slot": 1}
+    methods |= {"build_tokenizer": lambda _: SimpleNamespace(**text, bos_id=end, pad_id=0)}
+    methods |= {"max_concurrent_decodes": engine.max_concurrent_decodes}
+    longest = 1 << min(15, engine.max_total.bit_length() - 1)  # of the lengths that JetStream pads to
+    adapter = SimpleNamespace(**methods, max_prefill_length=longest)
+    settings: Any = config_lib.ServerConfig(
+        interleaved_slices=("all=1",), interleaved_engine_create_fns=(lambda _: adapter,)
+    )
+    _server = server_lib.run(port, settings, [None], jax_padding=False)  # held: it ends with its last reference
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
 def main() -> None:
     parser = cli.parser("jzero.serve", __doc__)
     parser.add_argument("--model", required=True, help="directory or hub id of a model, as a run exports it")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--jetstream", type=int, metavar="PORT", help="serve gRPC there, on every interface; no HTTP")
     with cli.mistakes():
         given, rest = parser.parse_known_args(cli.start(sys.argv[1:]))
         defaults = evaluate.defaults()
         defaults.rollout.chunk, defaults.rollout.keep_stop = 8, False  # tokens of a stream come so many at a time
         settings = cli.settings(defaults, rest)
+        if given.jetstream:
+            settings.rollout.chunk, settings.rollout.pages = 1, 0  # it knows no preemption
         settings.model.path = given.model
         config.validate(settings)
         sampler, params = evaluate.load(settings, Pool(0))
         server = Server(given.model, sampler.engine, sampler.tokenizer)
         seed = evaluate.make_seed(sampler.engine, (settings.train.seed, 0))
+    if given.jetstream:
+        jetstream(given.jetstream, sampler.engine, sampler.tokenizer, params, seed)
+        os._exit(0)  # its threads go on
     thread = threading.Thread(target=server.decode, args=(params, seed), daemon=True)
     thread.start()
     print(f"{given.model} on http://{given.host}:{given.port}/v1 until Ctrl-C", flush=True)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -382,3 +383,29 @@ def test_a_mistake_in_the_command_is_one_line(model, environment):
         assert server.wait(60) == 2
         error = server.stderr.read()
     assert error.startswith("error: rollout.slots=0") and error.count("\n") == 1
+
+
+def test_jetstreams_client_gets_the_same_greedy_tokens(model, environment, alone):
+    """More requests at once than there are slots, as text and as tokens; the last asks for more than there is room."""
+    stubs = pytest.importorskip("jetstream.core.proto.jetstream_pb2_grpc", reason="pip install -e '.[jetstream]'")
+    grpc, messages = pytest.importorskip("grpc"), pytest.importorskip("jetstream.core.proto.jetstream_pb2")
+    prompts = [*(f"{i} + {i} =" for i in range(24)), "a", "x" * 30]
+    limits = [*(1 + i for i in range(24)), 64, 64]
+    want = alone.every(prompts, limits)
+    ids = [sequence.context.tolist() for sequence in want]
+    limits[-1], port = 500, free_port()
+    longer = alone.one(prompts[-1], ROOM - 30)
+
+    def ask(i: int) -> list[int]:
+        content = {"text_content": {"text": prompts[i]}} if i % 2 else {"token_content": {"token_ids": ids[i]}}
+        answer = stub.Decode(messages.DecodeRequest(**content, max_tokens=limits[i]), wait_for_ready=True, timeout=240)
+        return [token for part in answer for sample in part.stream_content.samples for token in sample.token_ids]
+
+    with process(model, environment, "--jetstream", str(port)) as server:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, ThreadPoolExecutor(len(prompts)) as threads:
+            stub = stubs.OrchestratorStub(channel)
+            got = list(threads.map(ask, range(len(prompts))))
+        server.send_signal(signal.SIGINT)
+        assert server.wait(60) == 0
+    ends = alone.sampler.engine.stop_ids
+    assert got == [[token for token in s.tokens if token not in ends] for s in [*want[:-1], longer]]
