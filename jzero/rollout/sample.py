@@ -61,6 +61,8 @@ class Sequence:
     turns: list[Turn] = field(default_factory=list)  # that ended
     over: bool = False  # no turn follows
     born: int = 0  # admission order; the youngest is preempted
+    temperature: float | None = None  # of its own
+    stop: list[str] = field(default_factory=list)  # strings that end it, besides the settings'
 
     def __len__(self) -> int:
         return len(self.context) + len(self.tokens)
@@ -252,18 +254,20 @@ class Driver:
         tokens = np.zeros((engine.shards, count, width), np.int32)
         lengths = np.ones((engine.shards, count), np.int32)
         requests = np.zeros((engine.shards, count, self.group), np.int32)  # one shape, also for the preempted
+        temperature = np.zeros((engine.shards, count), np.float32)
         every = [(s, r, group) for s, shard in enumerate(taken) for r, group in enumerate(shard)]
         for s, r, group in every:
             context = group[0].full()
             tokens[s, r, : len(context)], lengths[s, r] = context, len(context)
             requests[s, r, : len(group)] = [sequence.request for sequence in group]
+            temperature[s, r] = self._heat(group[0])
             self.counters.prefill_tokens += len(context)
         prefix = engine.prefill_multisampling(
             params=self.params,
             padded_tokens=tokens.reshape(-1, width),
             true_length=lengths.ravel(),
             requests=requests.reshape(-1, self.group),
-            temperature=np.full(lengths.size, self.temperature, np.float32),
+            temperature=temperature.ravel(),
             seed=self.seed,
         )
         for s, r, group in every:
@@ -271,7 +275,7 @@ class Driver:
 
     def _insert(self) -> None:
         """Move pending samples into free slots, as far as slots and pages go."""
-        chosen: dict[int, tuple[Prefix, list]] = {}
+        chosen: dict[tuple[int, float], tuple[Prefix, list]] = {}  # an insert has one temperature
         for shard, pending in enumerate(self.pending):
             for slot in self.engine.free_slots(shard) if pending else ():
                 if not pending:
@@ -286,13 +290,17 @@ class Driver:
                         continue
                     break
                 pending.popleft()
-                chosen.setdefault(id(prefix), (prefix, []))[1].append((placement, writes))
+                heat = self._heat(sequence)
+                chosen.setdefault((id(prefix), heat), (prefix, []))[1].append((placement, writes))
                 self.births += 1
                 sequence.born = self.births
                 self.owners[slot] = sequence
                 self.fresh.append((slot, prefix, row, sample))
-        for prefix, placements in chosen.values():
-            self.state = self.engine.bulk_insert(prefix, self.state, placements, self.temperature)
+        for (_, heat), (prefix, placements) in chosen.items():
+            self.state = self.engine.bulk_insert(prefix, self.state, placements, heat)
+
+    def _heat(self, sequence: Sequence) -> float:
+        return self.temperature if sequence.temperature is None else sequence.temperature
 
     # -- decoding ----------------------------------------------------------------------------------------------
 
@@ -354,7 +362,7 @@ class Driver:
         sequence.tokens += tokens.tolist()
         sequence.logps += logps.tolist()
         sequence.versions += [self.version] * len(tokens)
-        cut = self._stop_string(sequence, start) if self.settings.stop else None
+        cut = self._stop_string(sequence, start)
         if cut is not None:
             sequence.finish = "stop"
             del sequence.tokens[cut:], sequence.logps[cut:], sequence.versions[cut:]
@@ -376,10 +384,11 @@ class Driver:
 
     def _stop_string(self, sequence: Sequence, start: int) -> int | None:
         """How many tokens the sequence keeps if a stop string completes at or after token `start`."""
-        longest = max(len(stop.encode()) for stop in self.settings.stop)  # a token is at least a byte
+        stops = (*self.settings.stop, *sequence.stop)
+        longest = max((len(stop.encode()) for stop in stops), default=0)  # a token is at least a byte
         window = max(sequence.start, start - longest)
-        hit = lambda end: any(stop in self.decode(sequence.tokens[window:end]) for stop in self.settings.stop)
-        if not hit(len(sequence.tokens)):
+        hit = lambda end: any(stop in self.decode(sequence.tokens[window:end]) for stop in stops)
+        if not stops or not hit(len(sequence.tokens)):
             return None
         return next(end for end in range(start + 1, len(sequence.tokens) + 1) if hit(end))
 
@@ -387,6 +396,6 @@ class Driver:
         """The response as text; a stop string at its end is cut from the text (never from the tokens) unless kept."""
         text = self.decode(sequence.tokens[sequence.start :])
         if not self.settings.keep_stop:
-            ends = [text.index(stop) for stop in self.settings.stop if stop in text]
+            ends = [text.index(stop) for stop in (*self.settings.stop, *sequence.stop) if stop in text]
             text = text[: min(ends)] if ends else text
         return text

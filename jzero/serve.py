@@ -1,0 +1,290 @@
+"""`python -m jzero.serve --model DIR [--host HOST] [--port PORT] [--jetstream] [--config.section.field=value ...]`
+
+OpenAI's HTTP API over the decoder (extra `serve`): completions and chat. One thread decodes all requests together, new
+ones from its next call on; another speaks HTTP. --jetstream: JetStream's gRPC instead, greedy (extra `jetstream`)."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+import zlib
+from collections.abc import AsyncIterator, Generator
+from functools import partial
+from types import SimpleNamespace
+from typing import Annotated, Any, Literal
+
+import jax
+import jax.numpy as jnp
+import jinja2
+import numpy as np
+import uvicorn
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from starlette import applications, exceptions, requests, responses, routing
+
+from jzero import cli, config, evaluate, tokenizer
+from jzero.grade.pool import Pool
+from jzero.rollout.engine import Engine
+from jzero.rollout.sample import Driver, Sequence, prefill_width
+from jzero.rollout.values import Placement
+
+LABELS = ("user", "metadata", "store")  # options that change nothing; these do not with this value, or the engine's:
+SAME: dict[str, Any] = {"top_p": 1, "suffix": "", "logit_bias": {}, "tools": [], "response_format": {"type": "text"}}
+SAME |= dict.fromkeys(("top_k", "min_p", "frequency_penalty", "presence_penalty", "top_logprobs", "echo"), 0)
+Text = Annotated[str, Field(min_length=1)]
+
+
+class Message(BaseModel, strict=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Asked(BaseModel, strict=True, extra="allow"):
+    model: str
+    prompt: Text | list[Text] | list[int] | list[list[int]] = []
+    messages: list[Message] = []
+    n: int = Field(1, ge=1, le=128)
+    max_tokens: int = Field(0, ge=1)  # 0: 16, in a chat what fits
+    max_completion_tokens: int = Field(0, ge=1)
+    temperature: float = Field(1.0, ge=0, le=2)
+    stop: Text | list[Text] = []
+    seed: int | None = None
+    logprobs: bool | Literal[0, 1] = False
+    stream: bool = False
+    stream_options: dict[Literal["include_usage"], bool] = {}
+
+
+async def refuse(_: requests.Request, error: Any) -> responses.JSONResponse:
+    """Say what is the client's mistake."""
+    where, message = None, getattr(error, "detail", str(error))
+    if isinstance(error, ValidationError):
+        where = ".".join(map(str, error.errors()[0]["loc"]))
+        message = f"{where or 'body'}: {error.errors()[0]['msg']}"
+    said = {"message": message, "type": "invalid_request_error", "param": where, "code": None}
+    return responses.JSONResponse({"error": said}, getattr(error, "status_code", 400))
+
+
+class Server:
+    def __init__(self, name: str, engine: Engine, tok: tokenizer.PreTrainedTokenizerFast):
+        self.name, self.engine, self.tokenizer = name, engine, tok
+        self.inbox: queue.SimpleQueue[tuple] = queue.SimpleQueue()  # sequences, whom to tell, whether as they grow
+        self.live: dict[Sequence, tuple] = {}  # of the driver: the same
+        self.numbers = itertools.count()
+
+    def text(self, ids: list[int]) -> str:
+        return tokenizer.decode(self.tokenizer, ids)
+
+    def decode(self, params: Any, seed: Any) -> None:
+        """In a thread of its own, whose end is that of the process."""
+        try:
+            for sequence in Driver(self.engine, params, self.text).run([], 1, 1.0, seed, more=self.more):
+                self.live.pop(sequence)[0](sequence)
+        finally:
+            signal.raise_signal(signal.SIGINT)
+
+    def more(self) -> list[list[Sequence]]:
+        """As `Driver.run` asks for groups; waits where there is nothing else to do."""
+        for sequence, (tell, growing) in self.live.items():
+            if growing:
+                tell(sequence)
+        new: list[list[Sequence]] = []
+        while not self.live or not self.inbox.empty():
+            sequences, *hears = self.inbox.get()
+            self.live |= dict.fromkeys(sequences, hears)
+            new += [[sequence] for sequence in sequences]
+        return new
+
+    def sequences(self, given: Asked, chat: bool) -> list[Sequence]:
+        """One a choice. A seed names the noise; without one it is no other request's."""
+        longest, out = self.engine.max_total, []
+        several: Any = given.prompt
+        unknown = {name: x for name, x in (given.model_extra or {}).items() if name not in LABELS}
+        for name, x in unknown.items():
+            if x not in (SAME.get(name), getattr(self.engine.settings, name, None)):
+                raise ValueError(f"{name}={x}: leave it out; filters are the server's, as --config.rollout.top_p")
+        if given.model != self.name:
+            raise exceptions.HTTPException(404, f"there is no model {given.model}, only {self.name}")
+        if given.logprobs == 1 and given.temperature and not chat:
+            raise ValueError("logprobs=1: the likeliest token is known with temperature=0 only; ask for logprobs=0")
+        if chat:
+            several = tokenizer.render(self.tokenizer, list(map(vars, given.messages)))
+        several = several if isinstance(several, list) and several and not isinstance(several[0], int) else [several]
+        for i, prompt in enumerate(several):
+            ids = tokenizer.encode(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
+            number, room = next(self.numbers), longest - len(ids)
+            new = given.max_completion_tokens or given.max_tokens or (room if chat else min(16, room))
+            if not 0 < new <= room or not ids or not 0 <= min(ids) <= max(ids) < self.engine.config.vocab_size:
+                sizes = f"has {len(ids)} tokens and {new} to follow, of {longest} in all (--config.rollout.max_total)"
+                raise ValueError(f"prompt {i} {sizes}: it needs one of the vocabulary at least, and one to follow")
+            for j in range(i * given.n, (i + 1) * given.n):
+                seeded = 2**30 + zlib.crc32(f"{given.seed}/{j}".encode()) % 2**30
+                noise = (number * 128 + j) % 2**30 if given.seed is None else seeded
+                stop = [given.stop] if isinstance(given.stop, str) else given.stop
+                own = {"temperature": given.temperature, "stop": stop}
+                out.append(Sequence(number, j, noise, np.array(ids, np.int32), len(ids) + new, **own))
+        return out
+
+    async def answer(self, http: requests.Request) -> responses.Response:
+        fields = TypeAdapter(dict[str, Any]).validate_json(await http.body())
+        given = Asked.model_validate({name: x for name, x in fields.items() if x is not None})
+        chat, loop, heard = "chat" in http.url.path, asyncio.get_running_loop(), asyncio.Queue()
+        sequences = self.sequences(given, chat)
+        tell = lambda s: loop.call_soon_threadsafe(heard.put_nowait, (s.sample, len(s.tokens), s.finish))
+        self.inbox.put((sequences, tell, given.stream))
+        kind = "text/event-stream" if given.stream else "application/json"
+        return responses.StreamingResponse(self.reply(given, chat, sequences, heard), media_type=kind)
+
+    async def reply(self, given: Asked, chat: bool, sequences: list[Sequence], heard: Any) -> AsyncIterator[str]:
+        kind = "chat.completion" + ".chunk" * given.stream if chat else "text_completion"
+        head = {"id": f"{kind}-{time.time_ns()}", "object": kind, "created": int(time.time()), "model": self.name}
+        event = lambda **said: f"data: {json.dumps(head | said)}\n\n"
+        choices = [self.choice(given, chat, sequence) for sequence in sequences]
+        said, left = list(map(next, choices)), len(choices)
+        try:
+            while left:
+                index, *now = await heard.get()
+                said[index], left = choices[index].send(now), left - bool(now[1])
+                if given.stream and said[index]:
+                    yield event(choices=[said[index]])
+        finally:
+            for sequence in sequences:  # of a client that left: it ends with its next token
+                sequence.limit = 0
+        prompt = sum(len(sequence.context) for sequence in sequences[:: given.n])
+        new = sum(len(sequence.tokens) for sequence in sequences)
+        usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+        if not given.stream:
+            yield json.dumps(head | {"choices": said, "usage": usage})
+            return
+        if given.stream_options.get("include_usage"):
+            yield event(choices=[], usage=usage)
+        yield "data: [DONE]\n\n"
+
+    def choice(self, given: Asked, chat: bool, sequence: Sequence) -> Generator[Any, Any, None]:
+        """Sent (tokens, finish) gives what a client has not had of them, if anything: no half character, nor what may
+        become a stop string."""
+        said, read, text, sent = None, 0, "", 0
+        held = max(map(len, (*sequence.stop, *self.engine.settings.stop)), default=1) - 1
+        piece = lambda token: self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False)
+        while True:
+            count, finish = yield said
+            ids, new = sequence.tokens[read:count], self.text(sequence.tokens[read:count])
+            if said := (finish or (new and not new.endswith("\ufffd"))) or None:
+                at, logps, text = len(text), sequence.logps[read:count], text + new
+                sure = sequence.text if finish else text[: max(sent, len(text) - held)]
+                new, role = sure[sent:], {"role": "assistant"} if not read else {}
+                said = {"index": sequence.sample, "finish_reason": finish or None, "logprobs": None}
+                if given.logprobs is not False and chat:
+                    row = lambda s, x: {"token": s, "logprob": x, "bytes": [*s.encode()], "top_logprobs": []}
+                    said["logprobs"] = {"content": list(map(row, map(piece, ids), logps)), "refusal": None}
+                elif given.logprobs is not False:
+                    tokens = list(map(piece, ids))
+                    best = [{token: logp} for token, logp in zip(tokens, logps, strict=True)]
+                    at = list(itertools.accumulate(map(len, tokens[:-1]), initial=at))
+                    said["logprobs"] = dict(tokens=tokens, token_logprobs=logps, text_offset=at, top_logprobs=best)
+                body = role | {"content": new}
+                said |= {"text": new} if not chat else {"delta": body} if given.stream else {"message": body}
+                read, sent = count, len(sure)
+
+
+def listen(server: Server, host: str, port: int) -> None:
+    """HTTP, until Ctrl-C."""
+    errors = (ValueError, exceptions.HTTPException, jinja2.TemplateError)
+    model = {"id": server.name, "object": "model", "created": int(time.time()), "owned_by": "jzero"}
+    models = lambda _: responses.JSONResponse({"object": "list", "data": [model]})
+    paths = ("/v1/completions", "/v1/chat/completions")
+    routes = [routing.Route(path, server.answer, methods=["POST"]) for path in paths]
+    routes += [routing.Route(path, models) for path in ("/v1/models", "/health")]
+    app = applications.Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, refuse))
+    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=1)
+
+
+def jetstream(port: int, engine: Engine, tok: tokenizer.PreTrainedTokenizerFast, params: Any, seed: Any) -> None:
+    """JetStream's orchestrator drives the engine, a token a call, until Ctrl-C. It says of no slot that it is free: a
+    slot's pages are, once it is filled again. A prompt begins with an end of text that it puts there."""
+    from jetstream.core import config_lib, server_lib
+    from jetstream.engine import engine_api
+
+    vars(jax)["tree_map"] = jax.tree.map  # as JetStream calls it
+    logging.getLogger().setLevel(logging.WARNING)
+    steps = np.zeros(
+        (2, engine.max_concurrent_decodes), np.int32
+    )  # calls since a slot was filled, those it has room for
+    lock = threading.Lock()
+
+    def prefill(*, params, padded_tokens, true_length):
+        tokens = padded_tokens[:true_length][true_length > 1 :][1 - engine.max_total :]
+        padded = np.pad(tokens, (0, prefill_width(engine, len(tokens)) - len(tokens)))
+        rest = {"true_length": len(tokens), "temperature": 0.0, "seed": seed}
+        with lock:
+            return engine.prefill(params=params, padded_tokens=padded, **rest), len(tokens)
+
+    def insert(prefix, decode_state, slot: int):
+        with lock:
+            if slot in engine.placed:
+                engine.free_resource(slot)
+            steps[:, slot] = 0, engine.max_total - prefix[1]
+            placement = Placement(slot, 0, 0, prefix[1], engine.max_total, request=0, group=slot, shared=0)
+            return engine.insert(prefix[0], decode_state, placement, 0.0)
+
+    def generate(params, decode_state):
+        """The tokens that the last call, or the prefill, made."""
+        with lock:
+            steps[0] += 1
+            valid = np.stack([steps[0] <= steps[1], steps[0]], axis=1)
+            said = jnp.concatenate([decode_state["tokens"][:, None], valid], axis=1)
+            state = engine.generate(params, decode_state, seed)[0]
+        return state, engine_api.ResultTokens(said, (0, 1), (1, 2), (2, 3), samples_per_slot=1)
+
+    end = engine.stop_ids[0]
+    encode = lambda text, **_: (np.array([end, *(ids := tokenizer.encode(tok, text))]), 1 + len(ids))
+    text = {"encode": encode, "decode": partial(tokenizer.decode, tok), "stop_tokens": {*engine.stop_ids}}
+    methods = {"prefill": prefill, "insert": insert, "generate": generate, "load_params": lambda: params}
+    methods |= {"init_decode_state": engine.init_decode_state, "get_tokenizer": lambda: None, "samples_per_slot": 1}
+    methods |= {"build_tokenizer": lambda _: SimpleNamespace(**text, bos_id=end, pad_id=0)}
+    methods |= {"max_concurrent_decodes": engine.max_concurrent_decodes}
+    longest = 1 << min(15, engine.max_total.bit_length() - 1)  # of the lengths that JetStream pads to
+    adapter = SimpleNamespace(**methods, max_prefill_length=longest)
+    settings: Any = config_lib.ServerConfig(
+        interleaved_slices=("all=1",), interleaved_engine_create_fns=(lambda _: adapter,)
+    )
+    _server = server_lib.run(port, settings, [None], jax_padding=False)  # held: it ends with its last reference
+    with contextlib.suppress(KeyboardInterrupt):
+        threading.Event().wait()
+
+
+def main() -> None:
+    parser = cli.parser("jzero.serve", __doc__)
+    parser.add_argument("--model", required=True, help="directory or hub id of a model, as a run exports it")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--jetstream", type=int, metavar="PORT", help="serve gRPC there, on every interface; no HTTP")
+    with cli.mistakes():
+        given, rest = parser.parse_known_args(cli.start(sys.argv[1:]))
+        defaults = evaluate.defaults()
+        defaults.rollout.chunk, defaults.rollout.keep_stop = 8, False  # tokens of a stream come so many at a time
+        settings = cli.settings(defaults, rest)
+        if given.jetstream:
+            settings.rollout.chunk, settings.rollout.pages = 1, 0  # it knows no preemption
+        settings.model.path = given.model
+        config.validate(settings)
+        sampler, params = evaluate.load(settings, Pool(0))
+        server = Server(given.model, sampler.engine, sampler.tokenizer)
+        seed = evaluate.make_seed(sampler.engine, (settings.train.seed, 0))
+    if given.jetstream:
+        jetstream(given.jetstream, sampler.engine, sampler.tokenizer, params, seed)
+        os._exit(0)  # its threads go on
+    thread = threading.Thread(target=server.decode, args=(params, seed), daemon=True)
+    thread.start()
+    print(f"{given.model} on http://{given.host}:{given.port}/v1 until Ctrl-C", flush=True)
+    listen(server, given.host, given.port)
+    os._exit(not thread.is_alive())  # it may be inside a call
+
+
+if __name__ == "__main__":
+    main()
