@@ -76,7 +76,7 @@ def test_a_space_that_is_too_small_is_an_error():
 
 @pytest.mark.parametrize("template", countdown.TEMPLATES)
 def test_a_prompt_states_the_problem_and_ends_where_the_response_begins(template):
-    prompt = countdown.TEMPLATES[template]([3, 7, 12], 16)
+    prompt = countdown.prompt(template, [3, 7, 12], 16)
     assert all(n in prompt for n in ("3", "7", "12", "16"))
     assert prompt.endswith("\n" if template == "plain" else "<think>")
 
@@ -168,7 +168,7 @@ def grade(response, numbers, target, task=NO_FORMAT):
         ("<answer>12+7-3=16=16</answer>", 0.0, "malformed"),
         ("<answer>12 7 3</answer>", 0.0, "malformed"),
         ("<answer></answer>", 0.0, "malformed"),
-        ("<answer>" + "(" * 40 + "12" + ")" * 40 + "+7-3</answer>", 0.0, "malformed"),
+        ("<answer>" + "(" * 60 + "12" + ")" * 60 + "+7-3</answer>", 0.0, "malformed"),
         ("<answer>12+7-3" + " " * 500 + "*1</answer>", 0.0, "too long"),
         ("12+7-3", 0.0, "no answer"),
         ("</answer>12+7-3<answer>", 0.0, "no answer"),

@@ -59,7 +59,7 @@ def test_saved_tokenizer_is_the_same_in_transformers(beside, tmp_path):
     TOKENIZER.save_pretrained(tmp_path)
     if beside:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": beside}))
-    text = countdown.TEMPLATES["r1"]([3, 7], 10) + warm_start.example(config.Task(template="plain"), 0, 1, 3)[1]
+    text = countdown.prompt("r1", [3, 7], 10) + warm_start.example(config.Task(template="plain"), 0, 1, 3)[1]
     ids = tokenizer.encode(TOKENIZER, text)
     for loaded in (tokenizer.load(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
         assert tokenizer.encode(loaded, text) == ids and tokenizer.decode(loaded, ids) == text

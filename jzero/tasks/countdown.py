@@ -3,30 +3,29 @@
 A problem's split is a hash of what it is (sorted numbers, target), so train and held-out problems never meet,
 procedural or published. Imports no jax: grader processes load this module."""
 
-import ast
 import functools
 import hashlib
-import itertools
 import json
-import operator
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jzero.grade import parse as grammar
+from jzero.grade.equal import value
 from jzero.tasks import data
 from jzero.types import Grade, Problem
 
 if TYPE_CHECKING:
     from jzero import config
 
+TEMPLATES = data.TEXTS["countdown"]
 HELD_OUT = 4  # one problem in so many is held out
 LARGEST = 9999  # intermediate value a procedural problem may need
 DRAWS = 20000  # random draws without a fitting problem before giving up
-REPEATS = 1001  # draws without a new held-out problem before giving up
+REPEATS = 100  # draws for each held-out problem, of which all but one may be repetitions
 LONGEST = 200  # characters of an equation
-DEPTH = 32  # nested parentheses of an equation
 
 
 class Row(NamedTuple):
@@ -48,29 +47,6 @@ class Attempt(NamedTuple):
     steps: list[str]  # ["7-3=4", "12+4=16"]
     expression: str  # "12+(7-3)"
     value: int
-
-
-def _question(numbers: Sequence[int], target: int) -> str:
-    return (
-        f"Write an equation that equals {target}, using each of the numbers {list(numbers)} exactly once. "
-        "Only + - * / and parentheses are allowed. Put your reasoning between <think> and </think>, then the "
-        "equation alone between <answer> and </answer>, for example <answer>(1 + 2) / 3</answer>."
-    )
-
-
-TEMPLATES: dict[str, Callable[[Sequence[int], int], str]] = {
-    "r1": lambda numbers, target: (
-        "This is a conversation between User and Assistant. User asks a question; Assistant first thinks it through, "
-        f"then replies with the answer.\nUser: {_question(numbers, target)}\n"
-        "Assistant: Let me solve this step by step.\n<think>"
-    ),
-    "qwen_chat": lambda numbers, target: (
-        "<|im_start|>system\nYou are a helpful assistant. You think before you answer.<|im_end|>\n"
-        f"<|im_start|>user\n{_question(numbers, target)}<|im_end|>\n"
-        "<|im_start|>assistant\nLet me solve this step by step.\n<think>"
-    ),
-    "plain": lambda numbers, target: f"{' '.join(map(str, numbers))}={target}\n",
-}
 
 
 def held_out(numbers: Sequence[int], target: int) -> bool:
@@ -110,9 +86,14 @@ def draw(task: "config.Task", rng: random.Random, wanted: bool) -> Row:
     )
 
 
+def prompt(template: str, numbers: Sequence[int], target: int) -> str:
+    question = data.TEXTS["words"]["countdown"].format(numbers=list(numbers), target=target)
+    return TEMPLATES[template].format(question=question, spaced=" ".join(map(str, numbers)), target=target)
+
+
 def made(row: Row, template: str, id: str) -> Problem:
-    prompt = row.prompt or TEMPLATES[template](row.numbers, row.target)
-    return Problem(id, "countdown", prompt, {"numbers": list(row.numbers), "target": row.target})
+    text = row.prompt or prompt(template, row.numbers, row.target)
+    return Problem(id, "countdown", text, {"numbers": list(row.numbers), "target": row.target})
 
 
 def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
@@ -129,28 +110,20 @@ def eval_problems(task: "config.Task", count: int) -> list[Problem]:
     """`count` distinct held-out problems, the same in every run."""
     if task.data:
         rows = _published(task.data)[1]
-        if len(rows) < count:
-            raise ValueError(f"eval.problems={count} is more than the {len(rows)} held-out problems of {task.data}")
-        rows = random.Random(data.EVAL_SEED).sample(rows, count)
+        drawn = iter(random.Random(data.EVAL_SEED).sample(rows, min(count, len(rows))))
     else:
-        rows = _distinct(task, count)
-    return [made(row, task.template, f"countdown/eval/{i}") for i, row in enumerate(rows)]
-
-
-def _distinct(task: "config.Task", count: int) -> list[Row]:
-    """Held-out procedural problems, no two of the same numbers and target."""
-    rng = random.Random(f"countdown/{data.EVAL_SEED}/eval")
+        rng = random.Random(f"countdown/{data.EVAL_SEED}/eval")
+        drawn = (draw(task, rng, wanted=True) for _ in range(REPEATS * count))
     found: dict[Any, Row] = {}
-    while len(found) < count:
-        draws = (draw(task, rng, wanted=True) for _ in range(REPEATS))
-        row = next((row for row in draws if row.key not in found), None)
-        if not row:
-            raise ValueError(
-                f"eval.problems={count} is more than the {len(found)} distinct held-out problems found: lower it or "
-                "widen task.numbers_min..numbers_max, value_max or target_max"
-            )
-        found[row.key] = row
-    return list(found.values())
+    while len(found) < count and (row := next(drawn, None)):
+        found.setdefault(row.key, row)
+    if len(found) < count:
+        raise ValueError(
+            f"eval.problems={count} is more than the {len(found)} distinct held-out problems of task.data="
+            f"{task.data or repr('')}: lower it or, of procedural ones, widen task.numbers_min..numbers_max, value_max "
+            "or target_max"
+        )
+    return [made(row, task.template, f"countdown/eval/{i}") for i, row in enumerate(found.values())]
 
 
 def to_rows(dataset: Any, source: str) -> list[Row]:
@@ -183,42 +156,18 @@ def _published(source: str) -> tuple[list[Row], list[Row]]:
     return train, list(distinct.values())
 
 
-_SPELLINGS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-"})
-_TOKEN = re.compile(r"[ \t\r\n]*(0|[1-9][0-9]*|[-+*/(){}]|\\(?:times|cdot|div|d?frac)(?![a-zA-Z]))[ \t\r\n]*")
-_PYTHON = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\frac": "frac", r"\dfrac": "frac", "{": "[", "}": "]"}
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_TOKEN = re.compile(r"[ \t\r\n]*(0|[1-9][0-9]*|[-+*/(){}×·⋅÷−]|\\(?:times|cdot|div|d?frac)(?![a-zA-Z]))[ \t\r\n]*")
+_SIDE_BY_SIDE = re.compile(r"[0-9)}] [0-9(\\]|[0-9)] {")  # a product without its sign
 
 
 def parse(text: str) -> tuple[list[int], Fraction | None]:
     """The numbers of an expression and its value, None where something is divided by zero. ValueError where it is not
-    an expression of the game: integers, + - * / ( ) and \\frac{}{}, which Python's parser reads as frac[][]."""
-    tokens: list[str] = _TOKEN.findall(text)
-    depths = itertools.accumulate((token in "({") - (token in ")}") for token in tokens)
-    if _TOKEN.sub("", text) or max(depths, default=0) > DEPTH:
+    an expression of the game: integers, + - * / ( ) and \\frac{}{}."""
+    tokens = [grammar.SPELLINGS.get(token.removeprefix("\\"), token) for token in _TOKEN.findall(text)]
+    braces = tokens.count("{") == 2 * tokens.count("\\frac")
+    if _TOKEN.sub("", text) or not braces or _SIDE_BY_SIDE.search(" ".join(tokens)):
         raise ValueError(text)
-    try:
-        tree = ast.parse(" ".join(_PYTHON.get(token, token) for token in tokens), mode="eval")
-    except SyntaxError as error:
-        raise ValueError(text) from error
-    return [int(token) for token in tokens if token.isdigit()], _value(tree.body)
-
-
-def _value(node: ast.AST) -> Fraction | None:
-    match node:
-        case ast.Constant(value=int(number)):
-            return Fraction(number)
-        case ast.UnaryOp(op=ast.USub(), operand=right):
-            left, op = ast.Constant(0), ast.Sub()
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            pass
-        case ast.Subscript(value=ast.Subscript(value=ast.Name(), slice=left), slice=right):
-            op = ast.Div()
-        case _:
-            raise ValueError(ast.dump(node))
-    a, b = _value(left), _value(right)
-    if a is None or b is None or (isinstance(op, ast.Div) and not b):
-        return None
-    return _OPERATIONS[type(op)](a, b)
+    return [int(token) for token in tokens if token.isdigit()], value(grammar.parse(tokens))
 
 
 def extract(response: str) -> str | None:
@@ -236,15 +185,15 @@ def grade(response: str, gold: Any, task: "config.Task") -> Grade:
         return Grade(0.0, False, "no answer")
     if len(answer) > LONGEST:
         return Grade(0.0, False, "too long")
-    sides = [side.strip() for side in answer.translate(_SPELLINGS).split("=")]
+    sides = [side.strip() for side in answer.split("=")]
     if len(sides) == 2 and str(gold["target"]) in sides:
         sides.remove(str(gold["target"]))
     try:
-        numbers, value = parse("=".join(sides))
+        numbers, found = parse("=".join(sides))
     except ValueError:
         return Grade(0.0, False, "malformed")
     if sorted(numbers) != sorted(gold["numbers"]):
         return Grade(task.format_score, False, "wrong numbers")
-    if value != gold["target"]:
+    if found != gold["target"]:
         return Grade(task.format_score, False, "wrong value")
     return Grade(1.0, True, "correct")

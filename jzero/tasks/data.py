@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 PROBLEM = ("problem", "question", "prompt", "Problem", "Question", "input")
 ANSWER = ("answer", "final_answer", "gt_answer", "Answer")
 LEVEL = ("level", "difficulty", "Level")
+TEXTS = tomllib.loads(Path(__file__).with_name("templates.toml").read_text(encoding="utf-8"))
 EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
 
 # blake2b of questions of GSM8K's test split, letters and digits alone: a training set that holds them has the split.

@@ -13,18 +13,14 @@ from jzero.types import Grade, Problem
 if TYPE_CHECKING:
     from jzero import config
 
-TEMPLATES = {
-    "plain": "1-{}\n",
-    "chat": "I think of a whole number from 1 to {}. Guess it: reply with the number alone.",
-}
-REPLIES = {"plain": "<|endoftext|>{}\n", "chat": None}
+TEMPLATES = data.TEXTS["guess"]
 HINDSIGHT = 0.5  # share of warm-start examples whose last guess is right
 NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 
 
 def problems(task: "config.Task", split: str, seed: int, indices: range) -> list[Problem]:
     """Every number equally often: all of them in a random order, then in another."""
-    count, text = task.value_max, TEMPLATES[task.template].format(task.value_max)
+    count, text = task.value_max, TEMPLATES[task.template].format(largest=task.value_max)
     prompt = [{"role": "user", "content": text}] if task.template == "chat" else text
     order = lambda n: random.Random(f"guess/{split}/{seed}/{n}").sample(range(1, count + 1), count)
     return [Problem(f"guess/{split}/{i}", "guess", prompt, order(i // count)[i % count]) for i in indices]
@@ -65,7 +61,7 @@ def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[s
     examples: how hints are to be read, and nothing of where to ask. Of template plain."""
     rng = random.Random(f"guess/warm_start/{seed}/{index}")
     draw = lambda: 1 + int(rng.random() * task.value_max)
-    gold, text = draw(), TEMPLATES["plain"].format(task.value_max)
+    gold, text = draw(), TEMPLATES["plain"].format(largest=task.value_max)
     for _ in range(int(rng.random() * tries)):
         if (guess := draw()) != gold:
             text += f"{guess}<|endoftext|>{hint(guess, gold)}\n"

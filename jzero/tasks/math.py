@@ -2,7 +2,6 @@
 
 import functools
 import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jzero.grade import math
@@ -15,29 +14,15 @@ if TYPE_CHECKING:
 # task.data of "": 7,473 and, without MATH-500, 12,000 rows
 DATA = {"gsm8k": "main@openai/gsm8k"} | dict.fromkeys(("math", "math_multiturn"), "RLAIF/math")
 
-BOXED = "Please reason step by step, and put your final answer within \\boxed{}."  # the words Qwen2.5-Math was tuned on
-TAGGED = (
-    "The following is a dialogue. User poses a problem; Assistant works it out in the mind first and then replies. "
-    "The thoughts stand between <think> and </think>, the reply between <answer> and </answer>, that is: "
-    "<think> thoughts </think> <answer> reply </answer>.\n"
-)
-TEMPLATES: dict[str, Callable[[str, str], Any]] = {  # (question, system prompt) -> Problem.prompt
-    "qwen_math": lambda q, _: (
-        f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"
-    ),
-    "r1": lambda q, _: f"{TAGGED}User: {q}\nAssistant: <think>",
-    "no": lambda q, _: q,
-    "r1_distill_qwen": lambda q, _: f"<｜begin▁of▁sentence｜><｜User｜>{q} {BOXED}\n<｜Assistant｜><think>\n",
-    "qwen3": lambda q, _: f"<|im_start|>user\n{q}\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
-    # messages, which evaluate.Sampler renders by the tokenizer's chat template
-    "chat": lambda q, system: [{"role": "system", "content": system or BOXED}, {"role": "user", "content": q}],
-}
+TEMPLATES, BOXED = data.TEXTS["math"], data.TEXTS["words"]["boxed"]
 STOP = {"r1": ("</answer>",)}  # stop strings; other templates end with the model's own token
 
 
 def problem(task: "config.Task", name: str, id: str, row: data.Row) -> Problem:
     """By task.template or, where that is none for questions, qwen_math's."""
-    prompt = TEMPLATES.get(task.template, TEMPLATES["qwen_math"])(row.problem, task.system)
+    prompt = TEMPLATES.get(task.template, TEMPLATES["qwen_math"]).format(question=row.problem, boxed=BOXED)
+    if task.template == "chat":
+        prompt = [{"role": "system", "content": task.system or BOXED}, {"role": "user", "content": prompt}]
     return Problem(id, name, prompt, {"answer": row.answer, "question": row.problem})
 
 

@@ -44,7 +44,7 @@ def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[s
         lines.append(f"{','.join(a.steps)}?{target} {'yes' if a.value == target else 'no'}")
         if a.value == target:
             break
-    prompt = countdown.TEMPLATES[task.template](numbers, target)
+    prompt = countdown.prompt(task.template, numbers, target)
     lines += ["</think>"] if prompt.endswith("<think>") else []
     return prompt, "\n".join([*lines, f"<answer>{a.expression}</answer>"])
 
