@@ -163,7 +163,8 @@ _SIDE_BY_SIDE = re.compile(r"[0-9)}] [0-9(\\]|[0-9)] {")  # a product without it
 def parse(text: str) -> tuple[list[int], Fraction | None]:
     """The numbers of an expression and its value, None where something is divided by zero. ValueError where it is not
     an expression of the game: integers, + - * / ( ) and \\frac{}{}."""
-    tokens = [grammar.SPELLINGS.get(token.removeprefix("\\"), token) for token in _TOKEN.findall(text)]
+    found: list[str] = _TOKEN.findall(text)
+    tokens = [grammar.SPELLINGS.get(token.removeprefix("\\"), token) for token in found]
     braces = tokens.count("{") == 2 * tokens.count("\\frac")
     if _TOKEN.sub("", text) or not braces or _SIDE_BY_SIDE.search(" ".join(tokens)):
         raise ValueError(text)

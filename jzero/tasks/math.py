@@ -4,7 +4,7 @@ import functools
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jzero.grade import math
+from jzero.grade import extract, math
 from jzero.tasks import data
 from jzero.types import Grade, Problem
 
@@ -89,10 +89,8 @@ def eval_problems(task: "config.Task", count: int) -> list[Problem]:
     return [problem(task, task.name, f"{task.name}/eval/{i}", rows[i]) for i in chosen]
 
 
-READ = {"r1": "r1", "r1_distill_qwen": "think_boxed"}  # template: that of jzero.grade.math; else "boxed"
-
-
 def grade(response: str, gold: Any, task: "config.Task", marked: bool = False) -> Grade:
     """Of the answer that the template asks for or, if `marked`, of what follows the last ####."""
-    way = "gsm8k" if marked and "####" in response else READ.get(task.template, "boxed")
+    way = {"r1_distill_qwen": "think_boxed"}.get(task.template, task.template)
+    way = "gsm8k" if marked and "####" in response else way if way in extract.TEMPLATES else "boxed"
     return math.grade(response, gold["answer"], template=way, question=gold["question"], verifier=task.verifier)
