@@ -122,28 +122,6 @@ def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
     return centred / (std + algorithm.std_eps)[:, None]
 
 
-def by_turn(episodes: Episodes) -> tuple[Episodes, np.ndarray]:
-    """Every turn as an episode of one token, whose reward is its return, G_t = r_t + discount G_{t+1} over the turns of
-    its rollout; and i[N, T] which of those rows a token is of. Turns of one number of a prompt's rollouts are a group:
-    what the others got from there on, whatever they had said before, is a baseline that the turn cannot change. A turn
-    that no other rollout came to has no baseline, and an advantage of 0."""
-    assert episodes.turn is not None
-    shape = len(episodes.group), int(episodes.turn.max()) + 1
-    row, column = np.nonzero(episodes.mask)
-    at = row, episodes.turn[row, column]
-    returns, there = np.zeros(shape), np.zeros(shape, bool)
-    np.add.at(returns, at, episodes.rewards[row, column])
-    there[at] = True
-    for t in reversed(range(shape[1] - 1)):
-        returns[:, t] += episodes.discount * returns[:, t + 1]
-    rollout, turn = np.nonzero(there)
-    group = np.unique(episodes.group[rollout] * shape[1] + turn, return_inverse=True)[1]
-    G = returns[there][:, None]
-    index = np.zeros(shape, np.int64)
-    index[there] = np.arange(len(G))
-    return Episodes(G, np.zeros_like(G), np.ones_like(G, bool), group), np.take_along_axis(index, episodes.turn, axis=1)
-
-
 def gae(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
     """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; 0 after the end (arXiv:1506.02438). At
     the end of a turn that another follows, gamma is multiplied by their discount."""
@@ -160,6 +138,24 @@ def gae(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
     return out
 
 
+def to_go(episodes: Episodes, gamma: float) -> np.ndarray:
+    """G_t = r_t + gamma G_{t+1}, and the discount between turns: GAE without a critic."""
+    return gae(episodes._replace(values=0 * episodes.values), Algorithm(gamma=gamma, lam=1.0))
+
+
+def by_turn(episodes: Episodes) -> tuple[Episodes, np.ndarray]:
+    """Every turn as an episode of one token, whose reward is its return, G_t = r_t + discount G_{t+1} over the turns of
+    its rollout; and i[N, T] which of those rows a token is of. Turns of one number of a prompt's rollouts are a group:
+    what the others got from there on, whatever they had said before, is a baseline that the turn cannot change. A turn
+    that no other rollout came to has no baseline, and an advantage of 0."""
+    turn = np.asarray(episodes.turn)
+    first = episodes.mask & (np.diff(turn, axis=1, prepend=-1) != 0)
+    G = to_go(episodes, 1.0)[first][:, None]
+    numbers = episodes.group[:, None] * (turn.max() + 1) + turn
+    group = np.unique(numbers[first], return_inverse=True)[1]
+    return Episodes(G, np.zeros_like(G), np.ones_like(G, bool), group), np.cumsum(first).reshape(first.shape) - 1
+
+
 class Advantage(NamedTuple):
     compute: Callable[[Episodes, Algorithm], np.ndarray]  # f64[N, T], or [N, 1]: the same for every token of a turn
     group_min: int  # smallest group it is defined for
@@ -174,7 +170,7 @@ ADVANTAGES = {
     # A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8)
     "leave_one_out": Advantage(lambda e, a: group_mean(e, a) * bessel(e.group)[:, None], 2),
     # A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262; normalised by `whiten`)
-    "return_to_go": Advantage(lambda e, a: gae(e._replace(values=0 * e.values), replace(a, lam=1.0)), 1),
+    "return_to_go": Advantage(lambda e, a: to_go(e, a.gamma), 1),
     "gae": Advantage(gae, 1, critic=True),
 }
 
@@ -182,11 +178,9 @@ ADVANTAGES = {
 def advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
     """-> advantages f64[N, T], and what the critic should have said, A + V before whitening."""
     found = ADVANTAGES[algorithm.advantage]
-    if episodes.turn is not None and found.group_min > 1:
-        rows, row = by_turn(episodes)
-        A = found.compute(rows, algorithm)[row, 0] * episodes.mask
-    else:
-        A = found.compute(episodes, algorithm) * episodes.mask
+    rows, row = by_turn(episodes) if episodes.turn is not None and found.group_min > 1 else (episodes, None)
+    A = found.compute(rows, algorithm)
+    A = (A if row is None else A[row, 0]) * episodes.mask
     targets = (A + episodes.values) * episodes.mask
     if algorithm.whiten:
         every = A[episodes.mask]
