@@ -93,7 +93,7 @@ def test_columns_levels_and_answers(tmp_path):
     columns = {"problem_column": "Q", "answer_column": "gold"}
     made = math.train_problems(task(path, level_min=4, level_max=5, **columns), 0, 0, 8)
     assert {(p.prompt, p.gold["answer"]) for p in made} == {(f"q {i}", f"{i},000") for i in range(20) if i % 5 >= 3}
-    with pytest.raises(ValueError, match="has no column level or difficulty"):
+    with pytest.raises(ValueError, match="has columns answer, problem: set task.level_min=0"):
         math.train_problems(task(write(tmp_path / "b.jsonl", [{"problem": "p", "answer": "1"}]), level_min=3), 0, 0, 1)
 
 

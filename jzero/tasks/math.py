@@ -11,9 +11,6 @@ from jzero.types import Grade, Problem
 if TYPE_CHECKING:
     from jzero import config
 
-# task.data of "": 7,473 and, without MATH-500, 12,000 rows
-DATA = {"gsm8k": "main@openai/gsm8k"} | dict.fromkeys(("math", "math_multiturn"), "RLAIF/math")
-
 TEMPLATES, BOXED = data.TEXTS["math"], data.TEXTS["words"]["boxed"]
 STOP = {"r1": ("</answer>",)}  # stop strings; other templates end with the model's own token
 
@@ -37,23 +34,22 @@ class Sets(NamedTuple):
 def sets(task: "config.Task") -> Sets:
     """Raises where there is nothing to train on, or where that is GSM8K's test split."""
     columns, levels = (task.problem_column, task.answer_column), (task.level_min, task.level_max)
-    return _sets(task.data or DATA[task.name], task.eval_data, *columns, *levels, task.verifier)
+    return _sets(task.data or data.PUBLISHED["train"][task.name], task.eval_data, columns, levels, task.verifier)
 
 
 @functools.cache
-def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int, verifier: str) -> Sets:
+def _sets(train: str, test: str, columns: tuple[str, str], levels: tuple[int, int], verifier: str) -> Sets:
     notes, kept = [], []
     sources = [source.strip() for source in train.split(",") if source.strip()]
     tested = [test] if test else [source for source in sources if "test" in data.load(source)]
-    held_out = [row for source in tested for row in data.rows(data.split(source, "test"), problem, answer, source)]
+    held_out = [row for source in tested for row in data.rows(data.split(source, "test"), *columns, source)]
     known = {data.digest(row.problem) for row in held_out}
     for source in sources:
-        dataset = data.of_levels(data.split(source, "train"), low, high, source)
-        rows = data.rows(dataset, problem, answer, source)
+        rows = data.rows(data.of_levels(data.split(source, "train"), *levels, source), *columns, source)
         if data.contaminated([row.problem for row in rows]):
             raise ValueError(
                 f"task.data={source} holds GSM8K's test questions among its {len(rows)} rows: train on the 7,473 of "
-                f"its train split, {DATA['gsm8k']}"
+                f"its train split, {data.PUBLISHED['train']['gsm8k']}"
             )
         new = [row for row in rows if data.digest(row.problem) not in known]
         good = [row for row in new if grades_itself(row.answer, verifier)]

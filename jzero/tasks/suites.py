@@ -15,20 +15,8 @@ if TYPE_CHECKING:
 COUNTDOWN = 512  # procedural problems
 LAYOUT = "{question}\n\nA) {}\nB) {}\nC) {}\nD) {}\n\nThe answer is the letter of one choice."
 LETTER = re.compile(r"(?:\\boxed\{|<answer>|[Aa]nswer(?: is)?:?)(?:\s|\\text\{|[*($])*([A-D])\b")
-
-
-CHOICE = f"{__name__}:grade_choice"
-SUITES = {  # task.data ("" = procedural), its split, and Problem.task: how answers are graded
-    "aime24": ("lkevinzc/math-eval", "aime", "math"),
-    "aime25": ("math-ai/aime25", "test", "math"),
-    "amc": ("lkevinzc/math-eval", "amc", "math"),
-    "math500": ("lkevinzc/math-eval", "math", "math"),
-    "minerva": ("lkevinzc/math-eval", "minerva", "math"),
-    "olympiad_bench": ("lkevinzc/math-eval", "olympiad_bench", "math"),
-    "gsm8k": ("main@openai/gsm8k", "test", "gsm8k"),
-    "gpqa_diamond": ("gpqa_diamond@Idavidrein/gpqa", "train", CHOICE),
-    "countdown": ("", "test", "countdown"),
-}
+SUITES: dict[str, list[str]] = data.PUBLISHED["suites"]
+CHOICE = SUITES["gpqa_diamond"][2]
 
 
 def split(*specs: str) -> list[str]:
@@ -41,7 +29,7 @@ def parse(spec: str) -> tuple[str, str, str, str]:
     name, _, path = (part.strip() for part in spec.partition("="))
     if not name or (name not in SUITES and not path):
         raise ValueError(f"no suite {name!r}: there are {', '.join(SUITES)}, or name=FILE for a set of your own")
-    source, part, kind = SUITES.get(name, ("", "test", "math"))
+    source, part, kind = SUITES.get(name, ["", "test", "math"])
     return name, path or source, part, kind
 
 
@@ -82,11 +70,8 @@ def choices(task: "config.Task", id: str, row: dict[str, Any], seed: int) -> Pro
 
 def grade_choice(response: str, gold: Any, task: "config.Task") -> Grade:
     """The last letter that is boxed, tagged or called the answer, after the thoughts."""
-    found = LETTER.findall(response.rpartition("</think>")[2])
-    if not found:
-        return Grade(0.0, False, "no answer")
-    correct = found[-1] == gold
-    return Grade(float(correct), correct, "correct" if correct else "wrong choice")
+    said = [None, *LETTER.findall(response.rpartition("</think>")[2])][-1]
+    return Grade(float(said == gold), said == gold, {None: "no answer", gold: "correct"}.get(said, "wrong choice"))
 
 
 def answer(response: str) -> str:
