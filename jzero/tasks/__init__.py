@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from jzero.tasks import countdown, data, guess, math, warm_start
+from jzero.tasks import countdown, data, guess, math
 from jzero.types import Grade, Problem
 
 
@@ -40,7 +40,7 @@ def of(module: Any, *examples: Any, **more: Any) -> Task:
 
 MATH = of(math, notes=lambda task: math.sets(task).notes)
 TASKS = {
-    "countdown": of(countdown, warm_start.example, warm_start.max_tokens, reply=feedback),
+    "countdown": of(countdown, countdown.example, countdown.max_tokens, reply=feedback),
     "gsm8k": MATH._replace(grade=partial(math.grade, marked=True)),
     "guess": of(guess, guess.example, guess.max_tokens, reply=guess.reply),
     "math": MATH,

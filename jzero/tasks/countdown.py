@@ -26,6 +26,9 @@ LARGEST = 9999  # intermediate value a procedural problem may need
 DRAWS = 20000  # random draws without a fitting problem before giving up
 REPEATS = 100  # draws for each held-out problem, of which all but one may be repetitions
 LONGEST = 200  # characters of an equation
+WARM_LARGEST = 99  # intermediate value of a warm start's try: two digits keep lines short and arithmetic learnable
+HINDSIGHT = 0.25  # share of its examples whose target is their last try's value: how " yes" is learnt
+MOST = 6  # tries of an example
 
 
 class Row(NamedTuple):
@@ -198,3 +201,47 @@ def grade(response: str, gold: Any, task: "config.Task") -> Grade:
     if found != gold["target"]:
         return Grade(task.format_score, False, "wrong value")
     return Grade(1.0, True, "correct")
+
+
+def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[str, str]:
+    """The index-th (prompt, response) of the supervised steps before RL, for a model that starts from nothing:
+
+        3 7 12=16
+        12-3=9,9*7=63?16 no
+        7-3=4,12+4=16?16 yes
+        <answer>12+(7-3)</answer>
+
+    It teaches the format, arithmetic and what a try looks like, not the search: tries are random, about `tries` of
+    them, and the solution is never consulted. After every failed one it gives up with the same probability, so that how
+    long to try is one habit, which RL can change; its answer is then wrong. A try ends by writing the target beside its
+    value: otherwise the verdict has to be read off the prompt, which a model of a million parameters does not learn in
+    these few steps; so 99 % of its verdicts are right."""
+    rng = random.Random(f"warm_start/{seed}/{index}")
+    numbers, target, _ = draw(task, rng, wanted=False)
+    attempts = [attempt(numbers, rng, WARM_LARGEST)]
+    while len(attempts) < MOST and rng.random() > 1 / tries:
+        for _ in range(10):  # draws, for one that was not tried yet
+            new = attempt(numbers, rng, WARM_LARGEST)
+            if new.steps not in [old.steps for old in attempts]:
+                break
+        attempts.append(new)
+    value = attempts[-1].value
+    if rng.random() < HINDSIGHT and 1 <= value <= task.target_max and not held_out(numbers, value):
+        target = value
+    lines = []
+    for a in attempts:
+        lines.append(f"{','.join(a.steps)}?{target} {'yes' if a.value == target else 'no'}")
+        if a.value == target:
+            break
+    asked = prompt(task.template, numbers, target)
+    lines += ["</think>"] if asked.endswith("<think>") else []
+    return asked, "\n".join([*lines, f"<answer>{a.expression}</answer>"])
+
+
+def max_tokens(task: "config.Task", tries: float) -> int:
+    """Upper bound on a response's tokens under the countdown tokenizer: one a character, words and tags one each."""
+    steps, most = task.numbers_max - 1, max(WARM_LARGEST, task.value_max)
+    # A line's last step has no comma, but a verdict.
+    line = steps * len(f"{most}*{most}={most},") + len(f"?{task.target_max}\n")
+    answer = 2 + task.numbers_max * len(str(task.value_max)) + steps + 2 * max(steps - 1, 0)
+    return (MOST if tries > 1 else 1) * line + answer + 3  # </think>, its newline and the end of the sequence
