@@ -83,8 +83,7 @@ class Episodes(NamedTuple):
 
 def shaped(score: float, length: int, cut: bool, algorithm: Algorithm, max_new: int) -> float:
     """The score of a rollout of `length` sampled tokens, `cut` at max_new or not."""
-    if cut and algorithm.truncated == "fixed":
-        score = algorithm.truncated_score
+    score = algorithm.truncated_score if cut and algorithm.truncated == "fixed" else score
     score -= algorithm.truncated_penalty * cut
     if algorithm.overlong:
         last = algorithm.overlong * max_new
@@ -254,28 +253,20 @@ SURROGATES = {"clip": clip, "reinforce": reinforce, "cispo": cispo}
 
 
 def within(ratio: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """1 where the ratio is in [low, high], else 0."""
-    return ((ratio >= algorithm.correction_low) & (ratio <= algorithm.correction_high)).astype(jnp.float32)
-
-
-def truncate(d: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """min(exp(d), high): truncated importance sampling (TIS, Yao et al. 2025)."""
-    return jnp.minimum(bounded_exp(d), algorithm.correction_high)
-
-
-def mask(d: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """exp(d) within [low, high], else 0 (masked importance sampling; AReaL, arXiv:2505.24298)."""
-    return bounded_exp(d) * within(bounded_exp(d), algorithm)
+    """The ratio where it is in [low, high], else 0."""
+    return jnp.where((ratio >= algorithm.correction_low) & (ratio <= algorithm.correction_high), ratio, 0.0)
 
 
 CORRECTIONS: dict[str, Callable[[jax.Array, Total, Algorithm], jax.Array]] = {
-    "token_truncate": lambda d, total, algorithm: truncate(d, algorithm),
-    "token_mask": lambda d, total, algorithm: mask(d, algorithm),
+    # min(exp(d), high): truncated importance sampling (TIS, Yao et al. 2025)
+    "token_truncate": lambda d, total, a: jnp.minimum(bounded_exp(d), a.correction_high),
+    # exp(d) within [low, high], else 0 (masked importance sampling; AReaL, arXiv:2505.24298)
+    "token_mask": lambda d, total, a: within(bounded_exp(d), a),
     # of prod exp(d) of the sequence, for each of its tokens; the mask is TRL's default
-    "sequence_truncate": lambda d, total, algorithm: truncate(total(d), algorithm),
-    "sequence_mask": lambda d, total, algorithm: mask(total(d), algorithm),
+    "sequence_truncate": lambda d, total, a: jnp.minimum(bounded_exp(total(d)), a.correction_high),
+    "sequence_mask": lambda d, total, a: within(bounded_exp(total(d)), a),
     # 1 for sequences whose geometric mean of exp(d) is within [low, high], else 0
-    "geometric": lambda d, total, algorithm: within(sequence_ratio(d, total), algorithm),
+    "geometric": lambda d, total, a: jnp.sign(within(sequence_ratio(d, total), a)),
 }
 
 

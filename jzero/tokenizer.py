@@ -95,7 +95,5 @@ def eos_ids(tokenizer: PreTrainedTokenizerFast, directory: str = "") -> tuple[in
     every = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
     ids = tuple(dict.fromkeys(number for number in every if number is not None))
     if not ids:
-        raise ValueError(
-            f"neither the tokenizer nor {path} names an end-of-sequence token: set one, or use rollout.stop"
-        )
+        raise ValueError(f"neither the tokenizer nor {path} names an end of sequence: set one, or use rollout.stop")
     return ids

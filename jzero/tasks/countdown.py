@@ -10,15 +10,12 @@ import random
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jzero.grade import parse as grammar
 from jzero.grade.equal import value
 from jzero.tasks import data
 from jzero.types import Grade, Problem
-
-if TYPE_CHECKING:
-    from jzero import config
 
 TEMPLATES = data.TEXTS["countdown"]
 HELD_OUT = 4  # one problem in so many is held out
@@ -75,7 +72,7 @@ def attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> Attempt
     return Attempt(steps, text[1:-1] if steps else text, value)
 
 
-def draw(task: "config.Task", rng: random.Random, wanted: bool) -> Row:
+def draw(task: data.Settings, rng: random.Random, wanted: bool) -> Row:
     """Random numbers and a target one of their expressions reaches, from the held-out split if `wanted`."""
     for _ in range(DRAWS):
         count = task.numbers_min + int(rng.random() * (task.numbers_max - task.numbers_min + 1))
@@ -99,7 +96,7 @@ def made(row: Row, template: str, id: str) -> Problem:
     return Problem(id, "countdown", text, {"numbers": list(row.numbers), "target": row.target})
 
 
-def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
+def train_problems(task: data.Settings, seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step; a published set is shuffled anew every epoch."""
     indices = range(step * count, (step + 1) * count)
     if task.data:
@@ -109,7 +106,7 @@ def train_problems(task: "config.Task", seed: int, step: int, count: int) -> lis
     return [made(rows[i], task.template, f"countdown/train/{i}") for i in indices]
 
 
-def eval_problems(task: "config.Task", count: int) -> list[Problem]:
+def eval_problems(task: data.Settings, count: int) -> list[Problem]:
     """`count` distinct held-out problems, the same in every run."""
     if task.data:
         rows = _published(task.data)[1]
@@ -122,9 +119,8 @@ def eval_problems(task: "config.Task", count: int) -> list[Problem]:
         found.setdefault(row.key, row)
     if len(found) < count:
         raise ValueError(
-            f"eval.problems={count} is more than the {len(found)} distinct held-out problems of task.data="
-            f"{task.data or repr('')}: lower it or, of procedural ones, widen task.numbers_min..numbers_max, value_max "
-            "or target_max"
+            f"eval.problems={count} is more than the {len(found)} distinct held-out problems of {task.data or 'task'}: "
+            "lower it or, without task.data, widen task.numbers_min..numbers_max, value_max or target_max"
         )
     return [made(row, task.template, f"countdown/eval/{i}") for i, row in enumerate(found.values())]
 
@@ -181,7 +177,7 @@ def extract(response: str) -> str | None:
     return answer.strip() if tag else None
 
 
-def grade(response: str, gold: Any, task: "config.Task") -> Grade:
+def grade(response: str, gold: Any, task: data.Settings) -> Grade:
     """1 for an expression that equals the target exactly, task.format_score for any other expression, else 0. It may be
     written "expression = target" or "target = expression"."""
     answer = extract(response)
@@ -203,7 +199,7 @@ def grade(response: str, gold: Any, task: "config.Task") -> Grade:
     return Grade(1.0, True, "correct")
 
 
-def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[str, str]:
+def example(task: data.Settings, seed: int, index: int, tries: float) -> tuple[str, str]:
     """The index-th (prompt, response) of the supervised steps before RL, for a model that starts from nothing:
 
         3 7 12=16
@@ -238,7 +234,7 @@ def example(task: "config.Task", seed: int, index: int, tries: float) -> tuple[s
     return asked, "\n".join([*lines, f"<answer>{a.expression}</answer>"])
 
 
-def max_tokens(task: "config.Task", tries: float) -> int:
+def max_tokens(task: data.Settings, tries: float) -> int:
     """Upper bound on a response's tokens under the countdown tokenizer: one a character, words and tags one each."""
     steps, most = task.numbers_max - 1, max(WARM_LARGEST, task.value_max)
     # A line's last step has no comma, but a verdict.

@@ -7,7 +7,12 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from jzero.config import Task as Settings
+else:
+    Settings = Any  # config imports jax
 
 TEXTS, PUBLISHED = (
     tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
@@ -28,10 +33,9 @@ def load(data: str) -> dict[str, Any]:
     """The splits of a local file or directory, or of a hub id (config@id); a file is the split "train"."""
     import datasets
 
-    readers = {".json": _json, ".jsonl": _json, ".parquet": datasets.Dataset.from_parquet}
-    readers |= {".arrow": datasets.Dataset.from_file}
-    path = Path(data)
-    name, _, repository = data.rpartition("@")
+    made = datasets.Dataset
+    readers = {".json": _json, ".jsonl": _json, ".parquet": made.from_parquet, ".arrow": made.from_file}
+    path, (name, _, repository) = Path(data), data.rpartition("@")
     try:
         if path.is_dir():
             files = {each.stem: each for each in sorted(path.iterdir()) if each.suffix in readers}
@@ -46,9 +50,8 @@ def load(data: str) -> dict[str, Any]:
     except Exception as error:  # the network, a foreign file: datasets raises whatever it met
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"task.data={data} cannot be loaded ({type(error).__name__}: {reason}): give a local json, jsonl, parquet "
-            "or arrow file, a directory of train and test files or of save_to_disk, or a hub id (config@id) that can "
-            "be reached"
+            f"task.data={data} cannot be loaded ({type(error).__name__}: {reason}): give a json, jsonl, parquet or "
+            "arrow file, a directory of train and test files or of save_to_disk, or a hub id (config@id) in reach"
         ) from None
     return dict(found) if isinstance(found, dict) else {"train": found}
 

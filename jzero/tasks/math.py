@@ -2,20 +2,17 @@
 
 import functools
 import random
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jzero.grade import extract, math
 from jzero.tasks import data
 from jzero.types import Grade, Problem
 
-if TYPE_CHECKING:
-    from jzero import config
-
 TEMPLATES, BOXED = data.TEXTS["math"], data.TEXTS["words"]["boxed"]
 STOP = {"r1": ("</answer>",)}  # stop strings; other templates end with the model's own token
 
 
-def problem(task: "config.Task", name: str, id: str, row: data.Row) -> Problem:
+def problem(task: data.Settings, name: str, id: str, row: data.Row) -> Problem:
     """By task.template or, where that is none for questions, qwen_math's."""
     prompt = TEMPLATES.get(task.template, TEMPLATES["qwen_math"]).format(question=row.problem, boxed=BOXED)
     if task.template == "chat":
@@ -31,7 +28,7 @@ class Sets(NamedTuple):
     notes: list[str]
 
 
-def sets(task: "config.Task") -> Sets:
+def sets(task: data.Settings) -> Sets:
     """Raises where there is nothing to train on, or where that is GSM8K's test split."""
     columns, levels = (task.problem_column, task.answer_column), (task.level_min, task.level_max)
     return _sets(task.data or data.PUBLISHED["train"][task.name], task.eval_data, columns, levels, task.verifier)
@@ -68,7 +65,7 @@ def grades_itself(answer: Any, verifier: str) -> bool:
     return any(math.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier).correct for gold in golds)
 
 
-def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
+def train_problems(task: data.Settings, seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step: every set is shuffled anew every epoch, several are mixed by task.weights."""
     train, weights = sets(task).train, task.weights
     if weights and (len(weights) != len(train) or not all(isinstance(w, int | float) and w > 0 for w in weights)):
@@ -78,14 +75,14 @@ def train_problems(task: "config.Task", seed: int, step: int, count: int) -> lis
     return [problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
 
 
-def eval_problems(task: "config.Task", count: int) -> list[Problem]:
+def eval_problems(task: data.Settings, count: int) -> list[Problem]:
     """At most `count` held-out problems, the same in every run."""
     rows = sets(task).held_out
     chosen = sorted(random.Random(data.EVAL_SEED).sample(range(len(rows)), min(count, len(rows))))
     return [problem(task, task.name, f"{task.name}/eval/{i}", rows[i]) for i in chosen]
 
 
-def grade(response: str, gold: Any, task: "config.Task", marked: bool = False) -> Grade:
+def grade(response: str, gold: Any, task: data.Settings, marked: bool = False) -> Grade:
     """Of the answer that the template asks for or, if `marked`, of what follows the last ####."""
     way = {"r1_distill_qwen": "think_boxed"}.get(task.template, task.template)
     way = "gsm8k" if marked and "####" in response else way if way in extract.TEMPLATES else "boxed"

@@ -3,14 +3,11 @@
 import random
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jzero.grade.extract import last_box, last_number
 from jzero.tasks import countdown, data, math
 from jzero.types import Grade, Problem
-
-if TYPE_CHECKING:
-    from jzero import config
 
 COUNTDOWN = 512  # procedural problems
 LAYOUT = "{question}\n\nA) {}\nB) {}\nC) {}\nD) {}\n\nThe answer is the letter of one choice."
@@ -33,7 +30,7 @@ def parse(spec: str) -> tuple[str, str, str, str]:
     return name, path or source, part, kind
 
 
-def problems(spec: str, task: "config.Task", limit: int, seed: int) -> tuple[str, list[Problem]]:
+def problems(spec: str, task: data.Settings, limit: int, seed: int) -> tuple[str, list[Problem]]:
     """Name and problems of a suite, the first `limit` of them (0 = all). Prompts follow task.template where it is one
     of the suite's, else they are qwen_math's or countdown's r1."""
     name, source, part, kind = parse(spec)
@@ -60,7 +57,7 @@ def texts(spec: str) -> list[str]:
     return data.questions(data.split(source, part, "test"), source)
 
 
-def choices(task: "config.Task", id: str, row: dict[str, Any], seed: int) -> Problem:
+def choices(task: data.Settings, id: str, row: dict[str, Any], seed: int) -> Problem:
     """A question of GPQA; the order of its choices is a function of (id, seed)."""
     answers = [row["Correct Answer"], *(row[f"Incorrect Answer {i}"] for i in (1, 2, 3))]
     order = random.Random(f"{id}/{seed}").sample(range(4), 4)
@@ -68,7 +65,7 @@ def choices(task: "config.Task", id: str, row: dict[str, Any], seed: int) -> Pro
     return replace(math.problem(task, CHOICE, id, data.Row(question, None)), gold="ABCD"[order.index(0)])
 
 
-def grade_choice(response: str, gold: Any, task: "config.Task") -> Grade:
+def grade_choice(response: str, gold: Any, task: data.Settings) -> Grade:
     """The last letter that is boxed, tagged or called the answer, after the thoughts."""
     said = [None, *LETTER.findall(response.rpartition("</think>")[2])][-1]
     return Grade(float(said == gold), said == gold, {None: "no answer", gold: "correct"}.get(said, "wrong choice"))
