@@ -72,30 +72,22 @@ NAMES = ("accuracy", *RESPONSE, *BATCH)  # accuracy is the score of the task's o
 
 def check(settings: "config.Reward") -> None:
     """Refuse names that mean nothing and weights that fit nothing."""
-    for name in settings.functions:
-        if name not in NAMES:
-            _function(name)
+    for name in set(settings.functions) - set(NAMES):
+        try:
+            pkgutil.resolve_name(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            known = f"{', '.join(NAMES)} or a module:function ({error}); give the flag once for each"
+            raise ValueError(f"task.reward.functions: {name!r} is not one of {known}") from None
     count, weights = len(settings.functions), settings.weights
     if weights and (len(weights) != count or not all(isinstance(weight, int | float) for weight in weights)):
         raise ValueError(f"task.reward.{weights=} must be a number for each of {count} functions, or none for 1")
-
-
-def _function(name: str) -> Callable[[str, Any, Any], float | None]:
-    """A user's own."""
-    try:
-        return pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        known = f"{', '.join(NAMES)} or a module:function ({error})"
-        raise ValueError(
-            f"task.reward.functions: {name!r} is not one of {known}; give the flag once for each"
-        ) from None
 
 
 def of_response(response: str, gold: Any, task: "config.Task", grade: Grade) -> Grade:
     """The grade with the parts that this response alone decides."""
     functions = task.reward.functions if hasattr(task, "reward") else ()  # python -m jzero.grade has none
     values = {name: RESPONSE[name](response, task.reward) for name in functions if name in RESPONSE}
-    values |= {name: _function(name)(response, gold, task) for name in functions if name not in NAMES}
+    values |= {name: pkgutil.resolve_name(name)(response, gold, task) for name in functions if name not in NAMES}
     return replace(grade, parts={name: float(value) for name, value in values.items() if value is not None})
 
 
@@ -104,10 +96,10 @@ def of_batch(grades: list[Grade], characters: list[int], tokens: list[int], sett
     if tuple(settings.functions) == ("accuracy",) and not settings.weights:
         return grades
     correct = np.array([grade.correct for grade in grades], bool)
-    lengths = {"characters": np.asarray(characters, float), "tokens": np.asarray(tokens, float)}
     weights = dict(zip(settings.functions, settings.weights or (1.0,) * len(settings.functions), strict=True))
-    lengths = dict.fromkeys(BATCH, lengths[settings.unit]) | {"soft_overlong": lengths["tokens"]}  # as DAPO counts
-    batch = {name: BATCH[name](correct, lengths[name], settings) for name in weights if name in BATCH and grades}
+    lengths = dict.fromkeys(BATCH, tokens if settings.unit == "tokens" else characters) | {"soft_overlong": tokens}
+    of = lambda name: BATCH[name](correct, np.asarray(lengths[name], float), settings)
+    batch = {name: of(name) for name in weights if name in BATCH and grades}
     out = []
     for i, grade in enumerate(grades):
         found = {"accuracy": grade.score} | grade.parts | {name: float(values[i]) for name, values in batch.items()}
