@@ -74,8 +74,9 @@ def check(settings: "config.Reward") -> None:
     """Refuse names that mean nothing and weights that fit nothing."""
     for name in set(settings.functions) - set(NAMES):
         try:
-            pkgutil.resolve_name(name)
-        except (ImportError, AttributeError, ValueError) as error:
+            if not callable(pkgutil.resolve_name(name)):
+                raise TypeError("no function")
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
             known = f"{', '.join(NAMES)} or a module:function ({error}); give the flag once for each"
             raise ValueError(f"task.reward.functions: {name!r} is not one of {known}") from None
     count, weights = len(settings.functions), settings.weights
