@@ -168,7 +168,7 @@ def grade(response, numbers, target, task=NO_FORMAT):
         ("<answer>12+7-3=16=16</answer>", 0.0, "malformed"),
         ("<answer>12 7 3</answer>", 0.0, "malformed"),
         ("<answer></answer>", 0.0, "malformed"),
-        ("<answer>" + "(" * 60 + "12" + ")" * 60 + "+7-3</answer>", 0.0, "malformed"),
+        ("<answer>" + "(" * 40 + "12" + ")" * 40 + "+7-3</answer>", 0.0, "malformed"),
         ("<answer>12+7-3" + " " * 500 + "*1</answer>", 0.0, "too long"),
         ("12+7-3", 0.0, "no answer"),
         ("</answer>12+7-3<answer>", 0.0, "no answer"),

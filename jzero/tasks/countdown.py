@@ -3,17 +3,18 @@
 A problem's split is a hash of what it is (sorted numbers, target), so train and held-out problems never meet,
 procedural or published. Imports no jax: grader processes load this module."""
 
+import ast
 import functools
 import hashlib
+import itertools
 import json
+import operator
 import random
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from jzero.grade import parse as grammar
-from jzero.grade.equal import value
 from jzero.tasks import data
 from jzero.types import Grade, Problem
 
@@ -23,6 +24,7 @@ LARGEST = 9999  # intermediate value a procedural problem may need
 DRAWS = 20000  # random draws without a fitting problem before giving up
 REPEATS = 100  # draws for each held-out problem, of which all but one may be repetitions
 LONGEST = 200  # characters of an equation
+DEPTH = 32  # nested parentheses of an equation
 WARM_LARGEST = 99  # intermediate value of a warm start's try: two digits keep lines short and arithmetic learnable
 HINDSIGHT = 0.25  # share of its examples whose target is their last try's value: how " yes" is learnt
 MOST = 6  # tries of an example
@@ -156,18 +158,38 @@ def _published(source: str) -> tuple[list[Row], list[Row]]:
 
 
 _TOKEN = re.compile(r"[ \t\r\n]*(0|[1-9][0-9]*|[-+*/(){}×·⋅÷−]|\\(?:times|cdot|div|d?frac)(?![a-zA-Z]))[ \t\r\n]*")
-_SIDE_BY_SIDE = re.compile(r"[0-9)}] [0-9(\\]|[0-9)] {")  # a product without its sign
+_SPELLINGS = {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "\\times": "*", "\\cdot": "*", "\\div": "/"}
+_PYTHON = _SPELLINGS | {"\\frac": "frac", "\\dfrac": "frac", "{": "[", "}": "]"}
+_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 def parse(text: str) -> tuple[list[int], Fraction | None]:
     """The numbers of an expression and its value, None where something is divided by zero. ValueError where it is not
-    an expression of the game: integers, + - * / ( ) and \\frac{}{}."""
-    found: list[str] = _TOKEN.findall(text)
-    tokens = [grammar.SPELLINGS.get(token.removeprefix("\\"), token) for token in found]
-    braces = tokens.count("{") == 2 * tokens.count("\\frac")
-    if _TOKEN.sub("", text) or not braces or _SIDE_BY_SIDE.search(" ".join(tokens)):
+    an expression of the game: integers, + - * / ( ) and \\frac{}{}, which Python's parser reads as frac[][]."""
+    tokens: list[str] = _TOKEN.findall(text)
+    depths = itertools.accumulate((token in "({") - (token in ")}") for token in tokens)
+    if _TOKEN.sub("", text) or max(depths, default=0) > DEPTH:
         raise ValueError(text)
-    return [int(token) for token in tokens if token.isdigit()], value(grammar.parse(tokens))
+    numbers = [int(token) for token in tokens if token.isdigit()]
+    try:
+        return numbers, _value(ast.parse(" ".join(_PYTHON.get(token, token) for token in tokens), mode="eval").body)
+    except SyntaxError as error:
+        raise ValueError(text) from error
+    except ZeroDivisionError:
+        return numbers, None
+
+
+def _value(node: ast.AST) -> Fraction:
+    match node:
+        case ast.Constant(value=int(number)):
+            return Fraction(number)
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
+            return _OPERATIONS[type(op)](_value(left), _value(right))
+        case ast.Subscript(value=ast.Subscript(value=ast.Name(), slice=left), slice=right):
+            return _value(left) / _value(right)
+    raise ValueError(ast.dump(node))
 
 
 def extract(response: str) -> str | None:
