@@ -97,19 +97,11 @@ def decode_kv(x: jax.Array, dtype) -> jax.Array:
     return x.astype(dtype)
 
 
-def write_tokens(pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array) -> jax.Array:
-    """Put x [S, heads, dim] at (pages[S], offsets[S]) of the pool."""
-    return write(pool, x, pages * pool.shape[2] + offsets, pool.shape[3:])
-
-
-def write_pages(pool: jax.Array, x: jax.Array, pages: jax.Array) -> jax.Array:
-    """Put whole pages x [W, page, heads, dim] at pages[W] of the pool."""
-    return write(pool, x, pages, pool.shape[2:])
-
-
-def write(pool: jax.Array, x: jax.Array, at: jax.Array, entry: tuple[int, ...]) -> jax.Array:
-    """Entries of a shape. Rows of the flattened view: any other spelling makes XLA re-lay-out the whole pool."""
-    K, D = pool.shape[0], pool.shape[-1]
+def write(pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
+    """Put whole pages x [W, page, heads, dim] at pages[W] of the pool, or tokens x [S, heads, dim] at (pages[S],
+    offsets[S]). By rows of a flattened view: any other spelling makes XLA re-lay-out the whole pool."""
+    K, _, page, D = pool.shape
+    entry, at = ((page, D), pages) if offsets is None else ((D,), pages * page + offsets)
     flat = pool.reshape(-1, *entry)
     rows = jnp.arange(K)[:, None] * (len(flat) // K) + at[None]
     values = encode_kv(jnp.moveaxis(to_rows(x, K, D), -2, 0).reshape(-1, *entry), pool.dtype)
