@@ -272,7 +272,7 @@ def command() -> None:
     jax.config.update("jax_platforms", "cpu")
     with cli.mistakes():
         given, rest = parser.parse_known_args()
-        settings = main.parse(["jzero.plan", *rest])
+        settings, _ = main.parse(rest)
         if given.model:
             settings.model.path = known.named(given.model)
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jzero" / "plan"
