@@ -149,8 +149,7 @@ def make_parts(trainer: Trainer, rollouts: list[Rollout], step: int) -> list[Par
     train, group = trainer.config.train, trainer.config.rollout.group
     order = np.arange(len(rollouts) // group)
     rows, source = sequences(rollouts, trainer.config)
-    prompt = np.array(source) // group
-    of_prompt = [np.flatnonzero(prompt == p).tolist() for p in order]
+    of_prompt = [np.flatnonzero(np.array(source) // group == p).tolist() for p in order]
     if train.minibatches > 1:
         order = np.random.default_rng((train.seed, step)).permutation(order)
     parts = []
