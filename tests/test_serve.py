@@ -350,6 +350,22 @@ def test_what_is_sent_is_whole_characters_before_any_stop_string(data):
     assert "".join(each["text"] for each in said if each) == sequence.text
 
 
+def test_sequences_may_each_have_a_temperature_and_stop_strings(alone):
+    """Prefilled and inserted together, they are what runs of their own give."""
+    context, heats = np.arange(65, 75, dtype=np.int32), (0.0, 1.0, 0.3, 1.0)
+    make = lambda i, **own: Sequence(i, 0, i, context, 50, **own)
+    driver = lambda: Driver(alone.sampler.engine, alone.params, lambda ids: tokenizer.decode(byte_tokenizer(), ids))
+    want = [make(i) for i in range(len(heats))]
+    for sequence, heat in zip(want, heats, strict=True):
+        list(driver().run([[sequence]], 1, heat, alone.seed))
+    stop = byte_tokenizer().backend_tokenizer.decode(want[1].tokens[5:8])
+    got = [make(i, temperature=heat, stop=[stop] * (i == 1)) for i, heat in enumerate(heats)]
+    list(driver().run([[sequence] for sequence in got], 1, 0.7, alone.seed))
+    assert [s.tokens for s in got if s is not got[1]] == [s.tokens for s in want if s is not want[1]]
+    assert got[1].tokens == want[1].tokens[: len(got[1].tokens)] and 0 < len(got[1].tokens) <= 8
+    assert got[1].finish == "stop" and len({tuple(s.tokens) for s in want}) == len(want)
+
+
 def test_a_client_that_leaves_frees_its_slot(alone):
     server = serve.Server("m", alone.sampler.engine, alone.sampler.tokenizer)
     asked = serve.Asked(model="m", prompt="Once", max_tokens=90, temperature=0.0, n=2, stream=True)
