@@ -250,8 +250,11 @@ def test_a_group_holds_the_full_pages_of_its_prompt_once():
     for slot in range(8):
         engine.free_resource(slot)
     assert_empty(engine)
-    _, driver = complete(make(), PROMPTS[:1], group=8, max_new=8)
-    assert driver.counters.peak_pages == 1 + 8
+    engine, used = make(), []  # before every call
+    driver = Driver(engine, params_on(engine), text_of)
+    more = lambda: used.append(engine.pages[0].in_use()) or []
+    list(driver.run(groups_of(PROMPTS[:1], 8, 8), 8, TEMPERATURE, seed_on(engine), more=more))
+    assert max(used) == 1 + 8
 
 
 def test_a_group_larger_than_the_slots_is_no_special_case():
@@ -295,7 +298,7 @@ def test_pages_are_written_in_place(shape):
     keep = np.zeros(engine.max_concurrent_decodes, np.bool_)
     arguments = put(table, keep, engine._shared(table, keep))
     memory = (
-        engine._generate_program()
+        engine._programs["generate"]
         .lower(params_on(engine), state, seed_on(engine), *arguments)
         .compile()
         .memory_analysis()
@@ -446,7 +449,7 @@ def test_prefill_insert_generate_by_hand(arrangement, slot):
     state = engine.insert(prefix, engine.init_decode_state(), place, TEMPERATURE)
     for _ in range(MAX_NEW):
         state, result = engine.generate(params, state, seed)
-        result = result.convert_to_numpy()
+        result = jax.device_get(result)
         tokens += result.tokens[slot, : result.counts[slot]].tolist()
         logps += result.logps[slot, : result.counts[slot]].tolist()
         assert result.counts.sum() == result.counts[slot]

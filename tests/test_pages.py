@@ -50,7 +50,7 @@ def test_any_history_leaves_every_page_free_or_counted(steps):
                 assert pages.owned[slot] == before[slot] + new and len(new) == max(need, 0)
                 assert not {page for owned in before for page in owned} & set(new)
         elif name == "share" and not before[slot]:
-            pages.share(slot, before[rest[0]][: rest[1]])
+            pages.reserve(slot, 0, before[rest[0]][: rest[1]])
         elif name == "release":
             pages.release(slot)
             pages.release(slot)  # twice is once
@@ -64,10 +64,10 @@ def test_any_history_leaves_every_page_free_or_counted(steps):
 def test_shared_pages_outlive_the_slot_that_took_them():
     pages = Pages(COUNT, PAGE, SLOTS, PER_SLOT)
     prompt = pages.reserve(0, 2 * PAGE)
-    pages.share(1, prompt)
+    pages.reserve(1, 0, prompt)
     own = pages.reserve(1, 3 * PAGE)
     pages.release(0)
     assert pages.in_use() == 3 and pages.owned[1] == prompt + own
     assert not set(pages.reserve(2, 6 * PAGE)) & {*prompt, *own}
     with pytest.raises(AssertionError, match="holds pages"):
-        pages.share(1, prompt)
+        pages.reserve(1, 0, prompt)
