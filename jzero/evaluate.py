@@ -56,13 +56,13 @@ class Sampler:
     def decode(
         self,
         params,
-        groups: list[list[sample.Sequence]],
+        groups: sample.Groups,
         group: int,
         problems: Mapping[int, Problem],
         temperature: float,
         key: tuple[int, int],
         version: int,
-        more: Callable[[], list[list[sample.Sequence]] | None] = list,
+        more: sample.More = list,
     ) -> sample.Counters:
         """`Driver.run` with the pool, which gets every turn as it ends; problems by their sequences' number."""
         driver = Driver(self.engine, params, lambda ids: tokenizer.decode(self.tokenizer, ids))

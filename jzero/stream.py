@@ -19,7 +19,7 @@ from flax.serialization import msgpack_restore, msgpack_serialize
 
 from jzero import config, hosts
 from jzero.evaluate import Sampler, encode, made, to_rollout
-from jzero.rollout.sample import Counters, Sequence
+from jzero.rollout.sample import Counters, Groups, Sequence
 from jzero.tasks import TASKS
 from jzero.types import Problem, Rollout
 
@@ -80,7 +80,7 @@ class Stream:
         """Go on with all groups, and new ones as they are admitted, until `done`, or until none may start."""
         problems = {group.number: group.problem for group in self.groups}
 
-        def more() -> list[list[Sequence]] | None:
+        def more() -> Groups | None:
             if done():
                 return None
             new = self.admit(version)

@@ -81,14 +81,9 @@ class Engine:
     samples_per_slot, colocated_cpus = 1, None  # of JetStream's interface
 
     def __init__(
-        self,
-        config: qwen.QwenConfig,
-        settings: Settings,
-        mesh: Mesh,
-        stop_ids: tuple[int, ...],
-        dtype: str,
-        backend: str = "",  # config.Model.attention
+        self, config: qwen.QwenConfig, settings: Settings, mesh: Mesh, stop_ids: tuple[int, ...], dtype: str, backend=""
     ):
+        """backend: config.Model.attention."""
         self.config, self.settings, self.mesh, self.dtype = config, settings, mesh, jnp.dtype(dtype)
         self.shards = mesh.shape["slots"]
         self.shard_slots = -(-settings.slots // self.shards)
@@ -393,9 +388,7 @@ class Engine:
             return out.astype(q.dtype), pools
 
         def one_token(q, k, v, pools, at, offsets, *rest):
-            pools = tuple(
-                attention.write_tokens(pool, x[:, 0], at, offsets) for pool, x in zip(pools, (k, v), strict=True)
-            )
+            pools = jax.tree.map(lambda pool, x: attention.write_tokens(pool, x[:, 0], at, offsets), pools, (k, v))
             return self.attention.paged(q[:, 0], *pools, *rest, k.shape[2])[:, None], pools
 
         pool, heads = P(self.kv_axis), P(None, None, self.kv_axis)

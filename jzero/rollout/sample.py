@@ -18,7 +18,9 @@ from jzero.rollout.engine import Engine, Placement, Prefix, ResultTokens, bucket
 from jzero.rollout.pages import OutOfPages
 from jzero.types import Turn
 
-Replies = Callable[[bool], list[tuple["Sequence", list[int] | None]]]  # see Driver.run
+Groups = list[list["Sequence"]]
+More = Callable[[], Groups | None]  # see Driver.run, of both
+Replies = Callable[[bool], list[tuple["Sequence", list[int] | None]]]
 NO_REPLIES: Replies = lambda wait: []
 
 PATIENCE = 2  # calls that an episode keeps its slot from the queue while its turn is graded
@@ -74,7 +76,7 @@ class Sequence:
         return len(self.context) + settings.longest
 
 
-def groups_of(prompts: list[np.ndarray], group: int, max_new: int, first: int = 0) -> list[list[Sequence]]:
+def groups_of(prompts: list[np.ndarray], group: int, max_new: int, first: int = 0) -> Groups:
     """`group` samples of each prompt i32[...]; noise is keyed by their place, (first + prompt) * group + sample."""
     context = [np.asarray(prompt, np.int32) for prompt in prompts]
     make = lambda i, j: Sequence(i, j, (first + i) * group + j, context[i], len(context[i]) + max_new)
@@ -113,14 +115,7 @@ class Driver:
         self.births = 0
 
     def run(
-        self,
-        groups: list[list[Sequence]],
-        group: int,
-        temperature: float,
-        seed,
-        version: int = 0,
-        replies: Replies = NO_REPLIES,
-        more: Callable[[], list[list[Sequence]] | None] = list,
+        self, groups: Groups, group: int, temperature: float, seed, version=0, replies=NO_REPLIES, more: More = list
     ) -> Iterator[Sequence]:
         """Groups, of `group` sequences at most, share what they have so far; seed is a key, version the policy's ->
         finished sequences, in finishing order. Whoever stops iterating calls `cancel`. `more`, asked before every call,
