@@ -37,6 +37,3 @@ class Pages:
         self.free += [page for page in self.owned[slot] if self.refs[page] == 0]
         self.owned[slot] = []
         self.table[slot] = 0
-
-    def in_use(self) -> int:
-        return len(self.refs) - 1 - len(self.free)
