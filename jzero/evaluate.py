@@ -56,13 +56,13 @@ class Sampler:
     def decode(
         self,
         params,
-        groups: list[list[sample.Sequence]],
+        groups: sample.Groups,
         group: int,
         problems: Mapping[int, Problem],
         temperature: float,
         key: tuple[int, int],
         version: int,
-        more: Callable[[], list[list[sample.Sequence]] | None] = list,
+        more: sample.More = list,
     ) -> sample.Counters:
         """`Driver.run` with the pool, which gets every turn as it ends; problems by their sequences' number."""
         driver = Driver(self.engine, params, lambda ids: tokenizer.decode(self.tokenizer, ids))
@@ -128,16 +128,18 @@ def to_bytes(rollouts: list[Rollout]) -> bytes:
 
 def from_bytes(parts: list[bytes]) -> list[Rollout]:
     """What every host gave, in order."""
-    read = lambda row: graded(row) | {"problem": Problem(**row["problem"]), "turns": read_turns(row["turns"])}
-    return [Rollout(**read(row)) for part in parts for row in msgpack_restore(part)]
+    rollouts = made(Rollout, [row for part in parts for row in msgpack_restore(part)])
+    return [replace(rollout, turns=tuple(rollout.turns)) for rollout in rollouts]
 
 
-def read_turns(rows: list[dict[str, Any]]) -> tuple[Turn, ...]:
-    return tuple(Turn(**graded(row)) for row in rows)
+PARTS = {"problem": Problem, "grade": Grade, "turns": Turn, "sequences": sample.Sequence}  # fields that are dataclasses
 
 
-def graded(row: dict[str, Any]) -> dict[str, Any]:
-    return row | {"grade": row["grade"] and Grade(**row["grade"])}
+def made(kind: type, of: Any) -> Any:
+    """A dataclass, or a list of them, of what `asdict` made of it."""
+    if isinstance(of, list):
+        return [made(kind, each) for each in of]
+    return of and kind(**{name: made(PARTS[name], x) if name in PARTS else x for name, x in of.items()})
 
 
 fold = jax.jit(lambda words: jax.random.fold_in(jax.random.key(words[0]), words[1]))

@@ -28,9 +28,8 @@ from starlette import applications, exceptions, requests, responses, routing
 
 from jzero import cli, config, evaluate, tokenizer
 from jzero.grade.pool import Pool
-from jzero.rollout.engine import Engine
+from jzero.rollout.engine import Engine, Placement
 from jzero.rollout.sample import Driver, Sequence, prefill_width
-from jzero.rollout.values import Placement
 
 LABELS = ("user", "metadata", "store")  # options that change nothing; these do not with this value, or the engine's:
 SAME: dict[str, Any] = {"top_p": 1, "suffix": "", "logit_bias": {}, "tools": [], "response_format": {"type": "text"}}

@@ -18,8 +18,8 @@ import numpy as np
 from flax.serialization import msgpack_restore, msgpack_serialize
 
 from jzero import config, hosts
-from jzero.evaluate import Sampler, encode, read_turns, to_rollout
-from jzero.rollout.sample import Counters, Sequence
+from jzero.evaluate import Sampler, encode, made, to_rollout
+from jzero.rollout.sample import Counters, Groups, Sequence
 from jzero.tasks import TASKS
 from jzero.types import Problem, Rollout
 
@@ -80,7 +80,7 @@ class Stream:
         """Go on with all groups, and new ones as they are admitted, until `done`, or until none may start."""
         problems = {group.number: group.problem for group in self.groups}
 
-        def more() -> list[list[Sequence]] | None:
+        def more() -> Groups | None:
             if done():
                 return None
             new = self.admit(version)
@@ -150,17 +150,11 @@ class Stream:
 
     def load(self, data: bytes) -> None:
         values: Any = msgpack_restore(data)
-        sequence = lambda row: Sequence(**row | {"turns": list(read_turns(row["turns"]))})
-        sequences = lambda group: [sequence(row) for row in group["sequences"]]
-        read = lambda group: group | {"problem": Problem(**group["problem"]), "sequences": sequences(group)}
-        self.taken, self.cursor, self.saved = values["taken"], values["cursor"], data
-        self.groups = [Group(**read(group)) for group in values["groups"]]
+        self.taken, self.cursor, self.groups = values["taken"], values["cursor"], made(Group, values["groups"])
+        self.saved = data
 
     def halt(self) -> None:
         """Nothing decodes."""
-
-    def close(self) -> None:
-        """Nothing is left running."""
 
 
 class Ahead(Stream):
@@ -212,7 +206,3 @@ class Ahead(Stream):
     def state(self) -> bytes:
         self.halt()
         return self.to_bytes()
-
-    def close(self) -> None:
-        self.cut.set()
-        self.thread.shutdown()

@@ -56,7 +56,7 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
         run = build(config, pool)
         run.sampler.on_finish = stop.soon
         if run.stream:
-            ends.callback(run.stream.close)
+            ends.callback(run.stream.halt)
         held_out = evaluation_problems(run)
         session = Session(config, workdir, run.base, run.clock, config.train.steps)
         ends.enter_context(contextlib.closing(session))

@@ -68,8 +68,13 @@ def text_of(tokens) -> str:
     return "".join(chr(ord("!") + token) for token in tokens)
 
 
+def in_use(engine: Engine) -> int:
+    """Pages, of all shards."""
+    return sum(len(pages.refs) - 1 - len(pages.free) for pages in engine.pages)
+
+
 def assert_empty(engine: Engine) -> None:
-    assert [pages.in_use() for pages in engine.pages] == [0] * engine.shards
+    assert in_use(engine) == 0
     assert not engine.placed and not any(pages.refs.any() or pages.table.any() for pages in engine.pages)
 
 
@@ -245,13 +250,16 @@ def test_a_group_holds_the_full_pages_of_its_prompt_once():
     writes = [engine.place(Placement(slot, 0, slot, length, limit, slot, "a", length)) for slot in range(8)]
     assert [len(pages) for pages in writes] == [5] + 7 * [1]  # the first writes the prompt, the others its last page
     table = engine.pages[0].table
-    assert engine.pages[0].in_use() == shared + 8 * (whole - shared)
+    assert in_use(engine) == shared + 8 * (whole - shared)
     assert (table[:, :shared] == table[0, :shared]).all() and len(set(table[:, shared].tolist())) == 8
     for slot in range(8):
         engine.free_resource(slot)
     assert_empty(engine)
-    _, driver = complete(make(), PROMPTS[:1], group=8, max_new=8)
-    assert driver.counters.peak_pages == 1 + 8
+    engine, used = make(), []  # before every call
+    driver = Driver(engine, params_on(engine), text_of)
+    more = lambda: used.append(in_use(engine)) or []
+    list(driver.run(groups_of(PROMPTS[:1], 8, 8), 8, TEMPERATURE, seed_on(engine), more=more))
+    assert max(used) == 1 + 8
 
 
 def test_a_group_larger_than_the_slots_is_no_special_case():
@@ -295,7 +303,7 @@ def test_pages_are_written_in_place(shape):
     keep = np.zeros(engine.max_concurrent_decodes, np.bool_)
     arguments = put(table, keep, engine._shared(table, keep))
     memory = (
-        engine._generate_program()
+        engine._programs["generate"]
         .lower(params_on(engine), state, seed_on(engine), *arguments)
         .compile()
         .memory_analysis()
@@ -446,7 +454,7 @@ def test_prefill_insert_generate_by_hand(arrangement, slot):
     state = engine.insert(prefix, engine.init_decode_state(), place, TEMPERATURE)
     for _ in range(MAX_NEW):
         state, result = engine.generate(params, state, seed)
-        result = result.convert_to_numpy()
+        result = jax.device_get(result)
         tokens += result.tokens[slot, : result.counts[slot]].tolist()
         logps += result.logps[slot, : result.counts[slot]].tolist()
         assert result.counts.sum() == result.counts[slot]
@@ -461,11 +469,11 @@ def test_out_of_pages_takes_nothing():
     engine = make(**ARRANGEMENTS["preempted"])
     engine.place(Placement(0, 0, 0, 20, TOTAL, 0, "a", 20))
     engine.place(Placement(1, 0, 1, 20, TOTAL, 1, "a", 20))  # shares 5 of its 6 pages
-    assert engine.pages[0].in_use() == 7
+    assert in_use(engine) == 7
     engine.place(Placement(2, 0, 0, 20, TOTAL, 2, "b", 20))
     with pytest.raises(OutOfPages):
         engine.place(Placement(3, 0, 0, 20, TOTAL, 3, "c", 20))
-    assert engine.pages[0].in_use() == 13 and 3 not in engine.placed
+    assert in_use(engine) == 13 and 3 not in engine.placed
     for slot in range(3):
         engine.free_resource(slot)
     assert_empty(engine)

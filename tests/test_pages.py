@@ -11,11 +11,15 @@ from jzero.rollout.pages import OutOfPages, Pages
 COUNT, PAGE, SLOTS, PER_SLOT = 12, 4, 5, 6
 
 
+def in_use(pages: Pages) -> int:
+    return COUNT - 1 - len(pages.free)
+
+
 def check(pages: Pages):
     held = Counter(page for owned in pages.owned for page in owned)
     assert {page: int(refs) for page, refs in enumerate(pages.refs) if refs} == held
     assert len(set(pages.free)) == len(pages.free) and not set(pages.free) & set(held)
-    assert len(pages.free) + len(held) == COUNT - 1 and pages.in_use() == len(held)
+    assert len(pages.free) + len(held) == COUNT - 1 and in_use(pages) == len(held)
     assert 0 not in held and 0 not in pages.free
     for slot, owned in enumerate(pages.owned):
         assert len(set(owned)) == len(owned)
@@ -50,7 +54,7 @@ def test_any_history_leaves_every_page_free_or_counted(steps):
                 assert pages.owned[slot] == before[slot] + new and len(new) == max(need, 0)
                 assert not {page for owned in before for page in owned} & set(new)
         elif name == "share" and not before[slot]:
-            pages.share(slot, before[rest[0]][: rest[1]])
+            pages.reserve(slot, 0, before[rest[0]][: rest[1]])
         elif name == "release":
             pages.release(slot)
             pages.release(slot)  # twice is once
@@ -58,16 +62,16 @@ def test_any_history_leaves_every_page_free_or_counted(steps):
     for slot in range(SLOTS):
         pages.release(slot)
     check(pages)
-    assert pages.in_use() == 0
+    assert in_use(pages) == 0
 
 
 def test_shared_pages_outlive_the_slot_that_took_them():
     pages = Pages(COUNT, PAGE, SLOTS, PER_SLOT)
     prompt = pages.reserve(0, 2 * PAGE)
-    pages.share(1, prompt)
+    pages.reserve(1, 0, prompt)
     own = pages.reserve(1, 3 * PAGE)
     pages.release(0)
-    assert pages.in_use() == 3 and pages.owned[1] == prompt + own
+    assert in_use(pages) == 3 and pages.owned[1] == prompt + own
     assert not set(pages.reserve(2, 6 * PAGE)) & {*prompt, *own}
     with pytest.raises(AssertionError, match="holds pages"):
-        pages.share(1, prompt)
+        pages.reserve(1, 0, prompt)

@@ -1,15 +1,27 @@
 """Sampling against NumPy's sorts and sums."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
+from jzero.config import Rollout as Settings
 from jzero.rollout import sampling
-from jzero.rollout.sampling import Filter
 
 V = 300  # the third block of 128 is mostly padding
+
+
+class Filter(NamedTuple):
+    """Of config.Rollout, what restricts; hashable."""
+
+    top_k: int = Settings.top_k
+    top_p: float = Settings.top_p
+    min_p: float = Settings.min_p
+
+
 ALL = Filter()
 sample = jax.jit(sampling.sample, static_argnums=3)
 uniforms = jax.jit(sampling.uniforms)

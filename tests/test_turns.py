@@ -275,7 +275,7 @@ def test_programs_are_planned_as_they_run():
     converse(engine, PROMPTS[:1])
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params_on(engine))
     program, arguments = engine.programs(abstract, [])["generate"]
-    assert program is engine._generate_program() and len(arguments) == 8
+    assert program is engine._programs["generate"] and len(arguments) == 8
     program.lower(*arguments)
 
 

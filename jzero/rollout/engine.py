@@ -5,8 +5,9 @@ is 1) trip count (`shard_map` over slots); weights and KV heads are split over t
 shard, C decode steps a call, n prompts and G samples a prefill."""
 
 import math
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,13 +20,59 @@ from jzero import attention
 from jzero.config import Rollout as Settings
 from jzero.model import qwen
 from jzero.rollout import sampling
-from jzero.rollout.pages import OutOfPages, Pages
-from jzero.rollout.values import Placement, Prefix, ResultTokens
+from jzero.rollout.pages import Pages
 from jzero.types import Layout
+
+
+class Prefix(NamedTuple):
+    """Prefilled prompts: KV of every prompt token, and each sample's first token. Rows are split over slot shards.
+    Holds arrays, or their shardings or specs."""
+
+    k: Any  # [L, n, T, K, D]
+    v: Any
+    tokens: Any  # i32[n, G]
+    logps: Any  # f32[n, G]
+
+
+class ResultTokens(NamedTuple):
+    """What one call sampled: slot s emitted tokens[s, :counts[s]]. On the device, then on the host."""
+
+    tokens: Any  # i32[slots, C]
+    logps: Any  # f32[slots, C] fp32, at the sampling temperature, over the full vocabulary
+    counts: Any  # i32[slots]
+
+
+@dataclass
+class Placement:
+    """One sample of a prefix, put into a slot, and how far it is there."""
+
+    slot: int  # over all shards
+    row: int  # of the prefix
+    sample: int
+    length: int  # tokens the prefix holds for it
+    limit: int  # tokens at which it ends
+    request: int  # names its noise
+    group: Any  # samples of one group share the full pages of
+    shared: int  # their first so many tokens
+    reached: int = 0  # tokens whose KV dispatched calls may write
+    paused: bool = False  # it keeps its pages and does not decode
+    resumed: tuple[int, int, int] = (0, 0, 0)  # of the next call: the next input, its position, limit; 0: as it was
+    given: list[int] = field(default_factory=list)  # tokens that its next steps take instead of sampling
+
 
 SCRATCH = 0  # the page that idle slots write to
 RESUMED = ("tokens", "positions", "limits")  # of the state
-PREFIX = Prefix(P(None, "slots"), P(None, "slots"), P("slots"), P("slots"))  # specs of a prefix
+SLOTS = {  # dtype of the rest of it, a number a slot
+    "tokens": jnp.int32,  # the next input
+    "positions": jnp.int32,  # where it sits = tokens with KV
+    "limits": jnp.int32,
+    "requests": jnp.int32,
+    "temperature": jnp.float32,
+    "active": jnp.bool_,
+}
+# specs name the manual axis alone; tensor sharding follows the weights
+PREFIX = Prefix(P(None, "slots"), P(None, "slots"), P("slots"), P("slots"))
+STATE = {"k": P(None, "slots"), "v": P(None, "slots")} | dict.fromkeys(SLOTS, P("slots"))
 
 
 class Engine:
@@ -34,14 +81,9 @@ class Engine:
     samples_per_slot, colocated_cpus = 1, None  # of JetStream's interface
 
     def __init__(
-        self,
-        config: qwen.QwenConfig,
-        settings: Settings,
-        mesh: Mesh,
-        stop_ids: tuple[int, ...],
-        dtype: str,
-        backend: str = "",  # config.Model.attention
+        self, config: qwen.QwenConfig, settings: Settings, mesh: Mesh, stop_ids: tuple[int, ...], dtype: str, backend=""
     ):
+        """backend: config.Model.attention."""
         self.config, self.settings, self.mesh, self.dtype = config, settings, mesh, jnp.dtype(dtype)
         self.shards = mesh.shape["slots"]
         self.shard_slots = -(-settings.slots // self.shards)
@@ -61,20 +103,17 @@ class Engine:
         self.kv_axis = "tensor" if divides else None  # as `sharding` leaves weights whole that do not divide
         self.attention = attention.choose(backend, mesh)
         self.storage = attention.kv_storage(settings.kv_dtype, mesh.devices.flat[0].platform)
-        self.filter = sampling.Filter(settings.top_k, settings.top_p, settings.min_p)
         self.stop_ids = tuple(stop_ids)
         self.pages = [
             Pages(self.shard_pages, settings.page, self.shard_slots, self.per_slot) for _ in range(self.shards)
         ]
         self.placed: dict[int, Placement] = {}  # slot -> what decodes there
-        self._programs: dict[Any, Any] = {}
 
     # -- what is on the device ---------------------------------------------------------------------------------
 
     def get_prefix_destination_sharding(self) -> Prefix:
-        place = lambda *spec: NamedSharding(self.mesh, P(*spec))
-        kv = place(None, "slots", None, self.kv_axis)
-        return Prefix(kv, kv, place("slots"), place("slots"))
+        kv, rest = (NamedSharding(self.mesh, P(*axes)) for axes in ((None, "slots", None, self.kv_axis), ("slots",)))
+        return Prefix(kv, kv, rest, rest)
 
     def load_params(self, params: qwen.Params, shardings: qwen.Params) -> qwen.Params:
         """Weights in the decoder's dtype and layout; see `sharding.publish` for the trainer's own."""
@@ -92,20 +131,10 @@ class Engine:
         L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
         split = self.mesh.shape["tensor"] if self.kv_axis else 1
         rows, width = self.attention.pool_rows(K // split, D)
-        pool = (split * rows, self.shards * L * self.shard_pages, self.settings.page, width)
-        slots = (self.max_concurrent_decodes,)
-        shapes = {
-            "k": (pool, self.storage),
-            "v": (pool, self.storage),
-            "tokens": (slots, jnp.int32),  # the next input
-            "positions": (slots, jnp.int32),  # where it sits = tokens with KV
-            "limits": (slots, jnp.int32),
-            "requests": (slots, jnp.int32),
-            "temperature": (slots, jnp.float32),
-            "active": (slots, jnp.bool_),
-        }
-        specs = self._state_specs(self.kv_axis)
-        return {name: self._abstract(shape, dtype, specs[name]) for name, (shape, dtype) in shapes.items()}
+        shape = (split * rows, self.shards * L * self.shard_pages, self.settings.page, width)
+        pool = self._abstract(shape, self.storage, P(self.kv_axis, "slots"))
+        slot = lambda dtype: self._abstract((self.max_concurrent_decodes,), dtype, P("slots"))
+        return {"k": pool, "v": pool} | {name: slot(dtype) for name, dtype in SLOTS.items()}
 
     # -- host: slots and pages ---------------------------------------------------------------------------------
 
@@ -121,22 +150,16 @@ class Engine:
         pages, page = self.pages[shard], self.settings.page
         near = (divmod(p.slot, self.shard_slots) for p in self.placed.values() if p.group == placement.group)
         full = next((pages.owned[s][: placement.shared // page] for other, s in near if other == shard), [])
-        pages.share(slot, full)
-        try:
-            new = pages.reserve(slot, min(placement.length + self.settings.chunk, placement.limit))
-        except OutOfPages:
-            pages.release(slot)
-            raise
+        new = pages.reserve(slot, min(placement.length + self.settings.chunk, placement.limit), full)
         self.placed[placement.slot], placement.reached = placement, placement.length
         return list(enumerate(new, start=len(full)))[: -(-placement.length // page) - len(full)]
 
-    def reserve(self, slot: int) -> None:
-        """Pages for the slot's next call. Raises OutOfPages."""
+    def reserve(self, slot: int) -> int:
+        """Pages for the slot's next call -> how many tokens it may then have. Raises OutOfPages."""
         shard, local = divmod(slot, self.shard_slots)
-        self.pages[shard].reserve(local, self._reach(slot))
-
-    def _reach(self, slot: int) -> int:
-        return min(self.placed[slot].reached + self.settings.chunk, self.placed[slot].limit)
+        reach = min(self.placed[slot].reached + self.settings.chunk, self.placed[slot].limit)
+        self.pages[shard].reserve(local, reach)
+        return reach
 
     def free_resource(self, slot: int) -> None:
         shard, local = divmod(slot, self.shard_slots)
@@ -156,22 +179,15 @@ class Engine:
     ) -> Prefix:
         """padded_tokens i32[n, T] (T whole pages, n over all shards), true_length i32[n], requests i32[n, G],
         temperature f32[n], seed a key -> Prefix with G first tokens for each prompt."""
-        program = self._prefill_program(padded_tokens.shape, requests.shape)
-        return program(params, seed, *self._put(padded_tokens, true_length, requests, temperature))
+        arrays = self._put(padded_tokens, true_length, requests, temperature)
+        return self._programs["prefill"](params, seed, *arrays)
 
-    def prefill(
-        self, *, params, padded_tokens, true_length, request: int = 0, temperature: float = 1.0, seed
-    ) -> Prefix:
+    def prefill(self, *, params, padded_tokens, true_length, request=0, temperature=1.0, seed) -> Prefix:
         """JetStream's single request: padded_tokens i32[T], true_length int. It is row 0 of shard 0."""
-        rows = lambda x, dtype: np.array([x] * self.shards, dtype)
-        return self.prefill_multisampling(
-            params=params,
-            padded_tokens=rows(padded_tokens, np.int32),
-            true_length=rows(true_length, np.int32),
-            requests=rows([request], np.int32),
-            temperature=rows(temperature, np.float32),
-            seed=seed,
-        )
+        one = {"padded_tokens": padded_tokens, "true_length": true_length, "requests": [request]}
+        rows = {name: np.array([x] * self.shards, np.int32) for name, x in one.items()}
+        heat = np.full(self.shards, temperature, np.float32)
+        return self.prefill_multisampling(params=params, temperature=heat, seed=seed, **rows)
 
     def insert(self, prefix: Prefix, decode_state, placement: Placement, temperature: float = 1.0):
         return self.bulk_insert(prefix, decode_state, [(placement, self.place(placement))], temperature)
@@ -191,29 +207,26 @@ class Engine:
                 copies += [(row * width + index, page) for index, page in writes]
             pages[shard, :, : len(copies)] = np.array(copies, np.int32).reshape(-1, 2).T
         arguments = self._put(slots, pages, np.full(self.shards, temperature, np.float32))
-        return self._insert_program(prefix, count)(decode_state, prefix, *arguments)
+        return self._programs["insert"](decode_state, prefix, *arguments)
 
     def generate(self, params, decode_state, seed) -> tuple[Any, ResultTokens]:
         """Up to `chunk` tokens for every active slot. Slots freed on the host since the last call stop here.
         Raises OutOfPages, unless `reserve` was called for every slot."""
         running = [slot for slot, placement in self.placed.items() if not placement.paused]
-        for slot in running:
-            self.reserve(slot)
-        for slot in running:
-            self.placed[slot].reached = self._reach(slot)
+        for slot, reach in [(slot, self.reserve(slot)) for slot in running]:
+            self.placed[slot].reached = reach
         table = np.concatenate([pages.table for pages in self.pages])
         keep = np.zeros(self.max_concurrent_decodes, np.bool_)
         keep[running] = True
         arguments = self._put(table, keep, self._shared(table, keep), *self._turns())
-        return self._generate_program()(params, decode_state, seed, *arguments)
+        return self._programs["generate"](params, decode_state, seed, *arguments)
 
     def _shared(self, table: np.ndarray, placed: np.ndarray) -> np.ndarray:
         """i32[blocks]: the leading full pages that the placed slots of a block have in common. See attention.paged."""
         table, placed = (x.reshape(-1, self.block, *x.shape[1:]) for x in (table, placed))
         same = ((table == table[:, :1]) | ~placed[..., None]).all(axis=1) & placed[:, :1]
         full = np.full(self.max_concurrent_decodes, self.max_total)
-        for slot, placement in self.placed.items():
-            full[slot] = placement.length
+        full[list(self.placed)] = [placement.length for placement in self.placed.values()]
         full = full.reshape(-1, self.block).min(axis=1) // self.settings.page
         return np.minimum(np.cumprod(same, axis=1).sum(axis=1), full).astype(np.int32)
 
@@ -245,48 +258,40 @@ class Engine:
         for rows, T in prefills:
             n, first = rows * shards, (rows * shards, self.settings.group)
             inputs = slots((n, T)), slots((n,)), slots(first), slots((n,), jnp.float32)
-            out[f"prefill {rows}x{T}"] = self._prefill_program((n, T), first), (params, key, *inputs)
+            out[f"prefill {rows}x{T}"] = self._programs["prefill"], (params, key, *inputs)
             place = self.get_prefix_destination_sharding()
             kv = jax.ShapeDtypeStruct((L, n, T, K, D), self.dtype, sharding=place.k)
             prefix = Prefix(kv, kv, slots(first), slots(first, jnp.float32))
             copies = slots((shards, 2, rows * T // page + count))
             inputs = slots((shards, 6, count)), copies, slots((shards,), jnp.float32)
-            out[f"insert {rows}x{T}"] = self._insert_program(prefix, count), (state, prefix, *inputs)
+            out[f"insert {rows}x{T}"] = self._programs["insert"], (state, prefix, *inputs)
         S = self.max_concurrent_decodes
         inputs = slots((S, self.per_slot)), slots((S,), jnp.bool_), slots((S // self.block,))
         inputs += (slots((S, 3)), slots((S, self.settings.chunk))) if self.settings.turns > 1 else ()
-        return out | {"generate": (self._generate_program(), (params, state, key, *inputs))}
+        return out | {"generate": (self._programs["generate"], (params, state, key, *inputs))}
 
     def _abstract(self, shape, dtype, spec: P) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
-    # specs name the manual axis alone; tensor sharding follows the weights
+    @cached_property
+    def _programs(self) -> dict[str, Any]:
+        """Jitted: prefill, insert, generate."""
+        manual = {"slots"} if self.mesh.shape["tensor"] > 1 else set(self.mesh.axis_names)
+        arrays = lambda count: (P("slots"),) * count
 
-    def _prefill_program(self, tokens: tuple[int, ...], requests: tuple[int, ...]):
-        specs = (P(), P(), *4 * (P("slots"),)), PREFIX
-        return self._program(("prefill", tokens, requests), self._prefill, *specs)
-
-    def _insert_program(self, prefix: Prefix, count: int):
-        name, state = ("insert", prefix.k.shape, prefix.tokens.shape, count), self._state_specs(None)
-        return self._program(name, self._insert, (state, PREFIX, *3 * (P("slots"),)), state, donate=0)
-
-    def _generate_program(self):
-        state, arrays = self._state_specs(None), 5 if self.settings.turns > 1 else 3
-        in_specs = (P(), state, P(), *arrays * (P("slots"),))
-        return self._program("generate", self._generate, in_specs, (state, P("slots")), donate=1)
-
-    def _program(self, name, function, in_specs, out_specs, donate=()):
-        if name not in self._programs:
-            manual = {"slots"} if self.mesh.shape["tensor"] > 1 else set(self.mesh.axis_names)
+        def program(function, in_specs, out_specs, donate=()):
             specs = {"in_specs": in_specs, "out_specs": out_specs}
             mapped = jax.shard_map(function, mesh=self.mesh, **specs, axis_names=manual, check_vma=False)
-            self._programs[name] = jax.jit(mapped, donate_argnums=donate)
-        return self._programs[name]
+            return jax.jit(mapped, donate_argnums=donate, compiler_options=options)
 
-    def _state_specs(self, heads: str | None) -> dict[str, P]:
-        """heads: the axis that the pools are split over besides slots."""
-        slots = ("tokens", "positions", "limits", "requests", "temperature", "active")
-        return {name: P("slots") for name in slots} | {name: P(heads, "slots") for name in ("k", "v")}
+        seventh = self.mesh.devices.flat[0].device_kind == "TPU7x"
+        options = {"xla_tpu_control_large_2nd_minor_layout_for_x16": False} if seventh else None  # or it copies weights
+        turns = 2 * (self.settings.turns > 1)
+        return {
+            "prefill": program(self._prefill, (P(), P(), *arrays(4)), PREFIX),
+            "insert": program(self._insert, (STATE, PREFIX, *arrays(3)), STATE, donate=0),
+            "generate": program(self._generate, (P(), STATE, P(), *arrays(3 + turns)), (STATE, P("slots")), donate=1),
+        }
 
     def _over_tensor(self, function, in_specs, out_specs):
         """By shard_map over tensor, inside the programs': nothing else can split a kernel or a write to the pool."""
@@ -317,7 +322,7 @@ class Engine:
         logits = qwen.head(self.config, params, last, self.dtype)
         G = requests.shape[1]
         u = sampling.uniforms(seed, requests.ravel(), jnp.repeat(lengths, G))
-        first, logps = sampling.sample(jnp.repeat(logits, G, axis=0), u, jnp.repeat(temperature, G), self.filter)
+        first, logps = sampling.sample(jnp.repeat(logits, G, axis=0), u, jnp.repeat(temperature, G), self.settings)
         return Prefix(k, v, first.reshape(n, G), logps.reshape(n, G))
 
     def _insert(self, state, prefix: Prefix, slots, pages, temperature):
@@ -395,7 +400,7 @@ class Engine:
         hidden, (k, v) = qwen.forward(self.config, params, *inputs, attend, pools, dtype=self.dtype)
         logits = qwen.head(self.config, params, hidden[:, 0], self.dtype)
         u = sampling.uniforms(seed, state["requests"], positions + 1)
-        token, logp = sampling.sample(logits, u, state["temperature"], self.filter)
+        token, logp = sampling.sample(logits, u, state["temperature"], self.settings)
         stops = self._stops(token)
         if given is not None:
             token, stops = jnp.where(given >= 0, given, token), stops & (given < 0)

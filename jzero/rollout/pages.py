@@ -1,5 +1,7 @@
 """Who owns which KV page: bookkeeping for one shard of the pool. Page 0 is scratch, pages are reference-counted."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -15,20 +17,19 @@ class Pages:
         self.table = np.zeros((slots, per_slot), np.int32)  # page ids of each slot; unused entries are scratch
         self.owned: list[list[int]] = [[] for _ in range(slots)]
 
-    def share(self, slot: int, pages: list[int]) -> None:
-        """Start an empty slot on pages that another sequence of its group holds."""
-        assert not self.owned[slot], f"{slot=} holds pages"
-        self.refs[pages] += 1
-        self._append(slot, pages)
-
-    def reserve(self, slot: int, tokens: int) -> list[int]:
-        """Give the slot pages of its own until it can hold `tokens`; the new ones. All or nothing."""
-        need = -(-tokens // self.page) - len(self.owned[slot])
+    def reserve(self, slot: int, tokens: int, shared: Sequence[int] = ()) -> list[int]:
+        """Give the slot pages until it can hold `tokens`: an empty one first those that another holds, then
+        its own, which are returned. All or nothing."""
+        owned = self.owned[slot]
+        assert not (shared and owned), f"{slot=} holds pages"
+        need = -(-tokens // self.page) - len(owned) - len(shared)
         if need > len(self.free):
             raise OutOfPages
         new = [self.free.pop() for _ in range(need)]
-        self.refs[new] = 1
-        self._append(slot, new)
+        if added := [*shared, *new]:
+            self.refs[added] += 1
+            self.table[slot, len(owned) : len(owned) + len(added)] = added
+            owned += added
         return new
 
     def release(self, slot: int) -> None:
@@ -36,11 +37,3 @@ class Pages:
         self.free += [page for page in self.owned[slot] if self.refs[page] == 0]
         self.owned[slot] = []
         self.table[slot] = 0
-
-    def in_use(self) -> int:
-        return len(self.refs) - 1 - len(self.free)
-
-    def _append(self, slot: int, pages: list[int]) -> None:
-        held = len(self.owned[slot])
-        self.table[slot, held : held + len(pages)] = pages
-        self.owned[slot] += pages

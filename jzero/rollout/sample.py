@@ -14,12 +14,13 @@ import jax
 import numpy as np
 
 from jzero.config import Rollout as Settings
-from jzero.rollout.engine import Engine, bucket
+from jzero.rollout.engine import Engine, Placement, Prefix, ResultTokens, bucket
 from jzero.rollout.pages import OutOfPages
-from jzero.rollout.values import Placement, Prefix, ResultTokens
 from jzero.types import Turn
 
-Replies = Callable[[bool], list[tuple["Sequence", list[int] | None]]]  # see Driver.run
+Groups = list[list["Sequence"]]
+More = Callable[[], Groups | None]  # see Driver.run, of both
+Replies = Callable[[bool], list[tuple["Sequence", list[int] | None]]]
 NO_REPLIES: Replies = lambda wait: []
 
 PATIENCE = 2  # calls that an episode keeps its slot from the queue while its turn is graded
@@ -75,7 +76,7 @@ class Sequence:
         return len(self.context) + settings.longest
 
 
-def groups_of(prompts: list[np.ndarray], group: int, max_new: int, first: int = 0) -> list[list[Sequence]]:
+def groups_of(prompts: list[np.ndarray], group: int, max_new: int, first: int = 0) -> Groups:
     """`group` samples of each prompt i32[...]; noise is keyed by their place, (first + prompt) * group + sample."""
     context = [np.asarray(prompt, np.int32) for prompt in prompts]
     make = lambda i, j: Sequence(i, j, (first + i) * group + j, context[i], len(context[i]) + max_new)
@@ -91,23 +92,10 @@ class Counters:
     slot_steps: int = 0  # slots x steps computed for them
     calls: int = 0
     preempted: int = 0
-    peak_pages: int = 0
 
     def add(self, other: "Counters") -> None:
         for name, count in vars(other).items():
-            if name != "peak_pages":
-                setattr(self, name, getattr(self, name) + count)
-        self.peak_pages = max(self.peak_pages, other.peak_pages)
-
-
-@dataclass
-class Call:
-    """A dispatched call: its results, and whose they are."""
-
-    result: ResultTokens
-    owners: dict[int, tuple[Sequence, int]]  # slot -> sequence, and which of its turns
-    given: dict[int, int]  # slot -> first tokens of the result that are a reply's
-    fresh: list[tuple[int, Prefix, int, int]]  # slots whose first token is in a prefix, at (row, sample)
+            setattr(self, name, getattr(self, name) + count)
 
 
 class Driver:
@@ -127,14 +115,7 @@ class Driver:
         self.births = 0
 
     def run(
-        self,
-        groups: list[list[Sequence]],
-        group: int,
-        temperature: float,
-        seed,
-        version: int = 0,
-        replies: Replies = NO_REPLIES,
-        more: Callable[[], list[list[Sequence]] | None] = list,
+        self, groups: Groups, group: int, temperature: float, seed, version=0, replies=NO_REPLIES, more: More = list
     ) -> Iterator[Sequence]:
         """Groups, of `group` sequences at most, share what they have so far; seed is a key, version the policy's ->
         finished sequences, in finishing order. Whoever stops iterating calls `cancel`. `more`, asked before every call,
@@ -148,7 +129,7 @@ class Driver:
         self.group, self.temperature, self.seed = group, temperature, seed
         self.version, self.replies = version, replies
         self.queue = deque(groups)
-        inflight: deque[Call] = deque()
+        inflight: deque[tuple] = deque()
         while (new := more()) is not None:
             self.queue.extend(new)
             if not self._go_on(wait=not (self.queue or self.owners or inflight or any(self.pending))):
@@ -158,16 +139,16 @@ class Driver:
                 if self._evict(shard):
                     continue
                 if inflight:
-                    yield from self._read(inflight.popleft())
+                    yield from self._read(*inflight.popleft())
                 else:
                     self._preempt(shard)
             self._admit()
             if self.owners:
                 inflight.append(self._dispatch())
             if inflight and (len(inflight) > 1 or not self.owners):
-                yield from self._read(inflight.popleft())
+                yield from self._read(*inflight.popleft())
         while inflight:
-            yield from self._read(inflight.popleft())
+            yield from self._read(*inflight.popleft())
         while self._go_on(wait=True):
             pass  # every turn that ended has its grade and its reply
 
@@ -176,10 +157,8 @@ class Driver:
         for slot in (*self.owners, *self.waiting):
             self._leave(slot)
         self.replies = NO_REPLIES
-        self.queue.clear()
-        self.fresh.clear()
-        for pending in self.pending:
-            pending.clear()
+        for each in (self.queue, self.fresh, *self.pending):
+            each.clear()
 
     # -- turns -------------------------------------------------------------------------------------------------
 
@@ -251,27 +230,21 @@ class Driver:
             taken.append(shard[: min(fits, cap)])
             del shard[: len(taken[-1])]
         count = bucket(max(len(shard) for shard in taken), 1)
-        tokens = np.zeros((engine.shards, count, width), np.int32)
-        lengths = np.ones((engine.shards, count), np.int32)
-        requests = np.zeros((engine.shards, count, self.group), np.int32)  # one shape, also for the preempted
-        temperature = np.zeros((engine.shards, count), np.float32)
-        every = [(s, r, group) for s, shard in enumerate(taken) for r, group in enumerate(shard)]
-        for s, r, group in every:
+        every = [(s, s * count + r, group) for s, shard in enumerate(taken) for r, group in enumerate(shard)]
+        tokens = np.zeros((engine.shards * count, width), np.int32)
+        lengths = np.ones(len(tokens), np.int32)
+        requests = np.zeros((len(tokens), self.group), np.int32)  # one shape, also for the preempted
+        temperature = np.zeros(len(tokens), np.float32)
+        for _, row, group in every:
             context = group[0].full()
-            tokens[s, r, : len(context)], lengths[s, r] = context, len(context)
-            requests[s, r, : len(group)] = [sequence.request for sequence in group]
-            temperature[s, r] = self._heat(group[0])
+            tokens[row, : len(context)], lengths[row] = context, len(context)
+            requests[row, : len(group)] = [sequence.request for sequence in group]
+            temperature[row] = self._heat(group[0])
             self.counters.prefill_tokens += len(context)
-        prefix = engine.prefill_multisampling(
-            params=self.params,
-            padded_tokens=tokens.reshape(-1, width),
-            true_length=lengths.ravel(),
-            requests=requests.reshape(-1, self.group),
-            temperature=temperature.ravel(),
-            seed=self.seed,
-        )
-        for s, r, group in every:
-            self.pending[s].extend((sequence, prefix, s * count + r, j) for j, sequence in enumerate(group))
+        arrays = {"padded_tokens": tokens, "true_length": lengths, "requests": requests, "temperature": temperature}
+        prefix = engine.prefill_multisampling(params=self.params, seed=self.seed, **arrays)
+        for s, row, group in every:
+            self.pending[s].extend((sequence, prefix, row, j) for j, sequence in enumerate(group))
 
     def _insert(self) -> None:
         """Move pending samples into free slots, as far as slots and pages go."""
@@ -324,32 +297,31 @@ class Driver:
         self.engine.free_resource(slot)
         return self.owners.pop(slot) if slot in self.owners else self.waiting.pop(slot)[0]
 
-    def _dispatch(self) -> Call:
-        used = sum(pages.in_use() for pages in self.engine.pages)
-        self.counters.peak_pages = max(self.counters.peak_pages, used)
+    def _dispatch(self) -> tuple:
+        """A call, as `_read` takes it: its result; by slot its sequence and which of its turns, and how many of its
+        first tokens are a reply's; (slot, prefix, row, sample) of those whose first token is in a prefix."""
         self.counters.calls += 1
+        owners = {slot: (owner, len(owner.turns)) for slot, owner in self.owners.items()}
         given = {slot: len(placement.given) for slot, placement in self.engine.placed.items()}
         self.state, result = self.engine.generate(self.params, self.state, self.seed)
-        result.copy_to_host_async()
+        jax.copy_to_host_async(result)
         fresh, self.fresh = self.fresh, []
-        return Call(result, {slot: (owner, len(owner.turns)) for slot, owner in self.owners.items()}, given, fresh)
+        return result, owners, given, fresh
 
-    def _read(self, call: Call) -> Iterator[Sequence]:
+    def _read(self, result: ResultTokens, owners: dict, given: dict, fresh: list) -> Iterator[Sequence]:
         """Hand out what the call sampled. A sequence that left its slot since the dispatch (finished in the call
         before, cancelled) or is in a later turn takes no more."""
-        still = lambda slot: (owner := self.owners.get(slot)) and call.owners[slot] == (owner, len(owner.turns))
-        host: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        for slot, prefix, row, sample in call.fresh:  # first tokens come with the prefix
-            if id(prefix) not in host:
-                host[id(prefix)] = jax.device_get((prefix.tokens, prefix.logps))
-            tokens, logps = host[id(prefix)]
+        still = lambda slot: (owner := self.owners.get(slot)) and owners[slot] == (owner, len(owner.turns))
+        firsts = jax.device_get({id(prefix): (prefix.tokens, prefix.logps) for _, prefix, _, _ in fresh})
+        for slot, prefix, row, sample in fresh:
+            tokens, logps = firsts[id(prefix)]
             if still(slot):
                 yield from self._extend(slot, tokens[row, sample : sample + 1], logps[row, sample : sample + 1])
-        result = call.result.convert_to_numpy()
+        result = jax.device_get(result)
         self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
         self.counters.tokens += int(result.counts.sum())
-        for slot in call.owners:
-            first, count = call.given[slot], result.counts[slot]
+        for slot in owners:
+            first, count = given[slot], result.counts[slot]
             if not still(slot):
                 self.counters.wasted += int(count)
             elif count > first:

@@ -3,21 +3,13 @@
 The token is the inverse of the cumulative distribution at that number, found in two levels (blocks of 128, then
 inside one block): no sort, no noise over the vocabulary, and sums short enough for fp32."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jzero.config import Rollout as Settings
+
 BLOCK = 128
-
-
-class Filter(NamedTuple):
-    """What is static about sampling; a temperature of 0 in `sample` is greedy."""
-
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
 
 
 def uniforms(seed: jax.Array, requests: jax.Array, positions: jax.Array) -> jax.Array:
@@ -26,10 +18,11 @@ def uniforms(seed: jax.Array, requests: jax.Array, positions: jax.Array) -> jax.
     return jax.vmap(one)(requests, positions)
 
 
-def sample(logits: jax.Array, u: jax.Array, temperature: jax.Array, filter: Filter) -> tuple[jax.Array, jax.Array]:
+def sample(logits: jax.Array, u: jax.Array, temperature: jax.Array, filter: Settings) -> tuple[jax.Array, jax.Array]:
     """logits f32[S, V], u f32[S], temperature f32[S] -> tokens i32[S], logps f32[S].
 
-    logps are at the sampling temperature (at 1 when greedy) over the full vocabulary, whatever the filter."""
+    A temperature of 0 is greedy. logps are at the sampling temperature (at 1 when greedy) over the full vocabulary,
+    whatever the filter: top_k, top_p and min_p."""
     greedy = temperature == 0
     best = logits.max(axis=-1, keepdims=True)
     scaled = (logits - best) / jnp.where(greedy, 1.0, temperature)[:, None]  # in the other order fp32 loses digits
@@ -40,7 +33,7 @@ def sample(logits: jax.Array, u: jax.Array, temperature: jax.Array, filter: Filt
     return tokens, chosen - jnp.log(probs.sum(axis=-1))
 
 
-def restrict(probs: jax.Array, filter: Filter) -> jax.Array:
+def restrict(probs: jax.Array, filter: Settings) -> jax.Array:
     """Zero what top-k, then top-p, then min-p exclude. probs [S, V] unnormalised, largest 1; ties are kept together."""
     if 0 < filter.top_k < probs.shape[-1]:
         smallest = lax.top_k(probs, filter.top_k)[0][:, -1:]
@@ -72,11 +65,13 @@ def nucleus_threshold(probs: jax.Array, top_p: float) -> jax.Array:
 def invert(probs: jax.Array, u: jax.Array) -> jax.Array:
     """The first token whose cumulative mass exceeds u of the total; never one of mass 0."""
     S, V = probs.shape
-    blocks = jnp.pad(probs, ((0, 0), (0, -V % BLOCK))).reshape(S, -1, BLOCK)
-    sums = blocks.sum(axis=-1)
+    probs = jnp.pad(probs, ((0, 0), (0, -V % BLOCK)))
+    windows = lambda x: lax.reduce_window(x, 0.0, lax.add, (1, BLOCK), (1, BLOCK), "valid")
+    # The blocks as an array would be a copy of the logits on TPUs; CPUs sum them faster.
+    sums = lax.platform_dependent(probs, tpu=windows, default=lambda x: x.reshape(S, -1, BLOCK).sum(axis=-1))
     threshold = u * sums.sum(axis=-1)
     block, before = first_above(sums, threshold)
-    inner = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0]
+    inner = jax.vmap(lambda row, at: lax.dynamic_slice(row, (at,), (BLOCK,)))(probs, block * BLOCK)
     token, _ = first_above(inner, threshold - before)
     return block * BLOCK + token
 
