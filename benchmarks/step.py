@@ -16,7 +16,7 @@ import time
 import jax
 import numpy as np
 
-from jzero import base, cli, evaluate, learn, metrics, train
+from jzero import cli, evaluate, learn, metrics, session, train
 from jzero.algorithms import grpo
 from jzero.config import Config, Mesh, Model, Optimizer, Rollout, Train
 from jzero.grade.pool import Pool
@@ -75,7 +75,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     times, cpu = [], []
     with Pool(0) as pool:
         run = train.build(workload_config(arguments.workload), pool)
-        state = run.trainer.policy.start(base.load_params(run.base, run.trainer.policy, run.config.train.seed))
+        state = run.trainer.policy.start(session.load_params(run.base, run.trainer.policy, run.config.train.seed))
         tokens = 0
         for number in range(1, arguments.warmup + arguments.steps + 1):
             chosen = [rows[((number - 1) * PROMPTS + i) % len(rows)]["ids"] for i in range(PROMPTS)]

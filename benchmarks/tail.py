@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jzero import base, cli, config, metrics, train
+from jzero import cli, config, metrics, session, train
 from jzero.grade.pool import Pool
 from jzero.stream import Group, Stream
 
@@ -58,7 +58,7 @@ def measure(settings: config.Config, steps: int, alpha: float) -> dict[str, floa
         rows: list[dict[str, float]] = []
         for _ in range(2):
             run = replace(run, stream=HeavyTail(run.sampler, settings))
-            state = train.initial_state(run, base.load_params(run.base, run.trainer.policy, run.config.train.seed))
+            state = train.initial_state(run, session.load_params(run.base, run.trainer.policy, run.config.train.seed))
             rows = []
             for step in range(1, steps + 1):
                 begin = time.perf_counter()

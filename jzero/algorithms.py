@@ -5,12 +5,14 @@
 
 The sum goes over the tokens of one optimizer step. Advantages A and weights w, v are made on the host (NumPy, float64)
 over whole optimizer steps, so that packing, microbatches and sharding cannot change them; tokens of the environment are
-not among them. N rollouts, T sampled tokens of the longest; in jit, packed rows [B, T]. PRESETS are at the end;
+not among them. N rollouts, T sampled tokens of the longest; in jit, packed rows [B, T]. PRESETS are in presets.toml;
 docs/algorithms.md compares them part by part."""
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -61,9 +63,6 @@ class Algorithm:
     # critic, of an advantage that needs one
     value_clip: float = 0.2
     value_coef: float = 1.0
-
-
-# -- scores -> advantages, on the host ------------------------------------------------------------------------------
 
 
 class Episodes(NamedTuple):
@@ -188,7 +187,6 @@ def advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[np.ndarray, np
     return A, targets
 
 
-# -- weights, on the host -------------------------------------------------------------------------------------------
 # (n: tokens of each rollout of this optimizer step, f64[n]; N: of all rollouts, f64[N]; L_max) -> of each of its
 # tokens, f64[n] or one number. A rollout that is not trained has 0 tokens and still counts among the n.
 
@@ -205,8 +203,6 @@ WEIGHTS: dict[str, Callable[[np.ndarray, np.ndarray, int], Any]] = {
     "constant": lambda n, N, longest: 1.0 / (len(n) * longest),
 }
 
-
-# -- inside jit: arguments [B, T] -----------------------------------------------------------------------------------
 
 Total = Callable[[jax.Array], jax.Array]  # the sum over the trained tokens of each token's own sequence
 
@@ -338,52 +334,8 @@ def needs_critic(algorithm: Algorithm) -> bool:
     return ADVANTAGES[algorithm.advantage].critic
 
 
-# -- presets --------------------------------------------------------------------------------------------------------
-# The KL to a reference policy is off, as reasoning runs leave it, but for runs that are reproduced. Learning rates,
-# minibatches and lengths are not an algorithm's: they are in the recipes.
-
-
-# Ratio to the sampler, whitened, KL summed over tokens
-OAT: dict[str, Any] = dict(whiten=True, old="sampler", kl_max=10.0, kl_weight="sequence_sum")
 PRESETS: dict[str, Callable[..., Algorithm]] = {
     name: partial(Algorithm, name=name, **values)
-    for name, values in {
-        # DeepSeekMath's GRPO, arXiv:2402.03300 eq. 3
-        "grpo": dict(),
-        # Dr. GRPO, arXiv:2503.20783, and each of its two fixes alone
-        "dr_grpo": dict(advantage="group_mean", weight="constant"),
-        "grpo_no_std": dict(advantage="group_mean"),
-        "grpo_no_length": dict(weight="constant"),
-        # DAPO, arXiv:2503.14476: clip-higher, token mean, soft overlong punishment, dynamic sampling
-        "dapo": dict(weight="token_mean", clip_high=0.28, overlong=0.2, dynamic_rounds=3),
-        # REINFORCE leave-one-out, arXiv:2402.14740
-        "rloo": dict(advantage="leave_one_out", weight="sequence_sum", surrogate="reinforce"),
-        # REINFORCE++, arXiv:2501.03262, and with the group's mean as baseline, its §3
-        "reinforce_pp": dict(advantage="return_to_go", whiten=True, weight="token_mean"),
-        "reinforce_pp_baseline": dict(advantage="group_mean", whiten=True, weight="token_mean", kl="k2"),
-        # GSPO, arXiv:2507.18071
-        "gspo": dict(ratio="sequence", clip_low=3e-4, clip_high=4e-4),
-        # CISPO, MiniMax-M1, arXiv:2506.13585: no lower bound (the ratio is positive), an upper one of 5
-        "cispo": dict(weight="token_mean", surrogate="cispo", clip_low=1.0, clip_high=4.0),
-        # PPO, arXiv:1707.06347, with the settings of reasoning runs: gamma = lam = 1, whitened advantages
-        "ppo": dict(advantage="gae", whiten=True, weight="token_mean"),
-        # AReaL, arXiv:2505.24298 eq. 5: the ratio is to the policy before the update, the rest is a correction
-        "decoupled_ppo": dict(
-            advantage="return_to_go", whiten=True, weight="token_mean", correction="token_mask", correction_high=5.0
-        ),
-        # Runs as they were published; see docs/algorithms.md for what their configs add.
-        # DeepSeekMath 7B RL, arXiv:2402.03300 §4.2: with k3 to the reference
-        "deepseek_grpo": dict(kl_coef=0.04),
-        # Oat-Zero (March 2025): L_max 3000, a cut response scores 0
-        "drgrpo_paper": dict(advantage="group_mean", weight="constant", length_norm=3000, truncated="fixed"),
-        # oat 0.2.3's default: Dr. GRPO with truncated importance sampling at 2
-        "oat_head": dict(advantage="group_mean", weight="constant", truncated="fixed", correction="token_truncate"),
-        # oat 0.0.6 and the PPO before it, its Countdown and GSM8K curves
-        "oat_v006": OAT | dict(std_eps=1e-4, kl_coef=1e-3),
-        "oat_ppo": OAT | dict(advantage="gae", kl_coef=1e-4),
-        # TRL 0.18's default (bnpo); TRL 1.10's (dapo) with its correction for vLLM
-        "trl_018": dict(std_eps=1e-4, weight="token_mean", kl_coef=0.04),
-        "trl_head": dict(std_eps=1e-4, weight="batch_token_mean", correction="sequence_mask", correction_high=3.0),
-    }.items()
+    for name, values in tomllib.loads(Path(__file__).with_name("presets.toml").read_text(encoding="utf-8")).items()
 }
 grpo, dr_grpo = PRESETS["grpo"], PRESETS["dr_grpo"]

@@ -20,13 +20,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import cli, config, hosts, metrics, sharding, tokenizer
-from jzero.base import Base, read_base
 from jzero.grade.pool import Pool
 from jzero.model import hf, qwen
 from jzero.rollout import sample
 from jzero.rollout.engine import Engine
 from jzero.rollout.sample import Driver
 from jzero.rollout.turns import Talk
+from jzero.session import Base, read_base
 from jzero.tasks import math, rewards, suites
 from jzero.types import Grade, Problem, Rollout, Turn
 

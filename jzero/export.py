@@ -14,9 +14,9 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from pydantic import TypeAdapter
 
 from jzero import checkpoint, cli, config, hub, metrics
-from jzero.base import Base, export, read_base
 from jzero.model import hf, qwen
-from jzero.tasks import math
+from jzero.session import Base, export, read_base
+from jzero.tasks.data import PUBLISHED
 
 
 def card(run: config.Config, step: int, found: dict[str, dict], base: Base, given: Any) -> ModelCard:
@@ -24,7 +24,8 @@ def card(run: config.Config, step: int, found: dict[str, dict], base: Base, give
     on_hub = lambda name: name.count("/") == 1 and name[0] not in "./~" and not os.path.exists(name)
     short = lambda x: Path(x).name if isinstance(x, str) and "/" in x and not on_hub(x) else x  # no one's directories
     flat = lambda of: {n: json.dumps(short(x)) for n, x in config.flat(json.loads(config.to_json(of))).items()}
-    data = [x.strip().rpartition("@")[2] for x in (run.task.data or math.DATA.get(run.task.name, "")).split(",") if x]
+    sources = run.task.data or PUBLISHED["train"].get(run.task.name, "")
+    data = [source.strip().rpartition("@")[2] for source in sources.split(",") if source]
     rows = [json.loads(line) for line in (given.workdir / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]]
     rows = [row for row in rows if row["step"] <= step]
     accuracy = {name: x for name, x in [{}, *found.values()][-1].items() if name.endswith("accuracy")}

@@ -74,9 +74,6 @@ def share(count: int) -> slice:
     return slice(count * index // processes, count * (index + 1) // processes)
 
 
-# -- meeting: every host calls these in the same order -----------------------------------------------------------
-
-
 def gather(data: bytes) -> list[bytes]:
     """What every host gave, in their order."""
     if not joined():
@@ -115,9 +112,6 @@ def fetch(x: jax.Array) -> np.ndarray:
     if x.is_fully_addressable or x.is_fully_replicated:
         return np.asarray(jax.device_get(x))
     return multihost_utils.process_allgather(x, tiled=True)
-
-
-# -- stopping ----------------------------------------------------------------------------------------------------
 
 
 class Interrupted(Exception):
@@ -168,9 +162,6 @@ class Stop:
     def together(self) -> None:
         """Every host calls it at the same place: raises on all once any was told."""
         meet(self.reason)
-
-
-# -- losing a host -----------------------------------------------------------------------------------------------
 
 
 def watch() -> None:

@@ -200,9 +200,6 @@ def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, 
     return {"train.tokens": tokens, "rollout.pages": pages * shards if pages >= engine.per_slot else 0}
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
-
-
 def run(settings: config.Config, topology: str, cache: Path | None, searching: bool = False) -> dict[str, Any]:
     """Everything that the table and --json say."""
     plan = build(settings, aot.devices(topology))

@@ -14,12 +14,11 @@ from tqdm import tqdm
 
 from jzero import config, hosts, metrics, session, sharding, tokenizer, update
 from jzero.algorithms import grpo
-from jzero.base import load_params, read_base
 from jzero.batch import Item, Packed, best_fit, pack
 from jzero.config import validate
 from jzero.learn import microbatch_rows
 from jzero.model import qwen
-from jzero.session import Session
+from jzero.session import Session, load_params, read_base
 from jzero.tasks import TASKS, data
 from jzero.types import Layout, State
 
@@ -61,9 +60,6 @@ class Fitter:
         return -float(np.vdot(packed.batch.weights, hosts.fetch(logps)))
 
 
-# -- the warm start ----------------------------------------------------------------------------------------------
-
-
 def warm_start(
     policy: update.Learner,
     settings: config.Config,
@@ -87,9 +83,6 @@ def warm_start(
         if step % 20 == 0:
             progress.set_postfix(nll=f"{float(stats['nll']) / float(stats['tokens']):.3f}", refresh=False)
     return state.params
-
-
-# -- examples ----------------------------------------------------------------------------------------------------
 
 
 def completed(tok: tokenizer.PreTrainedTokenizerFast, prompt: str, completion: str) -> Example:
@@ -142,9 +135,6 @@ def read(source: str, name: str, settings: config.Config) -> Any:
             return dataset.select_columns(columns)
     there = ", ".join(dataset.column_names)
     raise ValueError(f"sft.data={source} has columns {there}: it needs messages, or prompt and completion")
-
-
-# -- the run -----------------------------------------------------------------------------------------------------
 
 
 def train(settings: config.Config, workdir: Path) -> dict[str, Any]:

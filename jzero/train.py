@@ -16,14 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jzero import algorithms, config, evaluate, hosts, metrics, monitor, session, sharding
-from jzero.base import Base, load_params, read_base
 from jzero.config import validate
 from jzero.evaluate import Sampler, grade_of
 from jzero.grade.pool import Pool
 from jzero.learn import Trainer, make_trainer, optimize
 from jzero.model import hf, qwen
 from jzero.rollout.sample import Counters
-from jzero.session import Session
+from jzero.session import Base, Session, load_params, read_base
 from jzero.sft import warm_start
 from jzero.stream import Ahead, Stream
 from jzero.tasks import TASKS, rewards, suites
@@ -284,9 +283,6 @@ def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], d
     return [rollout for each in groups for rollout in each], values
 
 
-# -- metrics ---------------------------------------------------------------------------------------------------
-
-
 def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
     grades = [grade_of(rollout) for rollout in rollouts]
     scores = np.array([grade.score for grade in grades]).reshape(-1, group)
@@ -315,9 +311,6 @@ def sample_row(rollout: Rollout) -> dict[str, Any]:
     row = {"id": problem.id, "sample": rollout.sample, "prompt": problem.prompt, "response": rollout.text}
     row |= {"gold": problem.gold, "score": grade.score, "advantage": rollout.advantage, "reason": grade.reason}
     return row | {"tokens": rollout.response_length, "finish": rollout.finish}
-
-
-# -- the run's surroundings --------------------------------------------------------------------------------------
 
 
 def refreshed(algorithm: algorithms.Algorithm, step: int) -> int:

@@ -114,8 +114,6 @@ class Learner:
         # As `put` places its rows: else the next call compiles again.
         self.score_program = jax.jit(self._score, static_argnums=3, out_shardings=self.rows)
 
-    # -- state -------------------------------------------------------------------------------------------------
-
     def abstract_state(self) -> State:
         """Shapes and shardings, for restoring a checkpoint into."""
         params = qwen.abstract(self.model)
@@ -137,8 +135,6 @@ class Learner:
         """A fresh optimizer around params."""
         opt_state = jax.jit(self.optimizer.init, out_shardings=self.state_shardings.opt_state)(params)
         return State(params, opt_state, hosts.put(np.int32(0), self.whole))
-
-    # -- programs ----------------------------------------------------------------------------------------------
 
     def put(self, packed: Sequence[Packed]) -> tuple[tuple[Batch, ...], jax.Array]:
         """Batches on the mesh, and how many microbatches of each hold something, i32[layouts]."""

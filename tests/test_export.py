@@ -21,8 +21,8 @@ from pydantic import TypeAdapter
 from runs import ROOT, finish, rows
 
 from jzero import checkpoint, config, export, metrics, tokenizer, train
-from jzero.base import read_base
 from jzero.model import hf
+from jzero.session import read_base
 
 
 @pytest.fixture(scope="module")

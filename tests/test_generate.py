@@ -17,7 +17,7 @@ import slow
 from runs import ROOT, finish, rows, wait_for
 
 from jzero import config, generate
-from jzero.base import export, read_base
+from jzero.session import export, read_base
 
 PROBLEMS, N, CHUNK = 22, 2, 3
 ENGINE = "model.dtype=float32 rollout.max_prompt=16 rollout.max_new=24 rollout.slots=8 rollout.page=8 task.template=no"

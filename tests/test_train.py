@@ -14,9 +14,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from jzero import algorithms, config, hosts, learn, train
-from jzero.base import export, read_base
 from jzero.batch import Item, pack
 from jzero.model import hf
+from jzero.session import export, read_base
 from jzero.sharding import train_mesh
 from jzero.types import Grade, Layout
 

@@ -15,10 +15,10 @@ from test_engine import PROMPTS, assert_empty, make, params_on, seed_on, text_of
 
 from jzero import algorithms, config, evaluate, learn, monitor, sharding, tokenizer, train, update
 from jzero.algorithms import ADVANTAGES, Algorithm, Episodes
-from jzero.base import read_base
 from jzero.grade.pool import Pool
 from jzero.rollout.sample import Driver, Sequence, groups_of
 from jzero.rollout.turns import Talk
+from jzero.session import read_base
 from jzero.sft import warm_start
 from jzero.tasks import TASKS, guess
 from jzero.types import Grade, Problem, Rollout, Turn

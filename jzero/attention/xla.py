@@ -63,7 +63,6 @@ def attend_block(q, k, v, q_segments, k_segments, prefix: int, start) -> jax.Arr
     return out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4).reshape(R, N, H, D)
 
 
-# -- paged KV: pools [K, L*pages, page, D], the layers folded into the page axis ------------------------------------
 # (kernels may ask for other rows: pool_rows of them a token, with several heads in one, and zeros where nothing is)
 
 

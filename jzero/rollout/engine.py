@@ -109,8 +109,6 @@ class Engine:
         ]
         self.placed: dict[int, Placement] = {}  # slot -> what decodes there
 
-    # -- what is on the device ---------------------------------------------------------------------------------
-
     def get_prefix_destination_sharding(self) -> Prefix:
         kv, rest = (NamedSharding(self.mesh, P(*axes)) for axes in ((None, "slots", None, self.kv_axis), ("slots",)))
         return Prefix(kv, kv, rest, rest)
@@ -135,8 +133,6 @@ class Engine:
         pool = self._abstract(shape, self.storage, P(self.kv_axis, "slots"))
         slot = lambda dtype: self._abstract((self.max_concurrent_decodes,), dtype, P("slots"))
         return {"k": pool, "v": pool} | {name: slot(dtype) for name, dtype in SLOTS.items()}
-
-    # -- host: slots and pages ---------------------------------------------------------------------------------
 
     def free_slots(self, shard: int) -> list[int]:
         first = shard * self.shard_slots
@@ -171,8 +167,6 @@ class Engine:
         placement = self.placed[slot]
         placement.paused, placement.limit, placement.reached = False, limit, position
         placement.resumed, placement.given = (tokens[0], position, limit), tokens[1:]
-
-    # -- device ------------------------------------------------------------------------------------------------
 
     def prefill_multisampling(
         self, *, params, padded_tokens: np.ndarray, true_length: np.ndarray, requests: np.ndarray, temperature, seed
@@ -299,8 +293,6 @@ class Engine:
             return function
         names = {"tensor"}
         return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
-
-    # -- programs of one slot shard ----------------------------------------------------------------------------
 
     def _prefill(self, params, seed, tokens, lengths, requests, temperature):
         n, T = tokens.shape

@@ -160,8 +160,6 @@ class Driver:
         for each in (self.queue, self.fresh, *self.pending):
             each.clear()
 
-    # -- turns -------------------------------------------------------------------------------------------------
-
     def _go_on(self, wait: bool) -> bool:
         """Begin the next turn of every episode that has its reply. False: waited, and there is nothing left to do."""
         said = self.replies(wait)
@@ -199,8 +197,6 @@ class Driver:
         if slot is not None:
             self._leave(slot)
         return slot is not None
-
-    # -- admission ---------------------------------------------------------------------------------------------
 
     def _admit(self) -> None:
         """Prefill groups for shards with free slots, and put what is prefilled into slots."""
@@ -274,8 +270,6 @@ class Driver:
 
     def _heat(self, sequence: Sequence) -> float:
         return self.temperature if sequence.temperature is None else sequence.temperature
-
-    # -- decoding ----------------------------------------------------------------------------------------------
 
     def _reserve(self) -> int | None:
         """Pages for the next call, oldest sequences first -> None, or the shard that ran out."""
