@@ -3,10 +3,8 @@
     loss = sum_t w_t [ c_t surrogate(rho_t, A_t) - entropy_coef H_t ] + v_t kl_coef KL_t
     rho_t = pi(a_t) / pi_old(a_t)    c_t = f(pi_old(a_t) / pi_sampler(a_t)), a constant
 
-The sum goes over the tokens of one optimizer step. Advantages A and weights w, v are made on the host (NumPy, float64)
-over whole optimizer steps, so that packing, microbatches and sharding cannot change them; tokens of the environment are
-not among them. N rollouts, T sampled tokens of the longest; in jit, packed rows [B, T]. PRESETS are in presets.toml;
-docs/algorithms.md compares them part by part."""
+The sum is over the tokens that the policy sampled, of one optimizer step. Advantages A and weights w, v are made on the
+host (float64) over the whole step. N rollouts, T tokens; in jit, packed rows [B, T]. See docs/algorithms.md."""
 
 import tomllib
 from collections.abc import Callable

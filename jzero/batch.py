@@ -1,8 +1,6 @@
-"""Packing ragged rollouts into rows of a few fixed layouts, on the host.
-
-Input t predicts target t: a response of n tokens takes n inputs, the prompt's last token and all but its own last. With
-a shared prefix a row holds a prompt (without its last token) once, and in its slots that prompt's responses, best-fit.
-With prefix 0 a sequence carries its own prompt and any sequence may join any slot."""
+"""Packing ragged rollouts into rows of a few fixed layouts, on the host. Input t predicts target t: a response of n
+tokens takes n inputs, the prompt's last token and all but its own last. With a shared prefix a row holds a prompt
+(without its last token) once, and its responses in slots; with prefix 0 a sequence carries its own prompt."""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence

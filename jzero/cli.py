@@ -112,9 +112,8 @@ JOINING = {
 
 
 def start(arguments: Sequence[str]) -> list[str]:
-    """Devices, and the other processes of the run where there are any; returns the other arguments.
-
-    Without an accelerator one virtual device a core (at most 2): decoding on two beats threads inside one."""
+    """Devices, and the other processes of the run where there are any; returns the other arguments. Without an
+    accelerator one virtual device a core (at most 2): decoding on two beats threads inside one."""
     takes = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in JOINING:
         takes.add_argument(f"--{name}", type=str if name == "coordinator" else int)

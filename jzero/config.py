@@ -1,7 +1,5 @@
-"""Every knob of a run, with its default and meaning. Recipes in `configs/` fill these.
-
-Fields take the types that `--config.section.field=value` can parse: bool, int, float, str and tuples.
-0 (or "") turns a number (or a name) off."""
+"""Every knob of a run, with its default and meaning; recipes in `configs/` fill these. Fields take the types that
+`--config.section.field=value` can parse. 0 (or "") turns a number (or a name) off."""
 
 import dataclasses
 import importlib.util

@@ -1,8 +1,7 @@
 """`python -m jzero.evaluate --model DIR --suite aime24,math500=FILE,... [--out DIR] [--config.section.field=value ...]`
 
-Rollouts from problems, and how good they are: the engine, graders and templates of training, on its held-out problems
-or on whole suites. The command writes every problem's responses, a summary, and prints it as a table. Greedy alone
-unless --config.eval.samples says how many samples, at --config.rollout.temperature."""
+Rollouts from problems, and how good they are: every problem's responses, a summary, and a table. Greedy alone unless
+--config.eval.samples says how many samples, at --config.rollout.temperature."""
 
 import json
 import sys

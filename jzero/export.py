@@ -1,7 +1,6 @@
 """`python -m jzero.export --workdir W --out DIR [--step N] [--push-to-hub USER/NAME [--revision BRANCH]]`
 
-A checkpoint of a run as a directory that `transformers` loads, with a model card that says how it was made. Needs no
-accelerator, and may be called while the run goes on."""
+A checkpoint as a directory that `transformers` loads, with a model card; no accelerator, also while the run goes on."""
 
 import json
 import os

@@ -1,8 +1,7 @@
 """Several hosts, one program: joining, what hosts tell each other, and how all of them stop at the same place.
 
-Global programs (training, publish, checkpoints) are dispatched by every host in the same order. Rollouts are local: a
-host decodes its share and meets the others in `gather`. With one process everything here is immediate. Process 0 is
-the one that writes and speaks."""
+Global programs are dispatched by every host in the same order; rollouts are local, and hosts meet in `gather`. Process
+0 writes and speaks. Alone everything here is immediate."""
 
 import json
 import os
@@ -150,8 +149,7 @@ class Stop:
         print(f"{self.reason}: saving a checkpoint; again to stop at once", file=sys.stderr, flush=True)
 
     def soon(self) -> None:
-        """Raises Interrupted on this host once any was told: for work of one host, which the others wait for in
-        `meet`."""
+        """Raises Interrupted here once any host was told: the others wait in `meet`."""
         if self.reason:
             raise Interrupted(self.reason)
         if joined() and time.monotonic() - self.looked > POLL:

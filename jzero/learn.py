@@ -181,8 +181,7 @@ def token_weights(
 
 
 def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Rollout]) -> list[Rollout]:
-    """Set what the loss needs to know before the first optimizer step: log-probs, values, advantages. -> the rollouts
-    with their advantages."""
+    """Set what the loss needs to know before the first optimizer step. -> the rollouts with their advantages."""
     algorithm, policy = trainer.config.algorithm, trainer.policy
     rows, source = sequences(rollouts, trainer.config)
     blank = lambda each: [np.zeros(len(rollout.tokens), np.float32) for rollout in each]

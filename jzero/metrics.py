@@ -1,6 +1,4 @@
-"""What a run reports: metrics.jsonl, samples.jsonl and TensorBoard, one readable line a step, clocks, versions.
-
-Names are flat, `group/name`; a value is one finite number. The names the step line shows are in `LINE`."""
+"""What a run reports: files, trackers, one readable line a step, clocks, versions. Names are flat, `group/name`."""
 
 import functools
 import importlib.metadata

@@ -1,7 +1,6 @@
-"""Supervised fine-tuning: on sets of conversations or of prompts with completions, and as the warm start of RL.
-
-The same packing, update and optimizer as RL: with an advantage of 1 and the ratio at its on-policy value, the policy
-gradient is that of the log-likelihood. A step trains on `batch` examples, best-fit packed, all tokens alike."""
+"""Supervised fine-tuning: on conversations or prompts with completions, and as the warm start of RL. The packing,
+update and optimizer are RL's: with an advantage of 1 and a ratio of 1 the policy gradient is that of the
+log-likelihood."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing

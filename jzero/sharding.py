@@ -1,7 +1,5 @@
-"""The mesh, and the one table from a parameter's logical axes to mesh axes.
-
-Training runs on (data, fsdp, tensor): rows are split over data and fsdp, gradients are summed over data once a step.
-Decoding runs on (slots, tensor) over the same devices. `publish` takes weights from one to the other."""
+"""The mesh, and the one table from a parameter's logical axes to mesh axes. Training runs on (data, fsdp, tensor),
+decoding on (slots, tensor) over the same devices; `publish` takes weights from one to the other."""
 
 from collections.abc import Sequence
 

@@ -1,10 +1,7 @@
 """Asynchronous rollouts: a group may start up to `rollout.eta` policy versions before the step that trains on it.
 
-Every host has a stream of its own, of its share of the problems. Groups are admitted as in AReaL (arXiv:2505.24298) and
-trained on oldest first, each once. Decoding ends when a step has enough of them; what is unfinished carries over, and
-goes on from a prefill under the new weights, so that a response may be of several versions, token by token.
-
-`Stream` decodes and trains in turn on the same devices. `Ahead` decodes in a thread, on devices of its own."""
+Every host has a stream of its share of the problems; see docs/async.md. `Stream` decodes and trains in turn on the same
+devices, `Ahead` decodes in a thread, on devices of its own."""
 
 import functools
 import threading

@@ -1,9 +1,6 @@
-"""Tokenizers: a model's own through `transformers`, and jzero's for countdown, for models that start from nothing.
-
-The countdown vocabulary is every printable ASCII character, the newline and the words of the plain template; a digit is
-one token, so arithmetic is done digit by digit. It is a Qwen2 tokenizer without merges, because `AutoTokenizer` makes a
-Qwen2 tokenizer of whatever lies beside a Qwen2 config.json, as in an exported checkpoint. `AutoTokenizer` is not used
-here: it imports torch where that is installed."""
+"""Tokenizers: a model's own through `transformers`, and jzero's for countdown: every printable ASCII character, the
+newline and the words of the plain template, in the shape of a Qwen2 tokenizer without merges, which `AutoTokenizer`
+makes of whatever lies beside a Qwen2 config.json. It is not used here: it imports torch."""
 
 import functools
 import json
@@ -57,8 +54,7 @@ def load(path: str) -> PreTrainedTokenizerFast:
 
 
 def render(tokenizer: PreTrainedTokenizerFast, prompt: Any, generate: bool = True) -> str:
-    """The text of Problem.prompt: messages through the tokenizer's chat template. generate: with the beginning of the
-    assistant's next one."""
+    """Text, or messages through the chat template; generate: with the beginning of the assistant's next one."""
     if isinstance(prompt, str):
         return prompt
     if not tokenizer.chat_template:

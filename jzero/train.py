@@ -1,7 +1,5 @@
-"""The RL loop: problems -> rollouts -> grades -> advantages and weights -> batches -> update, and what surrounds it.
-
-The only file that sees the whole Config. One step is a pure function of (config, seed, step, State), so a run that is
-killed anywhere and started again with the same command ends in the same numbers."""
+"""The RL loop: problems -> rollouts -> grades -> advantages and weights -> batches -> update. One step is a function of
+(config, seed, step, State): a run that is killed and started again ends in the same numbers."""
 
 import base64
 import contextlib
@@ -178,8 +176,8 @@ def build(config: config.Config, pool: Pool) -> Run:
 
 
 def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
-    """The task's held-out problems, under "", and those of eval.suites, as far as there are any. Says what the task's
-    data had, and what is dropped because its prompt is too long."""
+    """Held-out problems of the task, under "", and of eval.suites, as far as their prompts fit. Says what was
+    dropped."""
     config = run.config
     for note in TASKS[config.task.name].notes(config.task):
         hosts.say(note)
@@ -239,8 +237,8 @@ def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, di
 
 def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], dict[str, float]]:
     """Graded rollouts of the step's problems, and metrics of all that were sampled. Up to algorithm.dynamic_rounds
-    times, groups without any difference in score make way for those of new problems (DAPO's dynamic sampling); what is
-    missing after that stays uniform, so that the batch keeps its shape."""
+    times uniform groups make way for those of new problems (DAPO's dynamic sampling); what is missing then stays
+    uniform."""
     config, sampler = run.config, run.sampler
     group, prompts, heat = config.rollout.group, config.rollout.prompts, config.rollout.temperature
     before = dict(sampler.pool.counters)

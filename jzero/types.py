@@ -71,10 +71,8 @@ class Rollout:
 
 
 class Layout(NamedTuple):
-    """Shape of a packed row: a shared prefix, then `slots` independent slots. T = prefix + slots * slot.
-
-    Every token of a slot sees the whole prefix and, causally, its own segment of its own slot. prefix = 0 and
-    slots = 1 is plain packing; prefix > 0 holds a group's prompt once for all its responses."""
+    """Shape of a packed row: a prefix, then `slots` independent slots. T = prefix + slots * slot. Every token of a slot
+    sees the prefix, a group's prompt, and causally its own segment. prefix = 0 and slots = 1 is plain packing."""
 
     prefix: int
     slots: int
@@ -87,8 +85,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """Packed rows of one layout; every field [M, B, T] (or [B, T] inside the loop). Inputs predict `targets`.
-    What a step does not use is None."""
+    """Packed rows of one layout; every field [M, B, T], or [B, T] inside the loop. What a step does not use is None."""
 
     tokens: Any  # i32 input ids
     targets: Any  # i32 id that follows the input in its own sequence

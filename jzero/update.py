@@ -1,8 +1,7 @@
 """Score and update: the only places that differentiate, or run a model over packed rows. Everything is [M, B, T].
 
-The gradient of the whole optimizer step is summed over microbatches inside one program. On a mesh of the data axis
-alone that sum is local (shard_map) and crosses devices once, at the end; on any other, rows are split over data and
-fsdp, and the rest follows the parameters' shardings."""
+The gradient of the optimizer step is summed over microbatches inside one program. On a mesh of the data axis alone by
+shard_map, with one sum over devices at the end; on any other, rows are split and the rest follows the parameters."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
-"""Attention behind one interface: `packed` for training, scoring and prefill, `paged` for decoding.
-
-XLA (xla.py) is the definition and runs on every platform; what is named here is its own. Programs take a `Backend`,
-chosen once from the mesh they are compiled for; each kernel is tested against the definition."""
+"""Attention behind one interface: `packed` for training, scoring and prefill, `paged` for decoding. XLA (xla.py) is the
+definition; programs take a `Backend`, chosen once from their mesh."""
 
 import importlib
 import math

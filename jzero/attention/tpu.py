@@ -1,7 +1,6 @@
-"""Attention on TPU: JAX's splash attention for `packed`, its paged attention for `paged`. See xla.py for the meanings.
-
-Neither kernel scales the queries. The pools are [Kp, R, page, 128 n]: the paged kernel reads whole 128-lane rows, so a
-row holds 128 // D neighbouring KV heads."""
+"""Attention on TPU: JAX's splash attention for `packed`, its paged attention for `paged`; neither scales the queries.
+The pools are [Kp, R, page, 128 n]: the kernel reads rows of 128 lanes, so a row holds 128 // D neighbouring KV
+heads."""
 
 import functools
 from typing import Any

@@ -1,7 +1,5 @@
-"""The answer in a response, by the template the policy was asked to follow: linear time, and never a guess.
-
-What does not follow the template has no answer: an unclosed or empty last box, two answer blocks, a box that only the
-thoughts hold. Longer answers than LONGEST are none."""
+"""The answer in a response, by the template the policy was asked to follow: linear time, and never a guess. None is an
+unclosed or empty last box, two answer blocks, a box in the thoughts alone, or what is longer than LONGEST."""
 
 import re
 

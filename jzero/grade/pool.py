@@ -1,8 +1,6 @@
-"""Grading in worker processes, so that a hostile response costs a bounded time and its own score only.
-
-One thread a worker hands it batches from a shared queue and reads one answer an item, in order. A worker ends itself
-when an item takes more CPU time than it may, and is killed after WALL times that. Its items go back to the queue; the
-one in front only once, then it scores 0. Messages are JSON. Imports no jax: workers hold no device."""
+"""Grading in worker processes, so that a hostile response costs a bounded time and its own score only. One thread a
+worker hands it batches and reads an answer an item. A worker ends itself when an item takes more CPU time than it may,
+and is killed after WALL times that; its items go back to the queue, the one in front once. Imports no jax."""
 
 import contextlib
 import ctypes

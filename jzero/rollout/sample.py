@@ -1,10 +1,7 @@
 """The driver: keeps the engine's slots busy until every sample of every prompt is finished, or enough are.
 
-Calls run one ahead of the host: while it reads call n, call n + 1 decodes. Slots are refilled between calls. When a
-shard runs out of pages its youngest sequence is preempted, and later continues from a prefill of what it has.
-
-A sequence whose turn has ended may go on after a reply: it waits in its slot, and decodes the reply's tokens as if it
-had sampled them. Where its slot or pages are needed meanwhile, it gives them up, and continues from a prefill."""
+Calls run one ahead of the host; slots are refilled between calls. When a shard runs out of pages its youngest sequence
+is preempted, and goes on from a prefill. A sequence between two turns waits in its slot, if nothing else needs it."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

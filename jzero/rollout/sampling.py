@@ -1,7 +1,5 @@
-"""Sampling: one uniform number per (request, position), so that a completion depends on nothing else in the batch.
-
-The token is the inverse of the cumulative distribution at that number, found in two levels (blocks of 128, then
-inside one block): no sort, no noise over the vocabulary, and sums short enough for fp32."""
+"""Sampling: one uniform number per (request, position), so that a completion depends on nothing else in the batch. The
+token is the inverse of the cumulative distribution there, in two levels: no sort, no noise over the vocabulary."""
 
 import jax
 import jax.numpy as jnp

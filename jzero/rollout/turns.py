@@ -1,7 +1,5 @@
-"""The environment's side of episodes of several turns: grades, replies, and the tokens between one turn and the next.
-
-A response goes to the pool as its turn ends, and comes back with its grade and the reply. History is never tokenised
-again: what is appended are the tokens of the template's text between two responses."""
+"""The environment's side of episodes of several turns: grades, replies, and the tokens between one turn and the next,
+which are those of the template's text there: history is never tokenised again."""
 
 import time
 from collections.abc import Hashable, Mapping

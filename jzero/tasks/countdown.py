@@ -1,7 +1,5 @@
-"""Countdown: reach the target with + - * / from the given numbers, each used exactly once.
-
-A problem's split is a hash of what it is (sorted numbers, target), so train and held-out problems never meet,
-procedural or published. Imports no jax: grader processes load this module."""
+"""Countdown: reach the target with + - * / from the given numbers, each used exactly once. A problem's split is a hash
+of what it is, so train and held-out problems never meet. Imports no jax: grader processes load this module."""
 
 import ast
 import functools
@@ -222,18 +220,12 @@ def grade(response: str, gold: Any, task: data.Settings) -> Grade:
 
 
 def example(task: data.Settings, seed: int, index: int, tries: float) -> tuple[str, str]:
-    """The index-th (prompt, response) of the supervised steps before RL, for a model that starts from nothing:
-
-        3 7 12=16
+    """The index-th (prompt, response) before RL: "3 7 12=16", then
         12-3=9,9*7=63?16 no
         7-3=4,12+4=16?16 yes
         <answer>12+(7-3)</answer>
-
-    It teaches the format, arithmetic and what a try looks like, not the search: tries are random, about `tries` of
-    them, and the solution is never consulted. After every failed one it gives up with the same probability, so that how
-    long to try is one habit, which RL can change; its answer is then wrong. A try ends by writing the target beside its
-    value: otherwise the verdict has to be read off the prompt, which a model of a million parameters does not learn in
-    these few steps; so 99 % of its verdicts are right."""
+    about `tries` random tries, the solution never consulted, and a wrong answer where it gives up, with the same chance
+    after every try. A try repeats the target: reading a verdict off the prompt is too hard for a small model."""
     rng = random.Random(f"warm_start/{seed}/{index}")
     numbers, target, _ = draw(task, rng, wanted=False)
     attempts = [attempt(numbers, rng, WARM_LARGEST)]

@@ -1,7 +1,5 @@
-"""Guess a number of 1..task.value_max; a wrong guess is told whether the number is higher or lower.
-
-With t turns 2^t - 1 numbers can always be found, by halving; without memory of the hints hardly any. Imports no jax:
-grader processes load this module."""
+"""Guess a number of 1..task.value_max; a wrong guess is told whether the number is higher or lower. With t turns 2^t -
+1 numbers can always be found. Imports no jax: grader processes load this module."""
 
 import random
 import re

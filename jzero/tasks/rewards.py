@@ -1,7 +1,5 @@
 """Rewards beside a task's own score, with the values of open-r1. A score is their weighted sum; None is not applicable.
-
-Those of one response are computed where it is graded, in the pool's worker; those that look at lengths, or at a whole
-batch, where the batch is collected. A user's own is "module:function", called with (response, gold, config.Task)."""
+Those that look at lengths or at a whole batch are computed where that is collected, the others in the pool's worker."""
 
 import pkgutil
 import re
