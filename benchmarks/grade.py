@@ -78,11 +78,11 @@ def pooled(pairs: list[tuple[str, str]]) -> dict[str, float]:
     task = SimpleNamespace(template="boxed", verifier="fast", grade_seconds=5.0)
     with Pool(1) as pool:
         start = time.perf_counter()
-        pool.submit(-1, "jzero.grade.math:grade_problem", "", "1", task)
+        pool.submit(-1, "math", "", {"answer": "1", "question": ""}, task)
         pool.drain()
         ready = time.perf_counter()
         for key, (text, gold) in enumerate(pairs):
-            pool.submit(key, "jzero.grade.math:grade_problem", text, gold, task)
+            pool.submit(key, "math", text, {"answer": gold, "question": ""}, task)
         pool.drain()
         return {"per_second": round(len(pairs) / (time.perf_counter() - ready)), "start_s": round(ready - start, 2)}
 

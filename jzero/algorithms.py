@@ -83,8 +83,7 @@ class Episodes(NamedTuple):
 
 def shaped(score: float, length: int, cut: bool, algorithm: Algorithm, max_new: int) -> float:
     """The score of a rollout of `length` sampled tokens, `cut` at max_new or not."""
-    if cut and algorithm.truncated == "fixed":
-        score = algorithm.truncated_score
+    score = algorithm.truncated_score if cut and algorithm.truncated == "fixed" else score
     score -= algorithm.truncated_penalty * cut
     if algorithm.overlong:
         last = algorithm.overlong * max_new
@@ -122,28 +121,6 @@ def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
     return centred / (std + algorithm.std_eps)[:, None]
 
 
-def by_turn(episodes: Episodes) -> tuple[Episodes, np.ndarray]:
-    """Every turn as an episode of one token, whose reward is its return, G_t = r_t + discount G_{t+1} over the turns of
-    its rollout; and i[N, T] which of those rows a token is of. Turns of one number of a prompt's rollouts are a group:
-    what the others got from there on, whatever they had said before, is a baseline that the turn cannot change. A turn
-    that no other rollout came to has no baseline, and an advantage of 0."""
-    assert episodes.turn is not None
-    shape = len(episodes.group), int(episodes.turn.max()) + 1
-    row, column = np.nonzero(episodes.mask)
-    at = row, episodes.turn[row, column]
-    returns, there = np.zeros(shape), np.zeros(shape, bool)
-    np.add.at(returns, at, episodes.rewards[row, column])
-    there[at] = True
-    for t in reversed(range(shape[1] - 1)):
-        returns[:, t] += episodes.discount * returns[:, t + 1]
-    rollout, turn = np.nonzero(there)
-    group = np.unique(episodes.group[rollout] * shape[1] + turn, return_inverse=True)[1]
-    G = returns[there][:, None]
-    index = np.zeros(shape, np.int64)
-    index[there] = np.arange(len(G))
-    return Episodes(G, np.zeros_like(G), np.ones_like(G, bool), group), np.take_along_axis(index, episodes.turn, axis=1)
-
-
 def gae(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
     """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; 0 after the end (arXiv:1506.02438). At
     the end of a turn that another follows, gamma is multiplied by their discount."""
@@ -160,6 +137,24 @@ def gae(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
     return out
 
 
+def to_go(episodes: Episodes, gamma: float) -> np.ndarray:
+    """G_t = r_t + gamma G_{t+1}, and the discount between turns: GAE without a critic."""
+    return gae(episodes._replace(values=0 * episodes.values), Algorithm(gamma=gamma, lam=1.0))
+
+
+def by_turn(episodes: Episodes) -> tuple[Episodes, np.ndarray]:
+    """Every turn as an episode of one token, whose reward is its return, G_t = r_t + discount G_{t+1} over the turns of
+    its rollout; and i[N, T] which of those rows a token is of. Turns of one number of a prompt's rollouts are a group:
+    what the others got from there on, whatever they had said before, is a baseline that the turn cannot change. A turn
+    that no other rollout came to has no baseline, and an advantage of 0."""
+    turn = np.asarray(episodes.turn)
+    first = episodes.mask & (np.diff(turn, axis=1, prepend=-1) != 0)
+    G = to_go(episodes, 1.0)[first][:, None]
+    numbers = episodes.group[:, None] * (turn.max() + 1) + turn
+    group = np.unique(numbers[first], return_inverse=True)[1]
+    return Episodes(G, np.zeros_like(G), np.ones_like(G, bool), group), np.cumsum(first).reshape(first.shape) - 1
+
+
 class Advantage(NamedTuple):
     compute: Callable[[Episodes, Algorithm], np.ndarray]  # f64[N, T], or [N, 1]: the same for every token of a turn
     group_min: int  # smallest group it is defined for
@@ -174,7 +169,7 @@ ADVANTAGES = {
     # A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8)
     "leave_one_out": Advantage(lambda e, a: group_mean(e, a) * bessel(e.group)[:, None], 2),
     # A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262; normalised by `whiten`)
-    "return_to_go": Advantage(lambda e, a: gae(e._replace(values=0 * e.values), replace(a, lam=1.0)), 1),
+    "return_to_go": Advantage(lambda e, a: to_go(e, a.gamma), 1),
     "gae": Advantage(gae, 1, critic=True),
 }
 
@@ -182,11 +177,9 @@ ADVANTAGES = {
 def advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
     """-> advantages f64[N, T], and what the critic should have said, A + V before whitening."""
     found = ADVANTAGES[algorithm.advantage]
-    if episodes.turn is not None and found.group_min > 1:
-        rows, row = by_turn(episodes)
-        A = found.compute(rows, algorithm)[row, 0] * episodes.mask
-    else:
-        A = found.compute(episodes, algorithm) * episodes.mask
+    rows, row = by_turn(episodes) if episodes.turn is not None and found.group_min > 1 else (episodes, None)
+    A = found.compute(rows, algorithm)
+    A = (A if row is None else A[row, 0]) * episodes.mask
     targets = (A + episodes.values) * episodes.mask
     if algorithm.whiten:
         every = A[episodes.mask]
@@ -260,28 +253,20 @@ SURROGATES = {"clip": clip, "reinforce": reinforce, "cispo": cispo}
 
 
 def within(ratio: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """1 where the ratio is in [low, high], else 0."""
-    return ((ratio >= algorithm.correction_low) & (ratio <= algorithm.correction_high)).astype(jnp.float32)
-
-
-def truncate(d: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """min(exp(d), high): truncated importance sampling (TIS, Yao et al. 2025)."""
-    return jnp.minimum(bounded_exp(d), algorithm.correction_high)
-
-
-def mask(d: jax.Array, algorithm: Algorithm) -> jax.Array:
-    """exp(d) within [low, high], else 0 (masked importance sampling; AReaL, arXiv:2505.24298)."""
-    return bounded_exp(d) * within(bounded_exp(d), algorithm)
+    """The ratio where it is in [low, high], else 0."""
+    return jnp.where((ratio >= algorithm.correction_low) & (ratio <= algorithm.correction_high), ratio, 0.0)
 
 
 CORRECTIONS: dict[str, Callable[[jax.Array, Total, Algorithm], jax.Array]] = {
-    "token_truncate": lambda d, total, algorithm: truncate(d, algorithm),
-    "token_mask": lambda d, total, algorithm: mask(d, algorithm),
+    # min(exp(d), high): truncated importance sampling (TIS, Yao et al. 2025)
+    "token_truncate": lambda d, total, a: jnp.minimum(bounded_exp(d), a.correction_high),
+    # exp(d) within [low, high], else 0 (masked importance sampling; AReaL, arXiv:2505.24298)
+    "token_mask": lambda d, total, a: within(bounded_exp(d), a),
     # of prod exp(d) of the sequence, for each of its tokens; the mask is TRL's default
-    "sequence_truncate": lambda d, total, algorithm: truncate(total(d), algorithm),
-    "sequence_mask": lambda d, total, algorithm: mask(total(d), algorithm),
+    "sequence_truncate": lambda d, total, a: jnp.minimum(bounded_exp(total(d)), a.correction_high),
+    "sequence_mask": lambda d, total, a: within(bounded_exp(total(d)), a),
     # 1 for sequences whose geometric mean of exp(d) is within [low, high], else 0
-    "geometric": lambda d, total, algorithm: within(sequence_ratio(d, total), algorithm),
+    "geometric": lambda d, total, a: jnp.sign(within(sequence_ratio(d, total), a)),
 }
 
 

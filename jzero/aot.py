@@ -21,42 +21,31 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """What one device has. TPU: the HBM that the compiler leaves to a program."""
+    """What one device has, as aot.json says. TPU: the HBM that the compiler leaves to a program; a TPU7x is half a
+    chip."""
 
-    hbm: float  # bytes
+    hbm: int  # bytes
     flops: float  # bf16 a second
     bandwidth: float  # bytes of HBM a second
 
 
-CHIPS = {
-    "TPU v5 lite": Chip(15.75 * GIB, 197e12, 819e9),
-    "TPU v6 lite": Chip(31.25 * GIB, 918e12, 1640e9),
-    "TPU v5": Chip(95.74 * GIB, 459e12, 2765e9),
-    "TPU7x": Chip(94.75 * GIB, 1153e12, 3690e9),  # half a chip
-    "NVIDIA A100-SXM4-80GB": Chip(85100068864, 312e12, 2039e9),
-    "NVIDIA H100 80GB HBM3": Chip(84942979072, 989e12, 3352e9),
-    "NVIDIA H200 141GB HBM3e": Chip(151397597184, 989e12, 4800e9),
-}
+DATA = json.loads(Path(__file__).with_suffix(".json").read_text())
+CHIPS = {kind: Chip(**values) for kind, values in DATA["chips"].items()}
 TPUS = {"v5e": 2, "v6e": 2, "v5p": 3, "tpu7x": 3}  # dimensions of a slice
 HOSTS = {"TPU v5 lite": "v5e:2x2", "TPU v6 lite": "v6e:2x2", "TPU v5": "v5p:2x2x1", "TPU7x": "tpu7x:2x2x1"}
 ONE_HOST = {"1x1": (1, 1, 1), "2x4": (2, 4, 1)}  # two-dimensional slices that are not hosts of 2x2 chips
-GPUS = {  # device kind; multiprocessors, their fp32 units, shared memory of a block and of one, L2, GHz, capability
-    "a100": ("NVIDIA A100-SXM4-80GB", 108, 64, 166912, 167936, 41943040, 1.41, 8),
-    "h100": ("NVIDIA H100 80GB HBM3", 132, 128, 232448, 233472, 52428800, 1.98, 9),
-    "h200": ("NVIDIA H200 141GB HBM3e", 132, 128, 232448, 233472, 52428800, 1.98, 9),
-}
 
 
 def devices(topology: str) -> list[Any]:
     """Compile-only devices."""
     family, _, shape = topology.partition(":")
-    if family in GPUS and shape.isdigit():
+    if family in DATA["gpus"] and shape.isdigit():
         return cuda(family, int(shape))
     sizes = re.fullmatch(r"\d+(x\d+)+", shape)
     if family not in TPUS or not sizes or shape.count("x") + 1 != TPUS[family]:
         raise ValueError(
             f"--topology={topology!r} is not known: v5e:2x4 (also 1x1 2x2 4x4 4x8 8x8 8x16 16x16), v6e:2x4 (as v5e), "
-            f"v5p:2x2x2 (also 2x2x1 2x2x4 ...), tpu7x:2x2x1, {', '.join(f'{name}:8' for name in GPUS)}"
+            f"v5p:2x2x2 (also 2x2x1 2x2x4 ...), tpu7x:2x2x1, {', '.join(f'{name}:8' for name in DATA['gpus'])}"
         )
     if importlib.util.find_spec("libtpu") is None:
         raise ValueError("compiling for TPUs needs libtpu: pip install 'jzero[tpu]'")
@@ -77,17 +66,11 @@ def cuda(family: str, count: int) -> list[Any]:
     """GPUs of one host, as XLA describes them."""
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
         raise ValueError(f"compiling for {family} needs CUDA's compiler: pip install 'jzero[cuda12]'")
-    kind, cores, units, block, core, cache, clock, capability = GPUS[family]
-    description = f"""gpu_device_info {{
-      threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 threads_per_core_limit: 2048
-      shared_memory_per_core: {core} shared_memory_per_block_optin: {block} core_count: {cores} fpus_per_core: {units}
-      block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-      thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
-      registers_per_core_limit: 65536 registers_per_block_limit: 65536 clock_rate_ghz: {clock} l2_cache_size: {cache}
-      memory_bandwidth: {int(CHIPS[kind].bandwidth)} device_memory_size: {int(CHIPS[kind].hbm)}
-      cuda_compute_capability {{ major: {capability} }} }}
-      platform_name: "CUDA" device_description_str: "{kind}" """
-    slice = topologies.get_topology_desc("", "cuda", target_config=description, topology=f"1x1x{count}")
+    gpu = DATA["gpus"][family]
+    chip = CHIPS[gpu["kind"]]
+    target = Path(__file__).with_name("gpu_target.txt").read_text()
+    target = target.format(**gpu, memory_bandwidth=chip.bandwidth, device_memory_size=chip.hbm)
+    slice = topologies.get_topology_desc("", "cuda", target_config=target, topology=f"1x1x{count}")
     return list(slice.devices)
 
 

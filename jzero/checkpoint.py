@@ -28,13 +28,10 @@ class Checkpoints:
 
     def __init__(self, workdir: str | os.PathLike, keep: int | None):
         self.path = Path(workdir).absolute() / "checkpoints"
-        if keep is None:
-            self._manager = ocp.CheckpointManager(self.path, options=ocp.CheckpointManagerOptions(create=False))
-            return
-        if jax.process_index() == 0:
+        if keep is not None and jax.process_index() == 0:
             for leftover in self.path.glob("*.orbax-checkpoint-tmp*"):  # of a run killed while it saved
                 shutil.rmtree(leftover)
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep or None)
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep or None, create=keep is not None)
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
     def latest(self) -> int | None:
@@ -43,10 +40,6 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
-
-    def oldest(self) -> int:
-        """The oldest one that is kept; 0 without any."""
-        return min(self._manager.all_steps(), default=0)
 
     def save(self, step: int, state: types.State, host: dict[str, Any], *, wait: bool = False) -> None:
         """Starts writing; the state may be donated once this returns. `host` is plain JSON values."""
@@ -61,9 +54,9 @@ class Checkpoints:
     def restore(self, step: int, state_like: types.State) -> tuple[types.State, dict[str, Any]]:
         """The state bit for bit, with the shapes, dtypes and shardings of `state_like`'s leaves (arrays or structs)."""
         items, host = self.items(step, _items(state_like))
-        optimizer = items["optimizer"]
-        critic = types.State(**optimizer.pop("critic")) if "critic" in optimizer else None
-        return types.State(items["params"], **optimizer, critic=critic), host
+        critic = items["optimizer"].pop("critic", None)
+        state = types.State(items["params"], **items["optimizer"], critic=critic and types.State(**critic))
+        return state, host
 
     def items(self, step: int, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Those of `like` bit for bit, and what `save` had as host."""
@@ -133,17 +126,15 @@ def check_workdir(workdir: str | os.PathLike, config_json: str) -> None:
     path = Path(workdir) / "config.json"
     values = lambda text: {name: json.dumps(value) for name, value in config.flat(json.loads(text)).items()}
     new = values(config_json)
-    if path.exists():
-        old = values(path.read_text(encoding="utf-8"))
-        changes = [
-            f"{name}: {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}"
-            for name in sorted(old.keys() | new.keys())
-            if name not in MAY_CHANGE and old.get(name) != new.get(name)
-        ]
-        if changes:
-            raise ValueError(
-                f"{path} is of another run ({'; '.join(changes)}): use another --workdir, or the same config to resume"
-            )
-        if old == new:
-            return
-    hosts.write(path, config_json)
+    old = values(path.read_text(encoding="utf-8")) if path.exists() else new
+    changes = [
+        f"{name}: {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}"
+        for name in sorted(old.keys() | new.keys())
+        if name not in MAY_CHANGE and old.get(name) != new.get(name)
+    ]
+    if changes:
+        raise ValueError(
+            f"{path} is of another run ({'; '.join(changes)}): use another --workdir, or the same config to resume"
+        )
+    if old != new or not path.exists():
+        hosts.write(path, config_json)

@@ -67,8 +67,8 @@ class Task:
     data: str = ""  # hub id, config@id, local file or directory; several with commas; "" = countdown: procedural
     weights: tuple[float, ...] = ()  # shares of the sets of `data`; () = as if they were one
     eval_data: str = ""  # held-out set; "" = the test split of `data`
-    problem_column: str = ""  # "" = the first there is of tasks.data.PROBLEM
-    answer_column: str = ""  # "" = the first there is of tasks.data.ANSWER
+    problem_column: str = ""  # "" = the first there is of tasks/published.toml
+    answer_column: str = ""  # "" = the same
     level_min: int = 0  # of a set with levels; 0 = all
     level_max: int = 0
     template: str = "r1"  # of TEMPLATES of the task's module: tasks.countdown (r1 qwen_chat plain), math or guess

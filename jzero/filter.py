@@ -7,7 +7,6 @@ What is worth training on, of a published set. --rates is what `python -m jzero.
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jzero import cli, metrics
 from jzero.tasks import data, suites
@@ -37,29 +36,7 @@ def read_rates(path: str) -> dict[int, float]:
         raise ValueError(f"--rates {path} is not a file that jzero.evaluate wrote ({error})") from None
 
 
-def run(given: Any) -> dict[str, int]:
-    """Write the rows that are kept; how many were there, how many each filter dropped, and how many are kept."""
-    if not given.rates and not given.against:
-        raise ValueError("nothing to filter by: give --rates or --against")
-    if given.ngram < 1:
-        raise ValueError(f"--ngram={given.ngram} must be at least 1")
-    dataset = data.split(given.data, "train", "test")
-    counts = {"rows": len(dataset)}
-    kept = set(range(len(dataset)))
-    if given.rates:
-        kept &= by_rate(read_rates(given.rates), len(dataset), given.min, given.max)
-        counts["too easy or too hard"] = len(dataset) - len(kept)
-    if given.against:
-        known = [text for spec in suites.split(given.against) for text in suites.texts(spec)]
-        clean = apart(data.questions(dataset, given.data), known, given.ngram)
-        counts["in a suite"] = len(dataset) - len(clean)
-        kept &= clean
-    counts["kept"] = len(kept)
-    rows = dataset.select(sorted(kept))
-    metrics.write_atomic(given.out, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
-    return counts
-
-
+@cli.mistakes()
 def main() -> None:
     parser = cli.parser("jzero.filter", __doc__)
     parser.add_argument("--data", required=True, help="local file or directory, hub id, config@id")
@@ -69,9 +46,22 @@ def main() -> None:
     parser.add_argument("--max", type=float, default=0.9)
     parser.add_argument("--against", help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE")
     parser.add_argument("--ngram", type=int, default=8)
-    with cli.mistakes():
-        counts = run(parser.parse_args())
-        print(", ".join(f"{count} {name}" for name, count in counts.items()))
+    given = parser.parse_args()
+    if not given.rates and not given.against:
+        raise ValueError("nothing to filter by: give --rates or --against")
+    if given.ngram < 1:
+        raise ValueError(f"--ngram={given.ngram} must be at least 1")
+    dataset = data.split(given.data, "train", "test")
+    count, kept = len(dataset), {}
+    if given.rates:
+        kept["too easy or too hard"] = by_rate(read_rates(given.rates), count, given.min, given.max)
+    if given.against:
+        known = [text for spec in suites.split(given.against) for text in suites.texts(spec)]
+        kept["in a suite"] = apart(data.questions(dataset, given.data), known, given.ngram)
+    rows = dataset.select(sorted(set.intersection(*kept.values())))
+    metrics.write_atomic(given.out, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
+    dropped = [f"{count - len(some)} {name}, " for name, some in kept.items()]
+    print(f"{count} rows, {''.join(dropped)}{len(rows)} kept")
 
 
 if __name__ == "__main__":

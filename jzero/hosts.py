@@ -18,8 +18,7 @@ import jax
 import numpy as np
 from jax._src import distributed  # the client: JAX publishes no key-value store
 from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, Sharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Sharding
 from tqdm import tqdm
 
 from jzero import metrics
@@ -106,17 +105,16 @@ def total(counts: Mapping[str, float]) -> dict[str, float]:
     return {name: sum(each[name] for each in every) for name in counts}
 
 
-def put(x: np.ndarray, sharding: Sharding) -> jax.Array:
+def put(x: np.ndarray | np.generic, sharding: Sharding) -> jax.Array:
     """An array that every host has, on the devices of all of them; each puts the shards it holds."""
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: np.asarray(x)[index])
 
 
 def fetch(x: jax.Array) -> np.ndarray:
     """The other way: all of an array whose shards are spread over hosts. Every host gets it."""
-    if not x.is_fully_addressable and not x.is_fully_replicated:
-        assert isinstance(x.sharding, NamedSharding)
-        x = jax.jit(lambda x: x, out_shardings=NamedSharding(x.sharding.mesh, P()))(x)
-    return np.asarray(jax.device_get(x))
+    if x.is_fully_addressable or x.is_fully_replicated:
+        return np.asarray(jax.device_get(x))
+    return multihost_utils.process_allgather(x, tiled=True)
 
 
 # -- stopping ----------------------------------------------------------------------------------------------------

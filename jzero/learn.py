@@ -41,7 +41,8 @@ class Part:
 
     def fill(self, learner: update.Learner, name: str, arrays: Sequence[np.ndarray] | Mapping[int, np.ndarray]) -> None:
         """Set a field of the batches from one f32[T] a sequence, of all of them or of the part's own."""
-        self.set(name, learner.put_rows([p.fill([arrays[i] for i in self.chosen]) for p in self.packed]))
+        mine = [arrays[i] for i in self.chosen]
+        self.set(name, [hosts.put(p.fill(mine), learner.rows) for p in self.packed])
 
     def set(self, name: str, values) -> None:
         self.batches = tuple(replace(b, **{name: x}) for b, x in zip(self.batches, values, strict=True))
@@ -149,8 +150,7 @@ def make_parts(trainer: Trainer, rollouts: list[Rollout], step: int) -> list[Par
     train, group = trainer.config.train, trainer.config.rollout.group
     order = np.arange(len(rollouts) // group)
     rows, source = sequences(rollouts, trainer.config)
-    prompt = np.array(source) // group
-    of_prompt = [np.flatnonzero(prompt == p).tolist() for p in order]
+    of_prompt = [np.flatnonzero(np.array(source) // group == p).tolist() for p in order]
     if train.minibatches > 1:
         order = np.random.default_rng((train.seed, step)).permutation(order)
     parts = []
@@ -259,17 +259,17 @@ def rewards_of(rollout: Rollout, config: config.Config) -> list[float]:
 def update_metrics(stats: list[dict[str, Any]], critic_stats: list[dict[str, Any]]) -> dict[str, float]:
     """Means over trained tokens of all optimizer steps of the RL step; the mismatch is the first's, before any."""
 
-    def means(prefix: str, stats: list[dict[str, Any]], *names: str) -> dict[str, float]:
-        tokens, there = (
-            max(sum(s["tokens"] for s in stats), 1.0),
-            [name for name in names if stats and name in stats[0]],
-        )
-        return {f"{prefix}/{n.removeprefix('value_')}": float(sum(s[n] for s in stats) / tokens) for n in there}
-
-    values = means("policy", stats, "entropy", "clip_fraction", "ratio_shift", "correction", "kl")
-    values |= means("policy", stats[:1], "mismatch")
-    values |= means("critic", critic_stats, "value_loss", "value_clip_fraction")
-    for prefix, each, names in (("optimizer", stats, ("loss",)), ("critic", critic_stats, ())):
-        for name in ("grad_norm", "skipped", *names) if each else ():
-            values[f"{prefix}/{name}"] = float(np.mean([s[name] for s in each]))
+    values: dict[str, float] = {}
+    table = (  # of these steps: means over tokens, means over steps
+        ("policy", stats, ("entropy", "clip_fraction", "ratio_shift", "correction", "kl"), ()),
+        ("policy", stats[:1], ("mismatch",), ()),
+        ("critic", critic_stats, ("value_loss", "value_clip_fraction"), ("grad_norm", "skipped")),
+        ("optimizer", stats, (), ("grad_norm", "skipped", "loss")),
+    )
+    for prefix, steps, by_tokens, by_steps in table:
+        tokens = max(sum(s["tokens"] for s in steps), 1.0)
+        for name in (n for n in by_tokens if steps and n in steps[0]):
+            values[f"{prefix}/{name.removeprefix('value_')}"] = float(sum(s[name] for s in steps) / tokens)
+        for name in by_steps if steps else ():
+            values[f"{prefix}/{name}"] = float(np.mean([s[name] for s in steps]))
     return values

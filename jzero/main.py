@@ -7,27 +7,28 @@ import sys
 import time
 from pathlib import Path
 
-from absl import app, flags, logging
+from absl import flags
 from ml_collections import config_flags
 
 from jzero import config, hosts
 from jzero.cli import JOINING, check_names, fail, fields, mistakes, read, start, use_cache
 
-CONFIG = config_flags.DEFINE_config_file("config", None, "Recipe, e.g. configs/countdown.py:tiny")
-WORKDIR = flags.DEFINE_string("workdir", None, "Where the run writes and resumes; default runs/<name>-<date>-<time>")
 RECIPES = Path(__file__).resolve().parents[1] / "configs"
 
 
-def parse(argv: list[str]) -> config.Config:
-    """The config that a command line asks for."""
-    if {"-h", "-help", "--help"} & set(argv[1:]):
+def parse(arguments: list[str]) -> tuple[config.Config, str | None]:
+    """The config that a command line asks for, and its --workdir."""
+    if {"-h", "-help", "--help"} & set(arguments):
         print(usage())
         sys.exit(0)
-    check_names(argv[1:])
-    settings = read(flags.FLAGS, argv, CONFIG)
+    check_names(arguments)
+    argv, values = ["jzero", *arguments], flags.FlagValues()
+    holder = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
+    workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
+    settings = read(values, argv, holder)
     if not isinstance(settings, config.Config):
         fail("give a recipe: --config configs/countdown.py")
-    return settings
+    return settings, workdir.value
 
 
 def usage() -> str:
@@ -39,21 +40,16 @@ def usage() -> str:
     return "\n\n".join([str(__doc__), *map(str, recipes), f"Several hosts:\n{processes}", settings])
 
 
-def main(settings: config.Config) -> None:
+def run() -> None:
+    settings, directory = parse(start(sys.argv[1:]))
     from jzero import sft, train  # here: a mistake in the command shows without the time this takes
 
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # libraries log every save at INFO
     with mistakes():
         name = hosts.agree(f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}")[0]
-        workdir = Path(WORKDIR.value or name)
+        workdir = Path(directory or name)
         hosts.say(f"config {settings.name}, workdir {workdir}")
         use_cache(workdir / "programs")
         (sft if settings.sft.data else train).train(settings, workdir)
-
-
-def run() -> None:
-    app.run(main, [sys.argv[0], *start(sys.argv[1:])], flags_parser=parse)
 
 
 if __name__ == "__main__":

@@ -10,10 +10,9 @@ import os
 import platform
 import resource
 import time
-import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -57,30 +56,30 @@ class Writer:
 
     Without a workdir (a host that is not the first) nothing is written, and a bad value still raises.
     `resume_step` is the checkpoint the run goes on from: what was written of later steps is dropped, so that a killed
-    and resumed run leaves the same lines as one that was not. None is a run from its start: everything is dropped.
-    With a `project` W&B gets the metrics too, as one run of the id in `wandb_id`; WANDB_MODE and the like hold."""
+    and resumed run leaves the same lines as one that was not. None is a run from its start: everything is dropped."""
 
     def __init__(self, workdir: str | os.PathLike | None, resume_step: int | None, project: str):
         from tensorboardX import SummaryWriter  # 1 s to import
 
-        self._files, self._tensorboard, self._wandb = [], None, None
+        self._files, self._tensorboard, self._wandb, self._ends = [], None, None, ExitStack()
         if workdir is None:
             return
         workdir = Path(workdir)
         workdir.mkdir(parents=True, exist_ok=True)
         last = -1 if resume_step is None else resume_step
-        self._files = [_open_after(workdir / f"{name}.jsonl", last) for name in ("metrics", "samples")]
+        keep = self._ends.enter_context
+        self._files = [keep(_open_after(workdir / f"{name}.jsonl", last)) for name in ("metrics", "samples")]
         # purge_step: TensorBoard hides the events of this step and later that are already in the directory.
-        self._tensorboard = SummaryWriter(str(workdir / "tensorboard"), purge_step=last + 1)
+        self._tensorboard = keep(SummaryWriter(str(workdir / "tensorboard"), purge_step=last + 1))
         if project:
             import wandb
 
             settings, name = json.loads((workdir / "config.json").read_text()), workdir / "wandb_id"
             if not name.exists():
-                write_atomic(name, uuid.uuid4().hex)
+                write_atomic(name, os.urandom(8).hex())
             of = {"id": name.read_text(), "resume": "allow", "name": workdir.name, "dir": workdir, "config": settings}
             try:
-                self._wandb = wandb.init(project=project, **of)
+                self._wandb = keep(wandb.init(project=project, **of))
             except wandb.Error as error:
                 raise ValueError(f"train.wandb={project}: {error} Or set WANDB_MODE=offline") from error
 
@@ -102,11 +101,7 @@ class Writer:
         _append(self._files[1:], step, rows)
 
     def close(self) -> None:
-        for each in (*self._files, self._tensorboard):
-            if each:
-                each.close()
-        if self._wandb:
-            self._wandb.finish()
+        self._ends.close()
 
 
 def _append(files: Sequence[TextIO], step: int, rows: Sequence[Mapping[str, Any]]) -> None:

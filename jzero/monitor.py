@@ -13,14 +13,11 @@ def row(rollout: Rollout) -> dict[str, Any]:
     """Lengths are in tokens; head and tail are the versions of the first and the last token that the policy wrote."""
     versions = rollout.versions[rollout.sampled].tolist()
     of = lambda grade: {"reward": grade.score, "success": grade.correct, "reason": grade.reason}
-    turns = [
-        {"prompt_length": turn.start, "answer_length": int(rollout.sampled[turn.start : turn.end].sum())}
-        | of(turn.grade)
-        | {"finish": turn.finish, "answer": turn.text}
-        for turn in rollout.turns
-    ]
-    for turn, before in zip(turns[1:], rollout.turns, strict=False):
-        turn["reply"] = before.grade and before.grade.reply
+    turns: list[dict[str, Any]] = []
+    for turn, before in zip(rollout.turns, (None, *rollout.turns), strict=False):
+        lengths = {"prompt_length": turn.start, "answer_length": int(rollout.sampled[turn.start : turn.end].sum())}
+        reply = {"reply": before.grade.reply} if before and before.grade else {}
+        turns.append(lengths | of(turn.grade) | {"finish": turn.finish, "answer": turn.text} | reply)
     whole = {"id": rollout.problem.id, "sample": rollout.sample, "prompt": rollout.problem.prompt}
     whole |= {"prompt_length": rollout.prompt_length, "answer_length": len(versions)} | of(rollout.grade)
     return whole | {"version_head": versions[0], "version_tail": versions[-1], "turns": turns}

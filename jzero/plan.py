@@ -237,6 +237,9 @@ def run(settings: config.Config, topology: str, cache: Path | None, searching: b
 
 def table(report: dict[str, Any]) -> str:
     gib = lambda x: f"{x / GIB:10.3f}"
+    sizes = lambda found: "".join(gib(found[key]) for key in ("argument_bytes", "temp_bytes", "peak_bytes"))
+    misfit = lambda total: "  DOES NOT FIT" if total > report["hbm_bytes"] else ""
+    work = lambda x: f"{x['flops'] / 1e12:>10.1f}{x['bytes'] / 1e9:>10.1f}{x['seconds']:>10.2f}"
     axes = " x ".join(f"{name} {size}" for name, size in report["mesh"].items())
     lines = [
         f"{report['config']} on {report['topology']}: {report['devices']} x {report['device_kind']} ({axes}), "
@@ -244,21 +247,20 @@ def table(report: dict[str, Any]) -> str:
         f"\n{'part':<20}{'GiB':>10}",
         *(f"{name:<20}{gib(size)}" for name, size in report["parts"].items()),
         f"\n{'program':<20}{'arguments':>10}{'temp':>10}{'peak':>10}{'compile s':>11}",
+        *(
+            f"{n:<20}{sizes(x)}{x['compile_s']:>11.1f}  {x.get('error', '')[:120]}"
+            for n, x in report["programs"].items()
+        ),
+        f"\n{'phase':<20}{'GiB':>10}{'of HBM':>10}",
+        *(f"{n:<20}{gib(x)}{x / report['hbm_bytes']:>10.0%}{misfit(x)}" for n, x in report["phases"].items()),
+        f"\n{'roofline, a device':<20}{'TFLOP':>10}{'GB moved':>10}{'seconds':>10}",
+        *(f"{name:<20}{work(x)}" for name, x in report["roofline"].items()),
+        f"{'step':<40}{report['step_s']:>10.2f}\n",
+        *(f"largest that fits: --config.{name}={value}" for name, value in report.get("search", {}).items()),
+        "fits" if report["fits"] else "does not fit; try",
+        *(f"  {line}" for line in report["suggestions"]),
     ]
-    for name, found in report["programs"].items():
-        sizes = "".join(gib(found[key]) for key in ("argument_bytes", "temp_bytes", "peak_bytes"))
-        lines.append(f"{name:<20}{sizes}{found['compile_s']:>11.1f}  {found.get('error', '')[:120]}".rstrip())
-    lines.append(f"\n{'phase':<20}{'GiB':>10}{'of HBM':>10}")
-    for name, total in report["phases"].items():
-        share = total / report["hbm_bytes"]
-        lines.append(f"{name:<20}{gib(total)}{share:>10.0%}{'  DOES NOT FIT' if share > 1 else ''}")
-    lines.append(f"\n{'roofline, a device':<20}{'TFLOP':>10}{'GB moved':>10}{'seconds':>10}")
-    for name, each in report["roofline"].items():
-        lines.append(f"{name:<20}{each['flops'] / 1e12:>10.1f}{each['bytes'] / 1e9:>10.1f}{each['seconds']:>10.2f}")
-    lines.append(f"{'step':<40}{report['step_s']:>10.2f}\n")
-    lines += [f"largest that fits: --config.{name}={value}" for name, value in report.get("search", {}).items()]
-    lines.append("fits" if report["fits"] else "does not fit; try")
-    return "\n".join([*lines, *(f"  {line}" for line in report["suggestions"])])
+    return "\n".join(line.rstrip(" ") for line in lines)
 
 
 def command() -> None:
@@ -267,15 +269,14 @@ def command() -> None:
     parser.add_argument("--model", help=f"instead of the recipe's: {', '.join(id.split('/')[1] for id in known.KNOWN)}")
     parser.add_argument("--search", action="store_true", help="find the largest train.tokens and rollout.pages")
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
-    parser.add_argument("--no-cache", action="store_true", help="compile again what ~/.cache/jzero/plan remembers")
     jax.config.update("jax_platforms", "cpu")
     with cli.mistakes():
         given, rest = parser.parse_known_args()
-        settings = main.parse(["jzero.plan", *rest])
+        settings, _ = main.parse(rest)
         if given.model:
             settings.model.path = known.named(given.model)
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jzero" / "plan"
-        report = run(settings, given.topology, None if given.no_cache else home, given.search)
+        report = run(settings, given.topology, home, given.search)
         if given.json:
             metrics.write_atomic(given.json, json.dumps(report, indent=1))
     print(table(report))

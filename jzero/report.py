@@ -48,13 +48,13 @@ def spread(samples: list[dict[str, Any]], runs: int) -> list[dict[str, Any]]:
     steps: dict[int, list[dict[str, Any]]] = {}
     for row in samples:
         steps.setdefault(row["step"], []).append(row | {n: shown(row[n]) for n in ("prompt", "response", "gold")})
-    order, count = sorted(steps), len(steps)
-    while True:
+    order, kept, room = sorted(steps), [], ROWS // runs
+    for count in range(min(len(steps), room), 0, -1):
         chosen = sorted(order[round(i)] for i in np.linspace(len(order) - 1, 0, count))
-        kept = [row for step in chosen for row in steps[step][: ROWS // runs]]
-        if count <= 1 or (len(kept) <= ROWS // runs and len(json.dumps(kept)) <= BYTES // runs):
-            return kept
-        count = count * 9 // 10
+        kept = [row for step in chosen for row in steps[step][:room]]
+        if len(kept) <= room and len(json.dumps(kept)) <= BYTES // runs:
+            break
+    return kept
 
 
 def read(workdir: Path, runs: int) -> dict[str, Any]:
@@ -73,9 +73,8 @@ def page(workdirs: list[Path]) -> str:
     """All of it as ASCII: what JSON and HTML would take for markup is escaped."""
     data = {"runs": [read(workdir, len(workdirs)) for workdir in workdirs], "main": list(metrics.LINE)}
     data |= {"defaults": config.flat(dataclasses.asdict(config.Config())), "made": time.strftime("%Y-%m-%d %H:%M")}
-    environment = jinja2.Environment(autoescape=True)
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
-    return environment.from_string(Path(__file__).with_name("report.html").read_text("utf-8")).render(data=data)
+    source = Path(__file__).with_name("report.html").read_text("utf-8")
+    return jinja2.Template(source, autoescape=True).render(data=data)
 
 
 def main() -> None:

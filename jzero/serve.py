@@ -1,10 +1,9 @@
-"""`python -m jzero.serve --model DIR [--host HOST] [--port PORT] [--jetstream] [--config.section.field=value ...]`
+"""`python -m jzero.serve --model DIR [--host HOST] [--port PORT] [--jetstream PORT] [--config.section.field=value ...]`
 
 OpenAI's HTTP API over the decoder (extra `serve`): completions and chat. One thread decodes all requests together, new
 ones from its next call on; another speaks HTTP. --jetstream: JetStream's gRPC instead, greedy (extra `jetstream`)."""
 
 import asyncio
-import contextlib
 import itertools
 import json
 import logging
@@ -21,7 +20,6 @@ from types import SimpleNamespace
 from typing import Annotated, Any, Literal
 
 import jax
-import jax.numpy as jnp
 import jinja2
 import numpy as np
 import uvicorn
@@ -39,15 +37,10 @@ SAME |= dict.fromkeys(("top_k", "min_p", "frequency_penalty", "presence_penalty"
 Text = Annotated[str, Field(min_length=1)]
 
 
-class Message(BaseModel, strict=True):
-    role: Literal["system", "user", "assistant"]
-    content: str
-
-
 class Asked(BaseModel, strict=True, extra="allow"):
     model: str
     prompt: Text | list[Text] | list[int] | list[list[int]] = []
-    messages: list[Message] = []
+    messages: list[Annotated[dict[Literal["role", "content"], Text], Field(min_length=2)]] = []
     n: int = Field(1, ge=1, le=128)
     max_tokens: int = Field(0, ge=1)  # 0: 16, in a chat what fits
     max_completion_tokens: int = Field(0, ge=1)
@@ -60,24 +53,20 @@ class Asked(BaseModel, strict=True, extra="allow"):
 
 
 async def refuse(_: requests.Request, error: Any) -> responses.JSONResponse:
-    """Say what is the client's mistake."""
-    where, message = None, getattr(error, "detail", str(error))
+    """Say what is wrong with a request."""
+    status, message, where = getattr(error, "status_code", 400), getattr(error, "detail", str(error)), None
     if isinstance(error, ValidationError):
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        message = f"{where or 'body'}: {error.errors()[0]['msg']}"
+        where, message = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
     said = {"message": message, "type": "invalid_request_error", "param": where, "code": None}
-    return responses.JSONResponse({"error": said}, getattr(error, "status_code", 400))
+    return responses.JSONResponse({"error": said}, status)
 
 
 class Server:
     def __init__(self, name: str, engine: Engine, tok: tokenizer.PreTrainedTokenizerFast):
-        self.name, self.engine, self.tokenizer = name, engine, tok
+        self.name, self.engine, self.tokenizer, self.text = name, engine, tok, partial(tokenizer.decode, tok)
         self.inbox: queue.SimpleQueue[tuple] = queue.SimpleQueue()  # sequences, whom to tell, whether as they grow
         self.live: dict[Sequence, tuple] = {}  # of the driver: the same
         self.numbers = itertools.count()
-
-    def text(self, ids: list[int]) -> str:
-        return tokenizer.decode(self.tokenizer, ids)
 
     def decode(self, params: Any, seed: Any) -> None:
         """In a thread of its own, whose end is that of the process."""
@@ -101,20 +90,19 @@ class Server:
 
     def sequences(self, given: Asked, chat: bool) -> list[Sequence]:
         """One a choice. A seed names the noise; without one it is no other request's."""
-        longest, out = self.engine.max_total, []
-        several: Any = given.prompt
-        unknown = {name: x for name, x in (given.model_extra or {}).items() if name not in LABELS}
-        for name, x in unknown.items():
-            if x not in (SAME.get(name), getattr(self.engine.settings, name, None)):
+        longest, out, several = self.engine.max_total, [], given.prompt
+        for name, x in (given.model_extra or {}).items():
+            if name not in LABELS and x not in (SAME.get(name), getattr(self.engine.settings, name, None)):
                 raise ValueError(f"{name}={x}: leave it out; filters are the server's, as --config.rollout.top_p")
         if given.model != self.name:
             raise exceptions.HTTPException(404, f"there is no model {given.model}, only {self.name}")
         if given.logprobs == 1 and given.temperature and not chat:
             raise ValueError("logprobs=1: the likeliest token is known with temperature=0 only; ask for logprobs=0")
         if chat:
-            several = tokenizer.render(self.tokenizer, list(map(vars, given.messages)))
-        several = several if isinstance(several, list) and several and not isinstance(several[0], int) else [several]
-        for i, prompt in enumerate(several):
+            several = tokenizer.render(self.tokenizer, given.messages)
+        many = isinstance(several, list) and several and not isinstance(several[0], int)
+        prompts: Any = several if many else [several]
+        for i, prompt in enumerate(prompts):
             ids = tokenizer.encode(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
             number, room = next(self.numbers), longest - len(ids)
             new = given.max_completion_tokens or given.max_tokens or (room if chat else min(16, room))
@@ -123,10 +111,10 @@ class Server:
                 raise ValueError(f"prompt {i} {sizes}: it needs one of the vocabulary at least, and one to follow")
             for j in range(i * given.n, (i + 1) * given.n):
                 seeded = 2**30 + zlib.crc32(f"{given.seed}/{j}".encode()) % 2**30
-                noise = (number * 128 + j) % 2**30 if given.seed is None else seeded
+                noise = (number * 128 + j % given.n) % 2**30 if given.seed is None else seeded
                 stop = [given.stop] if isinstance(given.stop, str) else given.stop
-                own = {"temperature": given.temperature, "stop": stop}
-                out.append(Sequence(number, j, noise, np.array(ids, np.int32), len(ids) + new, **own))
+                sizes = np.array(ids, np.int32), len(ids) + new
+                out.append(Sequence(number, j, noise, *sizes, temperature=given.temperature, stop=stop))
         return out
 
     async def answer(self, http: requests.Request) -> responses.Response:
@@ -157,12 +145,8 @@ class Server:
         prompt = sum(len(sequence.context) for sequence in sequences[:: given.n])
         new = sum(len(sequence.tokens) for sequence in sequences)
         usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-        if not given.stream:
-            yield json.dumps(head | {"choices": said, "usage": usage})
-            return
-        if given.stream_options.get("include_usage"):
-            yield event(choices=[], usage=usage)
-        yield "data: [DONE]\n\n"
+        last = event(choices=[], usage=usage) if given.stream_options.get("include_usage") else ""
+        yield f"{last}data: [DONE]\n\n" if given.stream else json.dumps(head | {"choices": said, "usage": usage})
 
     def choice(self, given: Asked, chat: bool, sequence: Sequence) -> Generator[Any, Any, None]:
         """Sent (tokens, finish) gives what a client has not had of them, if anything: no half character, nor what may
@@ -179,7 +163,7 @@ class Server:
                 new, role = sure[sent:], {"role": "assistant"} if not read else {}
                 said = {"index": sequence.sample, "finish_reason": finish or None, "logprobs": None}
                 if given.logprobs is not False and chat:
-                    row = lambda s, x: {"token": s, "logprob": x, "bytes": [*s.encode()], "top_logprobs": []}
+                    row = lambda s, x: {"token": s, "logprob": x, "bytes": None, "top_logprobs": []}
                     said["logprobs"] = {"content": list(map(row, map(piece, ids), logps)), "refusal": None}
                 elif given.logprobs is not False:
                     tokens = list(map(piece, ids))
@@ -191,37 +175,23 @@ class Server:
                 read, sent = count, len(sure)
 
 
-def listen(server: Server, host: str, port: int) -> None:
-    """HTTP, until Ctrl-C."""
-    errors = (ValueError, exceptions.HTTPException, jinja2.TemplateError)
-    model = {"id": server.name, "object": "model", "created": int(time.time()), "owned_by": "jzero"}
-    models = lambda _: responses.JSONResponse({"object": "list", "data": [model]})
-    paths = ("/v1/completions", "/v1/chat/completions")
-    routes = [routing.Route(path, server.answer, methods=["POST"]) for path in paths]
-    routes += [routing.Route(path, models) for path in ("/v1/models", "/health")]
-    app = applications.Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, refuse))
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=1)
-
-
-def jetstream(port: int, engine: Engine, tok: tokenizer.PreTrainedTokenizerFast, params: Any, seed: Any) -> None:
-    """JetStream's orchestrator drives the engine, a token a call, until Ctrl-C. It says of no slot that it is free: a
-    slot's pages are, once it is filled again. A prompt begins with an end of text that it puts there."""
+def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
+    """Its orchestrator takes a token a call, puts an end of text before a prompt (`prefill` drops it), and does not say
+    when a slot is free: its pages are once it is filled anew."""
     from jetstream.core import config_lib, server_lib
     from jetstream.engine import engine_api
 
-    vars(jax)["tree_map"] = jax.tree.map  # as JetStream calls it
+    jax.__dict__["tree_map"] = jax.tree.map  # as JetStream calls it
     logging.getLogger().setLevel(logging.WARNING)
-    steps = np.zeros(
-        (2, engine.max_concurrent_decodes), np.int32
-    )  # calls since a slot was filled, those it has room for
-    lock = threading.Lock()
+    engine, lock, end = server.engine, threading.Lock(), server.engine.stop_ids[0]
+    steps = np.zeros((2, engine.max_concurrent_decodes), np.int32)  # calls since a slot was filled, and at most
 
     def prefill(*, params, padded_tokens, true_length):
         tokens = padded_tokens[:true_length][true_length > 1 :][1 - engine.max_total :]
-        padded = np.pad(tokens, (0, prefill_width(engine, len(tokens)) - len(tokens)))
-        rest = {"true_length": len(tokens), "temperature": 0.0, "seed": seed}
+        padded, size = np.pad(tokens, (0, prefill_width(engine, len(tokens)) - len(tokens))), len(tokens)
         with lock:
-            return engine.prefill(params=params, padded_tokens=padded, **rest), len(tokens)
+            prefix = engine.prefill(params=params, padded_tokens=padded, true_length=size, temperature=0.0, seed=seed)
+        return prefix, size
 
     def insert(prefix, decode_state, slot: int):
         with lock:
@@ -232,29 +202,23 @@ def jetstream(port: int, engine: Engine, tok: tokenizer.PreTrainedTokenizerFast,
             return engine.insert(prefix[0], decode_state, placement, 0.0)
 
     def generate(params, decode_state):
-        """The tokens that the last call, or the prefill, made."""
+        """Gives the tokens that the last call, or the prefill, made."""
         with lock:
             steps[0] += 1
-            valid = np.stack([steps[0] <= steps[1], steps[0]], axis=1)
-            said = jnp.concatenate([decode_state["tokens"][:, None], valid], axis=1)
-            state = engine.generate(params, decode_state, seed)[0]
-        return state, engine_api.ResultTokens(said, (0, 1), (1, 2), (2, 3), samples_per_slot=1)
+            columns = decode_state["tokens"], steps[0] <= steps[1], steps[0].copy()
+            said = engine_api.ResultTokens(jax.numpy.stack(columns, axis=1), (0, 1), (1, 2), (2, 3), 1)
+            return engine.generate(params, decode_state, seed)[0], said
 
-    end = engine.stop_ids[0]
-    encode = lambda text, **_: (np.array([end, *(ids := tokenizer.encode(tok, text))]), 1 + len(ids))
-    text = {"encode": encode, "decode": partial(tokenizer.decode, tok), "stop_tokens": {*engine.stop_ids}}
-    methods = {"prefill": prefill, "insert": insert, "generate": generate, "load_params": lambda: params}
-    methods |= {"init_decode_state": engine.init_decode_state, "get_tokenizer": lambda: None, "samples_per_slot": 1}
-    methods |= {"build_tokenizer": lambda _: SimpleNamespace(**text, bos_id=end, pad_id=0)}
-    methods |= {"max_concurrent_decodes": engine.max_concurrent_decodes}
-    longest = 1 << min(15, engine.max_total.bit_length() - 1)  # of the lengths that JetStream pads to
-    adapter = SimpleNamespace(**methods, max_prefill_length=longest)
-    settings: Any = config_lib.ServerConfig(
-        interleaved_slices=("all=1",), interleaved_engine_create_fns=(lambda _: adapter,)
-    )
-    _server = server_lib.run(port, settings, [None], jax_padding=False)  # held: it ends with its last reference
-    with contextlib.suppress(KeyboardInterrupt):
-        threading.Event().wait()
+    encode = lambda text, **_: (np.array([end, *(ids := tokenizer.encode(server.tokenizer, text))]), 1 + len(ids))
+    text = SimpleNamespace(encode=encode, decode=server.text, stop_tokens={*engine.stop_ids}, bos_id=end, pad_id=0)
+    made: Any = SimpleNamespace(prefill=prefill, insert=insert, generate=generate, load_params=lambda: params)
+    made.init_decode_state, made.get_tokenizer, made.build_tokenizer = engine.init_decode_state, str, lambda _: text
+    made.samples_per_slot, made.max_concurrent_decodes = 1, engine.max_concurrent_decodes
+    made.max_prefill_length = 1 << min(15, engine.max_total.bit_length() - 1)  # of the lengths that it pads to
+    own: Any = {"interleaved_slices": ("all=1",), "interleaved_engine_create_fns": (lambda _: made,)}
+    _server = server_lib.run(port, config_lib.ServerConfig(**own), [None], jax_padding=False)  # lives while it is held
+    signal.signal(signal.SIGINT, lambda *_: os._exit(0))  # its threads would go on
+    threading.Event().wait()
 
 
 def main() -> None:
@@ -276,12 +240,18 @@ def main() -> None:
         server = Server(given.model, sampler.engine, sampler.tokenizer)
         seed = evaluate.make_seed(sampler.engine, (settings.train.seed, 0))
     if given.jetstream:
-        jetstream(given.jetstream, sampler.engine, sampler.tokenizer, params, seed)
-        os._exit(0)  # its threads go on
+        jetstream(given.jetstream, server, params, seed)
+    errors = (ValueError, exceptions.HTTPException, jinja2.TemplateError)
+    model = {"id": given.model, "object": "model", "created": int(time.time()), "owned_by": "jzero"}
+    models = lambda _: responses.JSONResponse({"object": "list", "data": [model]})
+    asked = ("/v1/completions", "/v1/chat/completions")
+    routes = [routing.Route(path, server.answer, methods=["POST"]) for path in asked]
+    routes += [routing.Route(path, models) for path in ("/v1/models", "/health")]
+    app = applications.Starlette(routes=routes, exception_handlers=dict.fromkeys(errors, refuse))
     thread = threading.Thread(target=server.decode, args=(params, seed), daemon=True)
     thread.start()
     print(f"{given.model} on http://{given.host}:{given.port}/v1 until Ctrl-C", flush=True)
-    listen(server, given.host, given.port)
+    uvicorn.run(app, host=given.host, port=given.port, log_level="warning", timeout_graceful_shutdown=1)
     os._exit(not thread.is_alive())  # it may be inside a call
 
 

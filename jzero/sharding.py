@@ -45,13 +45,12 @@ def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = Non
 
 def split(decode: int) -> tuple[list, list]:
     """Devices that train, and this host's that decode at the same time: the last `decode` of each host's."""
-    hosts: dict[int, list] = {}
-    for device in sorted(jax.devices(), key=lambda device: device.id):
-        hosts.setdefault(device.process_index, []).append(device)
-    if decode >= (least := min(map(len, hosts.values()))):
+    devices = sorted(jax.devices(), key=lambda device: device.id)
+    hosts = [[device for device in devices if device.process_index == n] for n in range(jax.process_count())]
+    if decode >= (least := min(map(len, hosts))):
         raise ValueError(f"mesh.decode={decode} leaves none of the {least} devices of a host to train")
-    train = [device for each in hosts.values() for device in each[: len(each) - decode]]
-    return train, hosts[jax.process_index()][len(hosts[jax.process_index()]) - decode :]
+    here = hosts[jax.process_index()]
+    return [device for each in hosts for device in each[: len(each) - decode]], here[len(here) - decode :]
 
 
 def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:

@@ -10,6 +10,7 @@ import json
 import os
 import string
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import AddedToken, PreTrainedTokenizerFast
@@ -95,21 +96,15 @@ def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> str:
 def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
     """The exact text, less end-of-sequence and padding."""
     skipped = (tokenizer.eos_token_id, tokenizer.pad_token_id)
-    kept = [i for i in map(int, ids) if i not in skipped]
-    return tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=False)
+    return tokenizer.backend_tokenizer.decode([int(i) for i in ids if i not in skipped], skip_special_tokens=False)
 
 
 def eos_ids(tokenizer: PreTrainedTokenizerFast, directory: str = "") -> tuple[int, ...]:
     """Every id that ends a response: the tokenizer's and those of the directory's generation_config.json."""
-    ids: list[Any] = [tokenizer.eos_token_id]
-    path = os.path.join(directory, "generation_config.json")
-    if directory and os.path.exists(path):
-        with open(path) as file:
-            more = json.load(file).get("eos_token_id")
-        ids += more if isinstance(more, list) else [more]
-    ids = [number for number in ids if number is not None]
+    path = Path(directory, "generation_config.json")
+    more = json.loads(path.read_bytes()).get("eos_token_id") if directory and path.exists() else []
+    every = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
+    ids = tuple(dict.fromkeys(number for number in every if number is not None))
     if not ids:
-        raise ValueError(
-            f"neither the tokenizer nor {path} names an end-of-sequence token: set one, or use rollout.stop"
-        )
-    return tuple(dict.fromkeys(ids))
+        raise ValueError(f"neither the tokenizer nor {path} names an end of sequence: set one, or use rollout.stop")
+    return ids

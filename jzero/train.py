@@ -96,7 +96,7 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                     if len(streams) != jax.process_count():
                         raise ValueError(f"with rollout.eta > 0 a run of {len(streams)} processes resumes with as many")
                     run.stream.load(base64.b64decode(streams[jax.process_index()]))
-            refer = lambda step, params: reference(run, workdir, step, params, session.saved.oldest())
+            refer = lambda step, params: reference(run, workdir, step, params, min(session.saved.steps(), default=0))
             if algorithms.needs_reference(config.algorithm):
                 run.trainer.reference = refer(session.host["step"], state.params)
             for step in session.steps("RL"):

@@ -104,12 +104,15 @@ class Learner:
     ):
         self.model, self.compute, self.settings, self.head, self.mesh = model, compute, settings, head, mesh
         self.optimizer = optimizer(settings)
+        self.whole, self.rows = NamedSharding(mesh, P()), NamedSharding(mesh, sharding.ROWS)
         self.shardings = sharding.param_shardings(model, mesh)
         # Only then by shard_map: XLA aborts on a gather where it is over data alone and fsdp or tensor are automatic.
         self.data_parallel = mesh.shape["data"] == mesh.size
         self.packed = attention.choose(compute.attention, mesh).packed
         if not self.data_parallel:
             self.packed = attention.split(self.packed, mesh.shape["tensor"], ("data", "fsdp"), mesh)
+        # As `put` places its rows: else the next call compiles again.
+        self.score_program = jax.jit(self._score, static_argnums=3, out_shardings=self.rows)
 
     # -- state -------------------------------------------------------------------------------------------------
 
@@ -118,36 +121,29 @@ class Learner:
         params = qwen.abstract(self.model)
         moments = jax.eval_shape(self.optimizer.init, params)
         state = State(params, moments, jax.ShapeDtypeStruct((), jnp.int32))
-        whole, copy = NamedSharding(self.mesh, P()), lambda x: jax.tree.structure(x) == jax.tree.structure(params)
-        places = jax.tree.map(lambda x: self.shardings if copy(x) else whole, state, is_leaf=copy)  # moments, too
+        copy = lambda x: jax.tree.structure(x) == jax.tree.structure(params)
+        places = jax.tree.map(lambda x: self.shardings if copy(x) else self.whole, state, is_leaf=copy)  # moments, too
         return jax.tree.map(lambda x, place: x.update(sharding=place), state, places)
 
+    @cached_property
     def state_shardings(self) -> State:
         return jax.tree.map(lambda x: x.sharding, self.abstract_state())
 
     def init_params(self, seed: int) -> qwen.Params:
         init = lambda seed: qwen.init(self.model, jax.random.key(seed))
-        return jax.jit(init, out_shardings=self.shardings)(self._place(np.uint32(seed), P()))
+        return jax.jit(init, out_shardings=self.shardings)(hosts.put(np.uint32(seed), self.whole))
 
     def start(self, params: qwen.Params) -> State:
         """A fresh optimizer around params."""
-        place = self.state_shardings()
-        opt_state = jax.jit(self.optimizer.init, out_shardings=place.opt_state)(params)
-        return State(params, opt_state, hosts.put(np.zeros((), np.int32), place.step))
+        opt_state = jax.jit(self.optimizer.init, out_shardings=self.state_shardings.opt_state)(params)
+        return State(params, opt_state, hosts.put(np.int32(0), self.whole))
 
     # -- programs ----------------------------------------------------------------------------------------------
 
     def put(self, packed: Sequence[Packed]) -> tuple[tuple[Batch, ...], jax.Array]:
         """Batches on the mesh, and how many microbatches of each hold something, i32[layouts]."""
-        batches = tuple(jax.tree.map(lambda x: self._place(x, sharding.ROWS), p.batch) for p in packed)
-        return batches, self._place(np.array([p.count for p in packed], np.int32), P())
-
-    def put_rows(self, arrays: Sequence[np.ndarray]) -> list[jax.Array]:
-        """Arrays [M, B, T], placed as the batches are."""
-        return [self._place(x, sharding.ROWS) for x in arrays]
-
-    def _place(self, x, spec: P) -> jax.Array:
-        return hosts.put(x, NamedSharding(self.mesh, spec))
+        batches = jax.tree.map(lambda x: hosts.put(x, self.rows), tuple(p.batch for p in packed))
+        return batches, hosts.put(np.array([p.count for p in packed], np.int32), self.whole)
 
     def update(
         self, state: State, batches, counts, layouts: Sequence[Layout], lr: float, fresh: bool = True
@@ -155,7 +151,7 @@ class Learner:
         """One optimizer step over all microbatches of all layouts. State is donated. fresh: no step was made since the
         scores were, so the old log-probs are the policy's own, and the ratio is exactly 1. Stats are fp32 scalars: sums
         over trained tokens, `tokens` of them; `grad_norm`; `skipped`, 1 where the gradient was too large."""
-        numbers = self._place(np.float32(lr), P()), self._place(np.bool_(fresh), P())
+        numbers = (hosts.put(x, self.whole) for x in (np.float32(lr), np.bool_(fresh)))
         return self.update_program(state, batches, counts, *numbers, tuple(layouts))
 
     def score(self, params, batches, counts, layouts: Sequence[Layout]) -> list[jax.Array]:
@@ -164,19 +160,15 @@ class Learner:
 
     @cached_property
     def update_program(self):
-        place = self.state_shardings(), NamedSharding(self.mesh, P())
+        place = self.state_shardings, self.whole
         return jax.jit(self._update, static_argnums=5, donate_argnums=0, out_shardings=place)
-
-    @cached_property
-    def score_program(self):
-        rows = NamedSharding(self.mesh, sharding.ROWS)  # as `put` places them: else the next call compiles again
-        return jax.jit(self._score, static_argnums=3, out_shardings=rows)
 
     def programs(self, batches: Sequence[Batch], layouts: Sequence[Layout]) -> dict[str, tuple[Any, tuple]]:
         """(jitted, abstract arguments) of `score` and `update` on abstract batches."""
-        struct = lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
-        batches = tuple(jax.tree.map(lambda x: struct(x, sharding.ROWS), batch) for batch in batches)
-        counts, lr, fresh = (struct(x, P()) for x in (np.zeros(len(layouts), np.int32), np.float32(0), np.bool_(True)))
+        struct = lambda place, x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+        batches = jax.tree.map(partial(struct, self.rows), tuple(batches))
+        numbers = np.zeros(len(layouts), np.int32), np.float32(0), np.bool_(True)
+        counts, lr, fresh = map(partial(struct, self.whole), numbers)
         state, layouts = self.abstract_state(), tuple(layouts)
         return {
             "score": (self.score_program, (state.params, scored(batches), counts, layouts)),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from jzero import algorithms, config, learn, update
+from jzero import algorithms, config, hosts, learn, update
 from jzero.algorithms import ADVANTAGES, CORRECTIONS, PRESETS, WEIGHTS, Algorithm, Episodes
 from jzero.sharding import train_mesh
 from jzero.types import Rollout, State
@@ -79,7 +79,7 @@ def scored_parts(trainer: learn.Trainer, data: Given) -> list[learn.Part]:
 
     def score(params, batches, counts, layouts):
         [part] = [part for part in parts if part.batches is batches]
-        return trainer.policy.put_rows([p.fill([params[i] for i in part.chosen]) for p in part.packed])
+        return [hosts.put(p.fill([params[i] for i in part.chosen]), trainer.policy.rows) for p in part.packed]
 
     trainer.policy.score = score
     if algorithms.needs_reference(trainer.config.algorithm):
@@ -115,7 +115,7 @@ def differentiate(trainer: learn.Trainer, learner: update.Learner, part: learn.P
     """Loss of an optimizer step and its derivative by the head's first output, an array a rollout of the part; 0 in
     every cell that holds no token of a rollout."""
     mine = [[x[i] for i in part.chosen] for x in outputs]
-    filled = list(zip(*(learner.put_rows([p.fill(x) for p in part.packed]) for x in mine), strict=True))
+    filled = list(zip(*([hosts.put(p.fill(x), learner.rows) for p in part.packed] for x in mine), strict=True))
     loss, gradients = program(learner.head, tuple(trainer.layouts), learner.mesh)(filled, list(part.batches))
     slopes = [np.zeros(len(x)) for x in mine[0]]
     for p, gradient in zip(part.packed, gradients, strict=True):

@@ -198,7 +198,7 @@ def test_write_tokens_touches_its_rows_alone(storage):
     pages, offsets = np.array([4, 0, 4]), np.array([3, 2, 0])
     want = np.array(pool)
     want[:, pages, offsets] = np.asarray(attention.encode_kv(x, storage)).swapaxes(0, 1)
-    np.testing.assert_array_equal(jax.jit(attention.write_tokens)(pool, x, pages, offsets), want)
+    np.testing.assert_array_equal(jax.jit(attention.write)(pool, x, pages, offsets), want)
 
 
 @pytest.mark.parametrize("storage", [jnp.float32, jnp.uint16], ids=["float32", "bfloat16 bits"])
@@ -208,4 +208,4 @@ def test_write_pages_touches_its_pages_alone(storage):
     x = jnp.asarray(rng.standard_normal((2, 4, K, D)), jnp.float32)
     want = np.array(pool)
     want[:, [3, 1]] = np.asarray(attention.encode_kv(x, storage)).transpose(2, 0, 1, 3)
-    np.testing.assert_array_equal(jax.jit(attention.write_pages)(pool, x, np.array([3, 1])), want)
+    np.testing.assert_array_equal(jax.jit(attention.write)(pool, x, np.array([3, 1])), want)

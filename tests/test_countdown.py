@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jzero import config, tokenizer
-from jzero.tasks import TASKS, countdown, warm_start
+from jzero.tasks import TASKS, countdown
 
 DATA = Path(__file__).resolve().parents[2] / "shared/data"
 SMALL = config.Task(template="plain", value_max=12, target_max=30)
@@ -59,7 +59,7 @@ def test_held_out_problems_are_distinct_and_never_trained_on():
     held_out = {key(p) for p in countdown.eval_problems(SMALL, 300)}
     assert len(held_out) == 300
     trained = {key(p) for step in range(40) for p in countdown.train_problems(SMALL, 0, step, 64)}
-    shown = {warm_start.example(SMALL, 0, i, 3)[0] for i in range(2000)}
+    shown = {countdown.example(SMALL, 0, i, 3)[0] for i in range(2000)}
     warm = {(tuple(sorted(map(int, n.split()))), int(t)) for n, t in (p.strip().split("=") for p in shown)}
     assert not held_out & (trained | warm)
     share = sum(map(lambda k: countdown.held_out(*k), itertools.product([(1, 2, n) for n in range(99)], range(99))))
@@ -76,7 +76,7 @@ def test_a_space_that_is_too_small_is_an_error():
 
 @pytest.mark.parametrize("template", countdown.TEMPLATES)
 def test_a_prompt_states_the_problem_and_ends_where_the_response_begins(template):
-    prompt = countdown.TEMPLATES[template]([3, 7, 12], 16)
+    prompt = countdown.prompt(template, [3, 7, 12], 16)
     assert all(n in prompt for n in ("3", "7", "12", "16"))
     assert prompt.endswith("\n" if template == "plain" else "<think>")
 
@@ -247,11 +247,11 @@ def test_warm_start_examples_are_right_about_everything_but_the_solution(tries):
     tok = tokenizer.countdown()
     solved = repeated = 0
     for i in range(500):
-        prompt, response = warm_start.example(SMALL, 7, i, tries)
-        assert (prompt, response) == warm_start.example(SMALL, 7, i, tries)
+        prompt, response = countdown.example(SMALL, 7, i, tries)
+        assert (prompt, response) == countdown.example(SMALL, 7, i, tries)
         numbers, target = prompt.strip().split("=")
         *lines, answer = response.split("\n")
-        assert 1 <= len(lines) <= (1 if tries == 1 else warm_start.MOST)
+        assert 1 <= len(lines) <= (1 if tries == 1 else countdown.MOST)
         repeated += len(lines) - len(set(lines))
         for line in lines:
             steps, verdict = line.split(" ")
@@ -261,7 +261,7 @@ def test_warm_start_examples_are_right_about_everything_but_the_solution(tries):
                 left.remove(int(a))
                 left.remove(int(b))
                 exact = {"+": Fraction.__add__, "-": Fraction.__sub__, "*": Fraction.__mul__, "/": Fraction.__truediv__}
-                assert exact[op](Fraction(a), Fraction(b)) == int(value) <= warm_start.LARGEST
+                assert exact[op](Fraction(a), Fraction(b)) == int(value) <= countdown.WARM_LARGEST
                 left.append(int(value))
             assert len(left) == 1 and verdict == ("yes" if left[0] == int(target) else "no")
             assert verdict == "no" or line == lines[-1]
@@ -269,12 +269,12 @@ def test_warm_start_examples_are_right_about_everything_but_the_solution(tries):
         assert answer == f"<answer>{countdown.extract(response)}</answer>"
         assert result.reason == ("correct" if verdict == "yes" else "wrong value")
         solved += result.correct
-        assert len(tokenizer.encode(tok, response)) <= warm_start.max_tokens(SMALL, 3)
+        assert len(tokenizer.encode(tok, response)) <= countdown.max_tokens(SMALL, 3)
     assert 100 < solved < 250 and repeated <= 2
 
 
 def test_warm_start_closes_the_thoughts_that_the_template_opens():
-    prompt, response = warm_start.example(config.Task(template="r1"), 0, 0, 2)
+    prompt, response = countdown.example(config.Task(template="r1"), 0, 0, 2)
     assert prompt.endswith("<think>") and "\n</think>\n<answer>" in response
 
 

@@ -14,7 +14,6 @@ import pytest
 from jzero.grade import __main__
 from jzero.grade.pool import Pool
 
-MATH = "jzero.grade.math:grade_problem"
 ATTACKS = """
 import ctypes, os, time
 def hang(*_): time.sleep(1000)
@@ -37,6 +36,10 @@ CASES = [
 HOSTILE = ["9^{9^{9^9}}", "(10^9)!", "(" * 900, "9" * 1100, "1e999999999", "(x+1)^{99999999}", "1," * 550]
 
 
+def asked(gold):
+    return {"answer": gold, "question": ""}
+
+
 def settings(seconds=5.0):
     return SimpleNamespace(template="boxed", verifier="fast", grade_seconds=seconds)
 
@@ -50,9 +53,9 @@ def test_honest_answers_survive_an_attack(tmp_path, monkeypatch):
     items = [(k, *CASES[k % len(CASES)]) for k in range(600)]
     with Pool(2) as pool:
         for k, response, gold, _ in items:
-            pool.submit(("honest", k), MATH, response, gold, settings())
+            pool.submit(("honest", k), "math", response, asked(gold), settings())
             if k % 10 == 0:
-                pool.submit(("hostile", k), MATH, rf"\boxed{{{rng.choice(HOSTILE)}}}", "5", settings())
+                pool.submit(("hostile", k), "math", rf"\boxed{{{rng.choice(HOSTILE)}}}", asked("5"), settings())
             if k % 100 == 0:
                 pool.submit(("attack", k), f"attacks:{attacks[k // 100]}", "", "5", settings(0.2))
         grades = dict(pool.drain())
@@ -66,7 +69,7 @@ def test_honest_answers_survive_an_attack(tmp_path, monkeypatch):
         assert (counters["timeouts"], counters["killed"], counters["restarted"], counters["errors"]) == (4, 4, 8, 2)
         assert counters["no_answer"] == 150 and counters["unparsed"] >= 1
         for k in range(100):  # both workers are back
-            pool.submit(k, MATH, r"\boxed{5}", "5", settings())
+            pool.submit(k, "math", r"\boxed{5}", asked("5"), settings())
         assert all(grade.correct for _, grade in pool.drain()) and pool.counters["restarted"] == 8
 
 
@@ -78,7 +81,7 @@ def test_a_worker_starts_light():
     assert not loaded & {"jax", "torch", "tensorflow", "sympy", "datasets", "transformers"}
     with Pool(1) as pool:
         start = time.monotonic()
-        pool.submit(0, MATH, r"\boxed{5}", "5", settings())
+        pool.submit(0, "math", r"\boxed{5}", asked("5"), settings())
         assert pool.drain()[0][1].correct and time.monotonic() - start < 10  # 0.1 s on an idle machine
 
 

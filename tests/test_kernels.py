@@ -172,8 +172,8 @@ def paged_inputs(heads, dtype, rows: tuple[int, int]):
 
     def pool(pages, last):
         empty = jnp.zeros((rows[0], R, PAGE, rows[1]), dtype)
-        written = attention.write_pages(empty, pages, jnp.arange(R))
-        return attention.write_tokens(written, last, at, (LENGTHS - 1) % PAGE)
+        written = attention.write(empty, pages, jnp.arange(R))
+        return attention.write(written, last, at, (LENGTHS - 1) % PAGE)
 
     table[np.arange(WIDTH) * PAGE >= LENGTHS[:, None]] = 0
     q = rng.standard_normal((S, H, D)).astype(np.float32)

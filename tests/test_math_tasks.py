@@ -93,7 +93,7 @@ def test_columns_levels_and_answers(tmp_path):
     columns = {"problem_column": "Q", "answer_column": "gold"}
     made = math.train_problems(task(path, level_min=4, level_max=5, **columns), 0, 0, 8)
     assert {(p.prompt, p.gold["answer"]) for p in made} == {(f"q {i}", f"{i},000") for i in range(20) if i % 5 >= 3}
-    with pytest.raises(ValueError, match="has no column level or difficulty"):
+    with pytest.raises(ValueError, match="has columns answer, problem: set task.level_min=0"):
         math.train_problems(task(write(tmp_path / "b.jsonl", [{"problem": "p", "answer": "1"}]), level_min=3), 0, 0, 1)
 
 
@@ -144,10 +144,14 @@ def test_templates_hold_the_question():
 
 def test_chat_template_with_a_system_prompt(shared):
     tok = tokenizer.load(str(shared / "data/qwen2_tokenizer"))
-    make = lambda system: math.problem(config.Task(template="chat", system=system), "math", "x", data.Row("Q?", "1"))
+    row = data.Row("Q?", "1")
+    make = lambda system: math.problem(config.Task(template="chat", system=system), "math", "x", row)
     text = tokenizer.render(tok, make("Be brief.").prompt)
     assert text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n")
-    assert tokenizer.render(tok, make("").prompt) == math.TEMPLATES["qwen_math"]("Q?", "")
+    assert (
+        tokenizer.render(tok, make("").prompt)
+        == math.problem(config.Task(template="qwen_math"), "math", "x", row).prompt
+    )
     with pytest.raises(ValueError, match="has no chat template"):
         tokenizer.render(tokenizer.countdown(), make("").prompt)
 
@@ -273,4 +277,4 @@ def test_gsm8k_trains_and_is_evaluated_on_math500(shared, tmp_path, quick_runs):
         assert len(written) == found[name.partition("-")[0]]["problems"] and len(written[0]["samples"]) in (1, 2)
     assert json.loads((out / "summary.json").read_text())["suites"] == json.loads(json.dumps(found))
     assert "math500" in evaluate.table(found) and "average" in evaluate.table(found)
-    assert countdown.TEMPLATES["r1"]([1, 2], 3)[:20] in (out / "countdown-greedy.jsonl").read_text()
+    assert countdown.prompt("r1", [1, 2], 3)[:20] in (out / "countdown-greedy.jsonl").read_text()

@@ -115,10 +115,11 @@ def test_accuracy_alone_changes_nothing():
     [
         (("acuracy",), (), "'acuracy' is not one of accuracy, format"),
         (("accuracy,format",), (), "'accuracy,format' is not one of .*; give the flag once for each"),
-        (("accuracy", "format"), (1.0,), "has 1 entries for 2 functions"),
-        (("accuracy",), ("a",), "must be numbers"),
-        (("no.such:function",), (), "no.such:function cannot be imported"),
-        (("math:no_such",), (), "math:no_such cannot be imported"),
+        (("accuracy", "format"), (1.0,), r"weights=\(1.0,\) must be a number for each of 2 functions"),
+        (("accuracy",), ("a",), "weights=.* must be a number"),
+        (("math",), (), "'math' is not one of .*no function"),
+        (("no.such:function",), (), "'no.such:function' is not one of .*No module named 'no'"),
+        (("math:no_such",), (), "'math:no_such' is not one of .*no attribute 'no_such'"),
     ],
 )
 def test_mistakes(functions, weights, message):

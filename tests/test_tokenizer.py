@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jzero import config, tokenizer
-from jzero.tasks import countdown, warm_start
+from jzero.tasks import countdown
 
 QWEN = Path(__file__).resolve().parents[2] / "shared/data/qwen2_tokenizer"
 TOKENIZER = tokenizer.countdown()
@@ -40,7 +40,7 @@ def test_ascii_round_trips(text):
 @pytest.mark.parametrize("template", ["r1", "plain"])
 def test_the_task_s_own_text_round_trips(template):
     for i in range(50):
-        for text in warm_start.example(config.Task(template=template), 0, i, 3):
+        for text in countdown.example(config.Task(template=template), 0, i, 3):
             assert tokenizer.decode(TOKENIZER, tokenizer.encode(TOKENIZER, text)) == text
 
 
@@ -59,7 +59,7 @@ def test_saved_tokenizer_is_the_same_in_transformers(beside, tmp_path):
     TOKENIZER.save_pretrained(tmp_path)
     if beside:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": beside}))
-    text = countdown.TEMPLATES["r1"]([3, 7], 10) + warm_start.example(config.Task(template="plain"), 0, 1, 3)[1]
+    text = countdown.prompt("r1", [3, 7], 10) + countdown.example(config.Task(template="plain"), 0, 1, 3)[1]
     ids = tokenizer.encode(TOKENIZER, text)
     for loaded in (tokenizer.load(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
         assert tokenizer.encode(loaded, text) == ids and tokenizer.decode(loaded, ids) == text

@@ -222,7 +222,7 @@ def test_state_is_donated_and_keeps_its_place():
     new, _ = policy.update(state, part.batches, part.counts, trainer.layouts, 1e-3)
     assert all(x.is_deleted() for x in jax.tree.leaves((state.params, state.opt_state, state.step)))
     assert int(new.step) == 1
-    jax.tree.map(lambda x, s: x.sharding == s or pytest.fail(f"{x.sharding}"), new, policy.state_shardings())
+    jax.tree.map(lambda x, s: x.sharding == s or pytest.fail(f"{x.sharding}"), new, policy.state_shardings)
 
 
 # -- several optimizer steps a step ----------------------------------------------------------------------------------

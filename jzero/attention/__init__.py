@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jzero.attention.xla import decode_kv, encode_kv, kv_storage, packed, paged, write_pages, write_tokens
+from jzero.attention.xla import decode_kv, encode_kv, kv_storage, packed, paged, write
 
-__all__ = ["decode_kv", "encode_kv", "kv_storage", "packed", "paged", "write_pages", "write_tokens"]
+__all__ = ["decode_kv", "encode_kv", "kv_storage", "packed", "paged", "write"]
 
 
 class Backend(NamedTuple):

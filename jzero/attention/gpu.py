@@ -19,36 +19,19 @@ COMPUTE_TOKENS = 64  # that one of them reads at a time
 
 
 def packed(q, k, v, segments, layout: Layout, implementation: Literal["xla", "cudnn"] = "cudnn") -> jax.Array:
-    """A slot's queries against the prefix and the slot, under a mask: cuDNN's own causal mask knows no segments. It
-    takes 16-bit types and at most 128 dimensions a head; anything else is left to XLA."""
-    P, S, N = layout
-    B, _, H, D = q.shape
-    if implementation == "cudnn" and (q.dtype not in (jnp.bfloat16, jnp.float16) or D % 8 or D > 128):
-        return xla.packed(q, k, v, segments, layout)
-    even = lambda x, axis: jnp.pad(x, [(0, x.shape[axis] % 2 if i == axis else 0) for i in range(x.ndim)])
-    prefix = lambda x: even(x[:, :P], 1)  # cuDNN differentiates even lengths only
-    slots = lambda x: even(x[:, P:].reshape(B * S, N, *x.shape[2:]), 1)
-    beside = lambda x: jnp.concatenate([jnp.repeat(prefix(x), S, axis=0), slots(x)], axis=1)
+    """Under a mask: cuDNN's own causal mask knows no segments. It takes 16-bit types and at most 128 dimensions a head;
+    anything else is left to XLA."""
 
     def attend(q, k, v, q_segments, k_segments):
-        mask = visible(q_segments, k_segments)[:, None]
-        return jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
+        N, prefix = q.shape[1], k.shape[1] - q.shape[1]
+        front = prefix % 2  # cuDNN differentiates even lengths only
+        even = lambda x, front=front: jnp.pad(x, [(0, 0), (front, N % 2), *((0, 0),) * (x.ndim - 2)])
+        mask = xla.visible(even(q_segments, 0), even(k_segments), prefix + front)[:, None]
+        out = jax.nn.dot_product_attention(even(q, 0), even(k), even(v), mask=mask, implementation=implementation)
+        return out[:, :N]
 
-    body = attend(slots(q), beside(k), beside(v), slots(segments), beside(segments))[:, :N].reshape(B, S * N, H, D)
-    if not P:
-        return body
-    own = attend(prefix(q), prefix(k), prefix(v), prefix(segments), prefix(segments))
-    return jnp.concatenate([own[:, :P], body], axis=1)
-
-
-def visible(q_segments, k_segments) -> jax.Array:
-    """bool[R, N, M] of the last N of M tokens, the others their prefix. Padding sees padding, itself at least: a row
-    without a key would be NaN."""
-    N, M = q_segments.shape[1], k_segments.shape[1]
-    key = jnp.arange(M)
-    same = (q_segments[:, :, None] == k_segments[:, None]) & (key >= M - N)
-    shared = (k_segments[:, None] > 0) & (key < M - N)
-    return (same | shared) & (key <= M - N + jnp.arange(N)[:, None])
+    unfit = q.dtype not in (jnp.bfloat16, jnp.float16) or q.shape[-1] % 8 or q.shape[-1] > 128
+    return xla.packed(q, k, v, segments, layout, None if implementation == "cudnn" and unfit else attend)
 
 
 def paged(q, k_pool, v_pool, table, lengths, shared, kv_heads: int, interpret: bool = False) -> jax.Array:

@@ -1,5 +1,7 @@
 """Attention in plain XLA: the definition, and the CPU path. H query heads in K groups of G = H/K share a KV head."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -10,45 +12,52 @@ MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
 QUERY_BLOCK = 512  # queries whose scores exist at a time
 
 
-def packed(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, layout: Layout) -> jax.Array:
+def packed(q, k, v, segments: jax.Array, layout: Layout, attend: Callable[..., jax.Array] | None = None) -> jax.Array:
     """Causal attention within segments; slots also see their row's prefix.
 
-    q [B, T, H, D], k and v [B, T, K, D], segments i32[B, T] (0 = padding), T = layout.tokens -> [B, T, H, D]."""
+    q [B, T, H, D], k and v [B, T, K, D], segments i32[B, T] (0 = padding), T = layout.tokens -> [B, T, H, D].
+    Kernels bring their own `attend`."""
     P, S, N = layout
     B, _, H, D = q.shape
+    attend = attend or attend_blocks
     slots = lambda x: x[:, P:].reshape(B * S, N, *x.shape[2:])
     with_prefix = lambda x: jnp.concatenate([jnp.repeat(x[:, :P], S, axis=0), slots(x)], axis=1) if P else slots(x)
-    body = attend(slots(q), with_prefix(k), with_prefix(v), slots(segments), with_prefix(segments), P)
+    body = attend(slots(q), with_prefix(k), with_prefix(v), slots(segments), with_prefix(segments))
     body = body.reshape(B, S * N, H, D)
     if not P:
         return body
-    own = segments[:, :P]
-    return jnp.concatenate([attend(q[:, :P], k[:, :P], v[:, :P], own, own, 0), body], axis=1)
+    return jnp.concatenate([attend(*(x[:, :P] for x in (q, k, v, segments, segments))), body], axis=1)
 
 
-def attend(q, k, v, q_segments, k_segments, prefix: int) -> jax.Array:
-    """q [R, N, H, D] at key indices prefix.., k and v [R, prefix + N, K, D]; the first `prefix` keys are shared."""
+def visible(q_segments, k_segments, prefix: int, start=0) -> jax.Array:
+    """bool[R, n, M]: queries start..start+n of those that follow the `prefix` shared ones of M keys. Padding sees
+    padding, itself at least: kernels make NaN of a row without a key."""
+    key = jnp.arange(k_segments.shape[1])
+    own = (q_segments[:, :, None] == k_segments[:, None]) & (key >= prefix)
+    shared = (k_segments[:, None] > 0) & (key < prefix)
+    return (own | shared) & (key <= prefix + start + jnp.arange(q_segments.shape[1])[:, None])
+
+
+def attend_blocks(q, k, v, q_segments, k_segments) -> jax.Array:
+    """q [R, N, H, D], of the last N of M tokens; k and v [R, M, K, D], of which the first M - N are shared."""
     R, N, H, D = q.shape
+    block = lambda q, segments, start: attend_block(q, k, v, segments, k_segments, k.shape[1] - N, start)
     if N <= QUERY_BLOCK or N % QUERY_BLOCK:
-        return attend_block(q, k, v, q_segments, k_segments, prefix, 0)
+        return block(q, q_segments, 0)
     blocks = lambda x: x.reshape(R, N // QUERY_BLOCK, QUERY_BLOCK, *x.shape[2:]).swapaxes(0, 1)
-    one = jax.checkpoint(lambda q, s, start: attend_block(q, k, v, s, k_segments, prefix, start))
-    out = lax.map(lambda x: one(*x), (blocks(q), blocks(q_segments), jnp.arange(0, N, QUERY_BLOCK)))
+    out = lax.map(lambda x: jax.checkpoint(block)(*x), (blocks(q), blocks(q_segments), jnp.arange(0, N, QUERY_BLOCK)))
     return out.swapaxes(0, 1).reshape(R, N, H, D)
 
 
 def attend_block(q, k, v, q_segments, k_segments, prefix: int, start) -> jax.Array:
     """Queries start..start+N of the own part against every key; softmax in fp32."""
     R, N, H, D = q.shape
-    K, M = k.shape[2], k.shape[1]
+    M, K = k.shape[1:3]
     G = H // K
     grouped = q.reshape(R, N, K, G, D).transpose(0, 2, 3, 1, 4).reshape(R, K, G * N, D)
     scores = jnp.einsum("rknd,rkmd->rknm", grouped, k.transpose(0, 2, 1, 3), preferred_element_type=jnp.float32)
-    key = jnp.arange(M)
-    causal = key[None, :] <= prefix + start + jnp.arange(N)[:, None]
-    same = (key < prefix)[None, None] | (q_segments[:, :, None] == k_segments[:, None, :])
-    visible = (same & causal[None] & (k_segments > 0)[:, None, :])[:, None, None]  # [R, 1, 1, N, M]
-    scores = jnp.where(visible, scores.reshape(R, K, G, N, M) * D**-0.5, MASKED)
+    seen = visible(q_segments, k_segments, prefix, start)[:, None, None]
+    scores = jnp.where(seen, scores.reshape(R, K, G, N, M) * D**-0.5, MASKED)
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(R, K, G * N, M)
     out = jnp.einsum("rknm,rkmd->rknd", probs, v.transpose(0, 2, 1, 3))
     return out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4).reshape(R, N, H, D)
@@ -88,19 +97,11 @@ def decode_kv(x: jax.Array, dtype) -> jax.Array:
     return x.astype(dtype)
 
 
-def write_tokens(pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array) -> jax.Array:
-    """Put x [S, heads, dim] at (pages[S], offsets[S]) of the pool."""
-    return write(pool, x, pages * pool.shape[2] + offsets, pool.shape[3:])
-
-
-def write_pages(pool: jax.Array, x: jax.Array, pages: jax.Array) -> jax.Array:
-    """Put whole pages x [W, page, heads, dim] at pages[W] of the pool."""
-    return write(pool, x, pages, pool.shape[2:])
-
-
-def write(pool: jax.Array, x: jax.Array, at: jax.Array, entry: tuple[int, ...]) -> jax.Array:
-    """Entries of a shape. Rows of the flattened view: any other spelling makes XLA re-lay-out the whole pool."""
-    K, D = pool.shape[0], pool.shape[-1]
+def write(pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
+    """Put whole pages x [W, page, heads, dim] at pages[W] of the pool, or tokens x [S, heads, dim] at (pages[S],
+    offsets[S]). By rows of a flattened view: any other spelling makes XLA re-lay-out the whole pool."""
+    K, _, page, D = pool.shape
+    entry, at = ((page, D), pages) if offsets is None else ((D,), pages * page + offsets)
     flat = pool.reshape(-1, *entry)
     rows = jnp.arange(K)[:, None] * (len(flat) // K) + at[None]
     values = encode_kv(jnp.moveaxis(to_rows(x, K, D), -2, 0).reshape(-1, *entry), pool.dtype)

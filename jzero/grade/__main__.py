@@ -19,8 +19,7 @@ from tqdm import tqdm
 from jzero.grade.extract import TEMPLATES
 from jzero.grade.pool import Pool
 
-MATH = "jzero.grade.math:grade_problem"
-TASKS = {"math": (MATH, "boxed"), "gsm8k": (MATH, "gsm8k"), "countdown": ("countdown", "answer")}  # grader, template
+TASKS = {"math": "boxed", "gsm8k": "gsm8k", "countdown": "answer"}  # the template where a row has none
 CHUNK = 4096  # rows in memory
 
 
@@ -28,16 +27,16 @@ def submit(pool: Pool, where: str, line: bytes, verifier: str) -> object:
     """A row to the pool, under where it stands; its id."""
     try:
         row = json.loads(line)
-        (grader, template), gold, prediction = TASKS[row["task"]], row["gold"], row["prediction"]
-        if row["task"] != "countdown":
+        task, gold, prediction, template = row["task"], row["gold"], row["prediction"], TASKS[row["task"]]
+        if task != "countdown":
             template = "answer" if row.get("mode") == "answer" else row.get("template") or template
-            gold = {"answer": gold, "question": row.get("prompt") or ""}
+            task, gold = "math", {"answer": gold, "question": row.get("prompt") or ""}
         elif not isinstance(gold, dict):
             gold = row["meta"]
         if not isinstance(prediction, str) or template not in TEMPLATES:
             raise ValueError(f"prediction must be a string, template one of {', '.join(TEMPLATES)}")
         settings = SimpleNamespace(template=template, verifier=verifier, grade_seconds=5.0, format_score=0.0)
-        pool.submit(where, grader, prediction, gold, settings)
+        pool.submit(where, task, prediction, gold, settings)
         return row["id"]
     except (ValueError, KeyError, TypeError) as error:
         kind = f"{error} is missing, or no task" if isinstance(error, KeyError) else error

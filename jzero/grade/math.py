@@ -49,9 +49,3 @@ def grade(response: str, gold: Any, *, template: str, question: str = "", verifi
     if verifier == "math_verify" and peer(text, golds, correct) != correct:
         reason += "; math-verify disagrees"
     return Grade(float(correct), correct, reason)
-
-
-def grade_problem(response: str, gold: Any, task: Any) -> Grade:
-    """A task's grader: `gold` is an answer, a list, or {"answer", "question"}; `task` has template and verifier."""
-    answer, question = (gold["answer"], gold["question"]) if isinstance(gold, dict) else (gold, "")
-    return grade(response, answer, template=task.template, question=question, verifier=task.verifier)

@@ -7,8 +7,10 @@ Nodes: (num, Fraction, place of its last decimal or 0) (sym, name) (text, words)
 
 import functools
 import re
+import tomllib
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from string import ascii_letters
 from typing import Any, NoReturn
 
@@ -21,28 +23,14 @@ def refuse(why: str) -> NoReturn:
     raise ValueError(why)
 
 
-def spellings(table: str) -> dict[str, str]:
-    """The first word for every other one of an entry."""
-    return {other: entry.split()[0] for entry in table.replace("\n", " ; ").split(" ; ") for other in entry.split()[1:]}
-
-
+WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+SPELLINGS, UNITS, KINDS = (
+    {word: one for one, words in WORDS[table].items() for word in words.split()}
+    for table in ("spellings", "units", "brackets")
+)
+DROPPED, FUNCTIONS, GREEK, HEDGES = (WORDS[words].split() for words in ("dropped", "functions", "greek", "hedges"))
 # Tokens: numbers "1.5" and "0.¯6", letters "x", words '"meters', commands "\frac", single characters
-SPELLINGS = spellings(r"""\frac dfrac tfrac cfrac ; \binom dbinom tbinom ; \emptyset varnothing ∅ ; \real R ℝ
-\pi π ; \theta θ ; \sqrt √ ; \infty ∞ ; \{ lbrace ; \} rbrace ; * times cdot ast × · ⋅ ; / div ÷ ; - − – ‐ ; ± pm
-∓ mp ; ∪ cup ; ∈ in ; : colon {:} ; , {,} and or ; ≤ le leq leqslant <= ; ≥ ge geq geqslant >= ; < lt ; > gt
-≠ ne neq != ; ≈ approx ; ⌊ lfloor ; ⌋ rfloor ; ⌈ lceil ; ⌉ rceil ; | lvert rvert vert mid \| ; ( langle lparen ⟨
-) rangle rparen ⟩ ; % \% percent ; ^ ** ; ° circ degree ; \log ln ; \asin arcsin ; \acos arccos ; \atan arctan""")
-UNITS = spellings("""percent % pct percentage ; foot ft feet ; inch inche in ; centimeter cm ; meter m ; kilometer km
-gram g gm ; kilogram kg ; pound lb ; second s sec ; minute min ; hour h hr ; dollar usd ; 2 square sq
-3 cubic ; / per ; doesnotexist dne undefined""")
-LISTS = """left right displaystyle quad qquad big Big bigl bigr mathbf mathit bm boldsymbol mathsf boxed rm bf it vec ;
-sin cos tan cot sec csc asin acos atan sinh cosh tanh exp log ; pi alpha beta gamma delta epsilon varepsilon zeta eta
-theta iota kappa lambda mu nu xi rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega ell
-angle triangle ; or and not if is it are was maybe perhaps but either neither otherwise both no wrong incorrect false
-answer then to than mod else possibly also unless when where"""
-DROPPED, FUNCTIONS, GREEK, HEDGES = (entry.split() for entry in LISTS.split(";"))  # hedges are no units
-WORDS = {"mm", "mg", "oz", "mph", "day", "mile", "cent", "unit", "degree", *UNITS, *UNITS.values()}
-BARE = {*FUNCTIONS, "sqrt", "pi", "ln", "arcsin", "arccos", "arctan"}  # commands with no backslash
+UNIT_WORDS, BARE = {*WORDS["measures"].split(), *UNITS, *UNITS.values()}, {*WORDS["bare"].split(), *FUNCTIONS}
 REWRITES = (
     (r"(?<!\\)\$", " "),
     (r"(\\[dtc]?(?:frac|binom))\s*([0-9])\s*([0-9])", r"\1{\2}{\3}"),
@@ -73,7 +61,7 @@ def lex(match: re.Match[str], prose: bool = False) -> list[str]:
         return [token for inside in LEXER.finditer(piece) for token in lex(inside, True)]
     if kind == "run" and piece not in ("and", "or"):
         apart = not before or before[-1] in " \n"
-        known = len(piece) > 1 and piece.removesuffix("s") in WORDS
+        known = len(piece) > 1 and piece.removesuffix("s") in UNIT_WORDS
         word = prose or known or (apart and len(piece) > 3) or (piece.isupper() and len(piece) > 2)
         return ['"' + piece.replace(".", "")] if word else list(piece)
     if kind == "grouped":
@@ -95,7 +83,6 @@ def number(token: str) -> Node:
 
 # The grammar: what a token does before a value is a line of PREFIX, and after one a line of INFIX
 LIST, ROWS, ROW, RELATION, UNIT, RATIO, UNION, SUM, PRODUCT, APPLY, POSTFIX, POWER, ATOM = range(13)  # binding power
-KINDS = spellings(r"tuple () (] [) [] ; set {} \{\} ; abs |\| ; floor ⌊⌋ ; ceil ⌈⌉ ; matrix \begin\end")
 LETTERS = ('"', *ascii_letters)
 RELATIONS = "=<>≤≥≠≈"
 REAL = ("tuple", "()", ("neg", ("inf",)), ("inf",))

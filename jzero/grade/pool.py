@@ -137,7 +137,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             self._grades.put(error)  # raised by whoever polls, if the pool is not closed
 
     def _serve(self, worker: _Worker) -> None:
-        """Until the worker ends or the pool is closed."""
+        """Until the pool is closed or the worker ends, which is the fault of the first of its batch."""
         batch: deque[_Item] = deque()
         try:
             worker.read(START_SECONDS)
@@ -149,21 +149,19 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                     self._answer(batch.popleft(), Grade(*fields))
         except (OSError, EOFError) as error:
             late = worker.end() == -signal.SIGPROF or isinstance(error, TimeoutError)
-            self._failed(batch, "timeout" if late else "killed")
+            if not batch:
+                raise RuntimeError("a grader process did not start; its stderr says why") from None
+            first = batch.popleft()
+            with self._changed:
+                self.counters["restarted"] += 1
+                self.counters["timeouts" if late else "killed"] += 1
+                self._items.extend(batch if first.failed else [*batch, first._replace(failed=True)])
+                self._changed.notify_all()
+            if first.failed:
+                self._answer(
+                    first, Grade(0.0, False, "timeout", first.seconds) if late else Grade(0.0, False, "killed")
+                )
         worker.end()
-
-    def _failed(self, batch: deque[_Item], why: str) -> None:
-        """The first of a batch ended its worker."""
-        if not batch:
-            raise RuntimeError("a grader process did not start; its stderr says why")
-        first = batch.popleft()
-        with self._changed:
-            self.counters["restarted"] += 1
-            self.counters["timeouts" if why == "timeout" else "killed"] += 1
-            self._items.extend(batch if first.failed else [*batch, first._replace(failed=True)])
-            self._changed.notify_all()
-        if first.failed:
-            self._answer(first, Grade(0.0, False, why, first.seconds if why == "timeout" else 0.0))
 
     def _answer(self, item: _Item, grade: Grade) -> None:
         with self._changed:

@@ -1,15 +1,15 @@
 """Hugging Face checkpoints <-> params: config.json and safetensors, one file or shards, without torch.
 
-`NAMES` is the one table between our names and theirs, read both ways. A torch Linear weight is [out, in]; ours is
+hf.json is the one table between our names and theirs, read both ways. A torch Linear weight is [out, in]; ours is
 [*in, *out] with the heads kept apart, so a tensor is transposed and reshaped on its way, and layers are stacked."""
 
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable
 from functools import lru_cache, partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax
@@ -23,19 +23,8 @@ from safetensors.numpy import save_file
 from jzero import hosts, hub
 from jzero.model.qwen import Params, QwenConfig, abstract
 
-# Ours -> (theirs, how many of our leading axes are the input of a Linear; 0: no Linear, flattened; None: as it is).
-NAMES: dict[str, tuple[str, int | None]] = {
-    "embed": ("model.embed_tokens.weight", None),
-    "norm": ("model.norm.weight", None),
-    "lm_head": ("lm_head.weight", 1),
-    "layers.attn_norm": ("model.layers.{}.input_layernorm.weight", None),
-    **{f"layers.{x}": (f"model.layers.{{}}.self_attn.{x}_proj.weight", 1) for x in "qkv"},
-    **{f"layers.{x}_bias": (f"model.layers.{{}}.self_attn.{x}_proj.bias", 0) for x in "qkv"},
-    **{f"layers.{x}_norm": (f"model.layers.{{}}.self_attn.{x}_norm.weight", None) for x in "qk"},
-    "layers.o": ("model.layers.{}.self_attn.o_proj.weight", 2),
-    "layers.mlp_norm": ("model.layers.{}.post_attention_layernorm.weight", None),
-    **{f"layers.{x}": (f"model.layers.{{}}.mlp.{x}_proj.weight", 1) for x in ("gate", "up", "down")},
-}
+# Ours -> [theirs, how many of our leading axes are the input of a Linear; 0: no Linear, flattened; null: as it is].
+NAMES: dict[str, tuple[str, int | None]] = json.loads(Path(__file__).with_suffix(".json").read_text())
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 SHARD = 5 * 10**9  # bytes of a file at most, but for a single tensor
 DOWNLOADS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]  # config, weights, tokenizer
@@ -167,19 +156,16 @@ def save(
     path = Path(path)
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r}: one of {', '.join(DTYPES)}")
-    unfinished = path.parent / f".{path.name}.{os.getpid()}.partial"
-    if hosts.first():
-        if path.exists() and (path.is_file() or any(path.iterdir())):
-            raise ValueError(f"{path} exists and is not an empty directory: remove it or choose another")
-        unfinished.mkdir(parents=True)
-    try:
-        write_weights(unfinished, config, params, dtype, max_shard_bytes)
-        hosts.write(unfinished / "config.json", json.dumps(config.to_hf(dtype, hf_config_extra), indent=2) + "\n")
+    if hosts.first() and path.exists() and (path.is_file() or any(path.iterdir())):
+        raise ValueError(f"{path} exists and is not an empty directory: remove it or choose another")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
+        whole = Path(beside) / path.name
+        whole.mkdir()
+        write_weights(whole, config, params, dtype, max_shard_bytes)
+        hosts.write(whole / "config.json", json.dumps(config.to_hf(dtype, hf_config_extra), indent=2) + "\n")
         if hosts.first():
-            os.replace(unfinished, path)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
+            os.replace(whole, path)
     hosts.agree("written")
 
 

@@ -1,23 +1,12 @@
 """The shapes of the models that recipes name, from their config.json: what is compiled without the weights."""
 
+import json
 from pathlib import Path
 
 from jzero.model import hf
 from jzero.model.qwen import QwenConfig
 
-# hub id: vocabulary, hidden, intermediate, layers, heads, kv heads, head dim, tied, rope theta: as QwenConfig has them
-KNOWN: dict[str, tuple] = {
-    "Qwen/Qwen2.5-0.5B": (151936, 896, 4864, 24, 14, 2, 64, True, 1e6),
-    "Qwen/Qwen2.5-1.5B": (151936, 1536, 8960, 28, 12, 2, 128, True, 1e6),
-    "Qwen/Qwen2.5-3B": (151936, 2048, 11008, 36, 16, 2, 128, True, 1e6),
-    "Qwen/Qwen2.5-7B": (152064, 3584, 18944, 28, 28, 4, 128, False, 1e6),
-    "Qwen/Qwen2.5-Math-1.5B": (151936, 1536, 8960, 28, 12, 2, 128, True, 1e4),
-    "Qwen/Qwen2.5-Math-7B": (152064, 3584, 18944, 28, 28, 4, 128, False, 1e4),
-    "Qwen/Qwen3-0.6B": (151936, 1024, 3072, 28, 16, 8, 128, True, 1e6),
-    "Qwen/Qwen3-1.7B": (151936, 2048, 6144, 28, 16, 8, 128, True, 1e6),
-    "Qwen/Qwen3-4B": (151936, 2560, 9728, 36, 32, 8, 128, True, 1e6),
-    "Qwen/Qwen3-8B": (151936, 4096, 12288, 36, 32, 8, 128, False, 1e6),
-}
+KNOWN: dict[str, dict] = json.loads(Path(__file__).with_suffix(".json").read_text())  # hub id: as QwenConfig has it
 
 
 def named(name: str) -> str:
@@ -32,5 +21,4 @@ def architecture(path: str) -> QwenConfig:
     """Of a local directory, or of a hub id above; nothing is downloaded."""
     if Path(path).expanduser().is_dir():
         return hf.load_config(Path(path).expanduser())[0]
-    hub = named(path)
-    return QwenConfig("qwen2" if "Qwen2" in hub else "qwen3", *KNOWN[hub], rms_norm_eps=1e-6)
+    return QwenConfig(**KNOWN[named(path)])

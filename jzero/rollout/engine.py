@@ -329,7 +329,7 @@ class Engine:
         page = self.settings.page
         layers = (jnp.arange(L)[:, None] * self.shard_pages + target[None]).ravel()
         heads = P(self.kv_axis)
-        write = self._over_tensor(attention.write_pages, (heads, P(None, None, *heads), P()), heads)
+        write = self._over_tensor(attention.write, (heads, P(None, None, *heads), P()), heads)
         chosen = lambda x: x.reshape(L, n * T // page, page, K, D)[:, source].reshape(-1, page, K, D)
         slot, row, sample, length, limit, request = slots
         first = prefix.tokens.at[row, sample].get(mode="clip")
@@ -388,7 +388,7 @@ class Engine:
             return out.astype(q.dtype), pools
 
         def one_token(q, k, v, pools, at, offsets, *rest):
-            pools = jax.tree.map(lambda pool, x: attention.write_tokens(pool, x[:, 0], at, offsets), pools, (k, v))
+            pools = tuple(attention.write(pool, x[:, 0], at, offsets) for pool, x in zip(pools, (k, v), strict=True))
             return self.attention.paged(q[:, 0], *pools, *rest, k.shape[2])[:, None], pools
 
         pool, heads = P(self.kv_axis), P(None, None, self.kv_axis)

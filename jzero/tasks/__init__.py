@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from jzero.tasks import countdown, guess, math, warm_start
+from jzero.tasks import countdown, data, guess, math
 from jzero.types import Grade, Problem
 
 
@@ -21,8 +21,11 @@ class Task(NamedTuple):
     notes: Callable[[Any], list[str]] = lambda task: []  # what was loaded and dropped, in words
     # (gold, (response, Grade) of every turn so far, task) -> what the environment says to the last; None: it is over
     reply: Callable[[Any, list[tuple[str, Grade]], Any], str | None] | None = None
-    # template -> what is between two responses: end of turn, {} the reply, begin of a turn; None: the chat template's
-    replies: Mapping[str, str | None] = {}
+
+    @property
+    def replies(self) -> Mapping[str, str | None]:
+        """template -> what is between two responses, {} the reply; None: what the tokenizer's chat template has."""
+        return {name: data.TEXTS["replies"].get(name) for name in self.templates if self.reply}
 
 
 def feedback(gold: Any, turns: list[tuple[str, Grade]], task: Any) -> str:
@@ -35,23 +38,11 @@ def of(module: Any, *examples: Any, **more: Any) -> Task:
     return Task(module.train_problems, module.eval_problems, module.grade, module.TEMPLATES, *examples, **more)
 
 
-R1, CHATML = "\nUser: {}\nAssistant: <think>", "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 MATH = of(math, notes=lambda task: math.sets(task).notes)
 TASKS = {
-    "countdown": of(
-        countdown,
-        warm_start.example,
-        warm_start.max_tokens,
-        reply=feedback,
-        replies={"qwen_chat": CHATML, "r1": R1, "plain": "<|endoftext|>{}\n"},
-    ),
+    "countdown": of(countdown, countdown.example, countdown.max_tokens, reply=feedback),
     "gsm8k": MATH._replace(grade=partial(math.grade, marked=True)),
-    "guess": of(guess, guess.example, guess.max_tokens, reply=guess.reply, replies=guess.REPLIES),
+    "guess": of(guess, guess.example, guess.max_tokens, reply=guess.reply),
     "math": MATH,
-    "math_multiturn": MATH._replace(
-        reply=feedback,
-        replies=dict.fromkeys(("qwen_math", "qwen3"), CHATML)
-        | {"r1": R1, "no": "\n{}\n", "chat": None}
-        | {"r1_distill_qwen": "<｜end▁of▁sentence｜><｜User｜>{}\n<｜Assistant｜><think>\n"},
-    ),
+    "math_multiturn": MATH._replace(reply=feedback),
 }

@@ -11,22 +11,23 @@ import json
 import operator
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jzero.tasks import data
 from jzero.types import Grade, Problem
 
-if TYPE_CHECKING:
-    from jzero import config
-
+TEMPLATES = data.TEXTS["countdown"]
 HELD_OUT = 4  # one problem in so many is held out
 LARGEST = 9999  # intermediate value a procedural problem may need
 DRAWS = 20000  # random draws without a fitting problem before giving up
-REPEATS = 1001  # draws without a new held-out problem before giving up
+REPEATS = 100  # draws for each held-out problem, of which all but one may be repetitions
 LONGEST = 200  # characters of an equation
 DEPTH = 32  # nested parentheses of an equation
+WARM_LARGEST = 99  # intermediate value of a warm start's try: two digits keep lines short and arithmetic learnable
+HINDSIGHT = 0.25  # share of its examples whose target is their last try's value: how " yes" is learnt
+MOST = 6  # tries of an example
 
 
 class Row(NamedTuple):
@@ -48,29 +49,6 @@ class Attempt(NamedTuple):
     steps: list[str]  # ["7-3=4", "12+4=16"]
     expression: str  # "12+(7-3)"
     value: int
-
-
-def _question(numbers: Sequence[int], target: int) -> str:
-    return (
-        f"Write an equation that equals {target}, using each of the numbers {list(numbers)} exactly once. "
-        "Only + - * / and parentheses are allowed. Put your reasoning between <think> and </think>, then the "
-        "equation alone between <answer> and </answer>, for example <answer>(1 + 2) / 3</answer>."
-    )
-
-
-TEMPLATES: dict[str, Callable[[Sequence[int], int], str]] = {
-    "r1": lambda numbers, target: (
-        "This is a conversation between User and Assistant. User asks a question; Assistant first thinks it through, "
-        f"then replies with the answer.\nUser: {_question(numbers, target)}\n"
-        "Assistant: Let me solve this step by step.\n<think>"
-    ),
-    "qwen_chat": lambda numbers, target: (
-        "<|im_start|>system\nYou are a helpful assistant. You think before you answer.<|im_end|>\n"
-        f"<|im_start|>user\n{_question(numbers, target)}<|im_end|>\n"
-        "<|im_start|>assistant\nLet me solve this step by step.\n<think>"
-    ),
-    "plain": lambda numbers, target: f"{' '.join(map(str, numbers))}={target}\n",
-}
 
 
 def held_out(numbers: Sequence[int], target: int) -> bool:
@@ -96,7 +74,7 @@ def attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> Attempt
     return Attempt(steps, text[1:-1] if steps else text, value)
 
 
-def draw(task: "config.Task", rng: random.Random, wanted: bool) -> Row:
+def draw(task: data.Settings, rng: random.Random, wanted: bool) -> Row:
     """Random numbers and a target one of their expressions reaches, from the held-out split if `wanted`."""
     for _ in range(DRAWS):
         count = task.numbers_min + int(rng.random() * (task.numbers_max - task.numbers_min + 1))
@@ -110,12 +88,17 @@ def draw(task: "config.Task", rng: random.Random, wanted: bool) -> Row:
     )
 
 
+def prompt(template: str, numbers: Sequence[int], target: int) -> str:
+    question = data.TEXTS["words"]["countdown"].format(numbers=list(numbers), target=target)
+    return TEMPLATES[template].format(question=question, spaced=" ".join(map(str, numbers)), target=target)
+
+
 def made(row: Row, template: str, id: str) -> Problem:
-    prompt = row.prompt or TEMPLATES[template](row.numbers, row.target)
-    return Problem(id, "countdown", prompt, {"numbers": list(row.numbers), "target": row.target})
+    text = row.prompt or prompt(template, row.numbers, row.target)
+    return Problem(id, "countdown", text, {"numbers": list(row.numbers), "target": row.target})
 
 
-def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
+def train_problems(task: data.Settings, seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step; a published set is shuffled anew every epoch."""
     indices = range(step * count, (step + 1) * count)
     if task.data:
@@ -125,32 +108,23 @@ def train_problems(task: "config.Task", seed: int, step: int, count: int) -> lis
     return [made(rows[i], task.template, f"countdown/train/{i}") for i in indices]
 
 
-def eval_problems(task: "config.Task", count: int) -> list[Problem]:
+def eval_problems(task: data.Settings, count: int) -> list[Problem]:
     """`count` distinct held-out problems, the same in every run."""
     if task.data:
         rows = _published(task.data)[1]
-        if len(rows) < count:
-            raise ValueError(f"eval.problems={count} is more than the {len(rows)} held-out problems of {task.data}")
-        rows = random.Random(data.EVAL_SEED).sample(rows, count)
+        drawn = iter(random.Random(data.EVAL_SEED).sample(rows, min(count, len(rows))))
     else:
-        rows = _distinct(task, count)
-    return [made(row, task.template, f"countdown/eval/{i}") for i, row in enumerate(rows)]
-
-
-def _distinct(task: "config.Task", count: int) -> list[Row]:
-    """Held-out procedural problems, no two of the same numbers and target."""
-    rng = random.Random(f"countdown/{data.EVAL_SEED}/eval")
+        rng = random.Random(f"countdown/{data.EVAL_SEED}/eval")
+        drawn = (draw(task, rng, wanted=True) for _ in range(REPEATS * count))
     found: dict[Any, Row] = {}
-    while len(found) < count:
-        draws = (draw(task, rng, wanted=True) for _ in range(REPEATS))
-        row = next((row for row in draws if row.key not in found), None)
-        if not row:
-            raise ValueError(
-                f"eval.problems={count} is more than the {len(found)} distinct held-out problems found: lower it or "
-                "widen task.numbers_min..numbers_max, value_max or target_max"
-            )
-        found[row.key] = row
-    return list(found.values())
+    while len(found) < count and (row := next(drawn, None)):
+        found.setdefault(row.key, row)
+    if len(found) < count:
+        raise ValueError(
+            f"eval.problems={count} is more than the {len(found)} distinct held-out problems of {task.data or 'task'}: "
+            "lower it or, without task.data, widen task.numbers_min..numbers_max, value_max or target_max"
+        )
+    return [made(row, task.template, f"countdown/eval/{i}") for i, row in enumerate(found.values())]
 
 
 def to_rows(dataset: Any, source: str) -> list[Row]:
@@ -183,9 +157,9 @@ def _published(source: str) -> tuple[list[Row], list[Row]]:
     return train, list(distinct.values())
 
 
-_SPELLINGS = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-"})
-_TOKEN = re.compile(r"[ \t\r\n]*(0|[1-9][0-9]*|[-+*/(){}]|\\(?:times|cdot|div|d?frac)(?![a-zA-Z]))[ \t\r\n]*")
-_PYTHON = {r"\times": "*", r"\cdot": "*", r"\div": "/", r"\frac": "frac", r"\dfrac": "frac", "{": "[", "}": "]"}
+_TOKEN = re.compile(r"[ \t\r\n]*(0|[1-9][0-9]*|[-+*/(){}×·⋅÷−]|\\(?:times|cdot|div|d?frac)(?![a-zA-Z]))[ \t\r\n]*")
+_SPELLINGS = {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "\\times": "*", "\\cdot": "*", "\\div": "/"}
+_PYTHON = _SPELLINGS | {"\\frac": "frac", "\\dfrac": "frac", "{": "[", "}": "]"}
 _OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
@@ -196,29 +170,26 @@ def parse(text: str) -> tuple[list[int], Fraction | None]:
     depths = itertools.accumulate((token in "({") - (token in ")}") for token in tokens)
     if _TOKEN.sub("", text) or max(depths, default=0) > DEPTH:
         raise ValueError(text)
+    numbers = [int(token) for token in tokens if token.isdigit()]
     try:
-        tree = ast.parse(" ".join(_PYTHON.get(token, token) for token in tokens), mode="eval")
+        return numbers, _value(ast.parse(" ".join(_PYTHON.get(token, token) for token in tokens), mode="eval").body)
     except SyntaxError as error:
         raise ValueError(text) from error
-    return [int(token) for token in tokens if token.isdigit()], _value(tree.body)
+    except ZeroDivisionError:
+        return numbers, None
 
 
-def _value(node: ast.AST) -> Fraction | None:
+def _value(node: ast.AST) -> Fraction:
     match node:
         case ast.Constant(value=int(number)):
             return Fraction(number)
-        case ast.UnaryOp(op=ast.USub(), operand=right):
-            left, op = ast.Constant(0), ast.Sub()
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            pass
+            return _OPERATIONS[type(op)](_value(left), _value(right))
         case ast.Subscript(value=ast.Subscript(value=ast.Name(), slice=left), slice=right):
-            op = ast.Div()
-        case _:
-            raise ValueError(ast.dump(node))
-    a, b = _value(left), _value(right)
-    if a is None or b is None or (isinstance(op, ast.Div) and not b):
-        return None
-    return _OPERATIONS[type(op)](a, b)
+            return _value(left) / _value(right)
+    raise ValueError(ast.dump(node))
 
 
 def extract(response: str) -> str | None:
@@ -228,7 +199,7 @@ def extract(response: str) -> str | None:
     return answer.strip() if tag else None
 
 
-def grade(response: str, gold: Any, task: "config.Task") -> Grade:
+def grade(response: str, gold: Any, task: data.Settings) -> Grade:
     """1 for an expression that equals the target exactly, task.format_score for any other expression, else 0. It may be
     written "expression = target" or "target = expression"."""
     answer = extract(response)
@@ -236,15 +207,59 @@ def grade(response: str, gold: Any, task: "config.Task") -> Grade:
         return Grade(0.0, False, "no answer")
     if len(answer) > LONGEST:
         return Grade(0.0, False, "too long")
-    sides = [side.strip() for side in answer.translate(_SPELLINGS).split("=")]
+    sides = [side.strip() for side in answer.split("=")]
     if len(sides) == 2 and str(gold["target"]) in sides:
         sides.remove(str(gold["target"]))
     try:
-        numbers, value = parse("=".join(sides))
+        numbers, found = parse("=".join(sides))
     except ValueError:
         return Grade(0.0, False, "malformed")
     if sorted(numbers) != sorted(gold["numbers"]):
         return Grade(task.format_score, False, "wrong numbers")
-    if value != gold["target"]:
+    if found != gold["target"]:
         return Grade(task.format_score, False, "wrong value")
     return Grade(1.0, True, "correct")
+
+
+def example(task: data.Settings, seed: int, index: int, tries: float) -> tuple[str, str]:
+    """The index-th (prompt, response) of the supervised steps before RL, for a model that starts from nothing:
+
+        3 7 12=16
+        12-3=9,9*7=63?16 no
+        7-3=4,12+4=16?16 yes
+        <answer>12+(7-3)</answer>
+
+    It teaches the format, arithmetic and what a try looks like, not the search: tries are random, about `tries` of
+    them, and the solution is never consulted. After every failed one it gives up with the same probability, so that how
+    long to try is one habit, which RL can change; its answer is then wrong. A try ends by writing the target beside its
+    value: otherwise the verdict has to be read off the prompt, which a model of a million parameters does not learn in
+    these few steps; so 99 % of its verdicts are right."""
+    rng = random.Random(f"warm_start/{seed}/{index}")
+    numbers, target, _ = draw(task, rng, wanted=False)
+    attempts = [attempt(numbers, rng, WARM_LARGEST)]
+    while len(attempts) < MOST and rng.random() > 1 / tries:
+        for _ in range(10):  # draws, for one that was not tried yet
+            new = attempt(numbers, rng, WARM_LARGEST)
+            if new.steps not in [old.steps for old in attempts]:
+                break
+        attempts.append(new)
+    value = attempts[-1].value
+    if rng.random() < HINDSIGHT and 1 <= value <= task.target_max and not held_out(numbers, value):
+        target = value
+    lines = []
+    for a in attempts:
+        lines.append(f"{','.join(a.steps)}?{target} {'yes' if a.value == target else 'no'}")
+        if a.value == target:
+            break
+    asked = prompt(task.template, numbers, target)
+    lines += ["</think>"] if asked.endswith("<think>") else []
+    return asked, "\n".join([*lines, f"<answer>{a.expression}</answer>"])
+
+
+def max_tokens(task: data.Settings, tries: float) -> int:
+    """Upper bound on a response's tokens under the countdown tokenizer: one a character, words and tags one each."""
+    steps, most = task.numbers_max - 1, max(WARM_LARGEST, task.value_max)
+    # A line's last step has no comma, but a verdict.
+    line = steps * len(f"{most}*{most}={most},") + len(f"?{task.target_max}\n")
+    answer = 2 + task.numbers_max * len(str(task.value_max)) + steps + 2 * max(steps - 1, 0)
+    return (MOST if tries > 1 else 1) * line + answer + 3  # </think>, its newline and the end of the sequence

@@ -4,18 +4,21 @@ import functools
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-PROBLEM = ("problem", "question", "prompt", "Problem", "Question", "input")
-ANSWER = ("answer", "final_answer", "gt_answer", "Answer")
-LEVEL = ("level", "difficulty", "Level")
+if TYPE_CHECKING:
+    from jzero.config import Task as Settings
+else:
+    Settings = Any  # config imports jax
+
+TEXTS, PUBLISHED = (
+    tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
+    for name in ("templates.toml", "published.toml")
+)
 EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
-
-# blake2b of questions of GSM8K's test split, letters and digits alone: a training set that holds them has the split.
-GSM8K_TEST = """1bdb6d72a6cd 1f1440c9051e 22db7e630cde 2e4c2fe0fcff 4555b15771d4 528183fa2363 55dc07ae9905 69ef098a410c
-7ebd39e8e0d9 8c6ed497332c 92b94d2aee01 a962c7b56d77 bb38f7b92e46 d145a21b6202 dd0036968ccd e6d600311d05"""
 
 
 class Row(NamedTuple):
@@ -30,10 +33,9 @@ def load(data: str) -> dict[str, Any]:
     """The splits of a local file or directory, or of a hub id (config@id); a file is the split "train"."""
     import datasets
 
-    readers = dict.fromkeys((".json", ".jsonl"), _json)
-    readers |= {".parquet": datasets.Dataset.from_parquet, ".arrow": datasets.Dataset.from_file}
-    path = Path(data)
-    name, _, repository = data.rpartition("@")
+    made = datasets.Dataset
+    readers = {".json": _json, ".jsonl": _json, ".parquet": made.from_parquet, ".arrow": made.from_file}
+    path, (name, _, repository) = Path(data), data.rpartition("@")
     try:
         if path.is_dir():
             files = {each.stem: each for each in sorted(path.iterdir()) if each.suffix in readers}
@@ -48,9 +50,8 @@ def load(data: str) -> dict[str, Any]:
     except Exception as error:  # the network, a foreign file: datasets raises whatever it met
         reason = " ".join(str(error).split())[:200]
         raise ValueError(
-            f"data {data} cannot be loaded ({type(error).__name__}: {reason}): give a local json, jsonl, parquet "
-            "or arrow file, a directory of train and test files or of save_to_disk, or a hub id (config@id) that can "
-            "be reached"
+            f"data {data} cannot be loaded ({type(error).__name__}: {reason}): give a json, jsonl, parquet or "
+            "arrow file, a directory of train and test files or of save_to_disk, or a hub id (config@id) in reach"
         ) from None
     return dict(found) if isinstance(found, dict) else {"train": found}
 
@@ -70,36 +71,36 @@ def _json(path: str) -> Any:
     import datasets
 
     text = Path(path).read_text(encoding="utf-8")
-    whole = text.lstrip().startswith("[")
-    table = json.loads(text) if whole else [json.loads(line) for line in text.split("\n") if line.strip()]
+    array = text.lstrip().startswith("[")
+    table = json.loads(text) if array else [json.loads(line) for line in text.split("\n") if line.strip()]
     columns = {name: [row.get(name) for row in table] for name in dict.fromkeys(name for row in table for name in row)}
     for name, values in columns.items():
-        kinds = {type(value) for value in values} - {type(None)}
-        if list in kinds and len(kinds) > 1:
+        kinds = {type(value) for value in values if value is not None}
+        if len(kinds) > 1 and kinds != {int, float}:
             lists = [value if isinstance(value, list) else [value] for value in values]
-            columns[name] = [[str(x) for x in each if x is not None] for each in lists]
-        elif len(kinds) > 1 and kinds != {int, float}:
-            columns[name] = [None if value is None else str(value) for value in values]
+            texts = [[str(x) for x in each if x is not None] for each in lists]
+            columns[name] = texts if list in kinds else [each[0] if each else None for each in texts]
     return datasets.Dataset.from_dict(columns)
 
 
 def questions(dataset: Any, data: str) -> list[str]:
     """The problems of a set, without their answers."""
-    return list(map(str, dataset[column(dataset, "", PROBLEM, "problem", data)]))
+    return list(map(str, dataset[column(dataset, "problem", data)]))
 
 
-def column(dataset: Any, wanted: str, known: Sequence[str], what: str, data: str) -> str:
+def column(dataset: Any, what: str, data: str, wanted: str = "", advice: str = "") -> str:
     """The column that is asked for or, without a wish, the first of the known ones."""
     there = dataset.column_names
-    found = [name for name in ([wanted] if wanted else known) if name in there]
+    found = [name for name in ([wanted] if wanted else PUBLISHED["columns"][what]) if name in there]
     if not found:
-        raise ValueError(f"task.data={data} has columns {', '.join(sorted(there))}: set task.{what}_column")
+        advice = advice or f"task.{what}_column"
+        raise ValueError(f"task.data={data} has columns {', '.join(sorted(there))}: set {advice}")
     return found[0]
 
 
 def rows(dataset: Any, problem: str, answer: str, data: str) -> list[Row]:
     """Problems and answers; of a worked solution in GSM8K's form, what follows ####."""
-    names = [column(dataset, problem, PROBLEM, "problem", data), column(dataset, answer, ANSWER, "answer", data)]
+    names = [column(dataset, "problem", data, problem), column(dataset, "answer", data, answer)]
     table = dataset.select_columns(names)[:]
     return [Row(str(p), final(a)) for p, a in zip(table[names[0]], table[names[1]], strict=True)]
 
@@ -113,11 +114,9 @@ def of_levels(dataset: Any, low: int, high: int, data: str) -> Any:
     """The rows from level `low` to `high` ("Level 3", 3 or 3.0); 0 = no bound."""
     if not low and not high:
         return dataset
-    name = next((name for name in LEVEL if name in dataset.column_names), None)
-    if name is None:
-        raise ValueError(f"task.data={data} has no column {' or '.join(LEVEL)}: set task.level_min=0 task.level_max=0")
-    levels = [float(found[0]) if (found := re.findall(r"\d+\.?\d*", str(x))) else 0.0 for x in dataset[name]]
-    return dataset.select([i for i, level in enumerate(levels) if level >= low and (not high or level <= high)])
+    name = column(dataset, "level", data, advice="task.level_min=0 task.level_max=0")
+    levels = [float(found[0]) if (found := re.search(r"\d+\.?\d*", str(x))) else 0.0 for x in dataset[name]]
+    return dataset.select([i for i, level in enumerate(levels) if low <= level <= (high or level)])
 
 
 def digest(problem: str) -> str:
@@ -126,7 +125,7 @@ def digest(problem: str) -> str:
 
 def contaminated(problems: Sequence[str]) -> bool:
     """Whether most of the known test questions of GSM8K are among the problems."""
-    known = set(GSM8K_TEST.split())
+    known = set(PUBLISHED["gsm8k_test"].split())
     return 2 * len(known & set(map(digest, problems))) > len(known)
 
 

@@ -2,42 +2,21 @@
 
 import functools
 import random
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from jzero.grade import math
+from jzero.grade import extract, math
 from jzero.tasks import data
 from jzero.types import Grade, Problem
 
-if TYPE_CHECKING:
-    from jzero import config
-
-# task.data of "": 7,473 and, without MATH-500, 12,000 rows
-DATA = {"gsm8k": "main@openai/gsm8k"} | dict.fromkeys(("math", "math_multiturn"), "RLAIF/math")
-
-BOXED = "Please reason step by step, and put your final answer within \\boxed{}."  # the words Qwen2.5-Math was tuned on
-TAGGED = (
-    "The following is a dialogue. User poses a problem; Assistant works it out in the mind first and then replies. "
-    "The thoughts stand between <think> and </think>, the reply between <answer> and </answer>, that is: "
-    "<think> thoughts </think> <answer> reply </answer>.\n"
-)
-TEMPLATES: dict[str, Callable[[str, str], Any]] = {  # (question, system prompt) -> Problem.prompt
-    "qwen_math": lambda q, _: (
-        f"<|im_start|>system\n{BOXED}<|im_end|>\n<|im_start|>user\n{q}<|im_end|>\n<|im_start|>assistant\n"
-    ),
-    "r1": lambda q, _: f"{TAGGED}User: {q}\nAssistant: <think>",
-    "no": lambda q, _: q,
-    "r1_distill_qwen": lambda q, _: f"<｜begin▁of▁sentence｜><｜User｜>{q} {BOXED}\n<｜Assistant｜><think>\n",
-    "qwen3": lambda q, _: f"<|im_start|>user\n{q}\n{BOXED}<|im_end|>\n<|im_start|>assistant\n",
-    # messages, which evaluate.Sampler renders by the tokenizer's chat template
-    "chat": lambda q, system: [{"role": "system", "content": system or BOXED}, {"role": "user", "content": q}],
-}
+TEMPLATES, BOXED = data.TEXTS["math"], data.TEXTS["words"]["boxed"]
 STOP = {"r1": ("</answer>",)}  # stop strings; other templates end with the model's own token
 
 
-def problem(task: "config.Task", name: str, id: str, row: data.Row) -> Problem:
+def problem(task: data.Settings, name: str, id: str, row: data.Row) -> Problem:
     """By task.template or, where that is none for questions, qwen_math's."""
-    prompt = TEMPLATES.get(task.template, TEMPLATES["qwen_math"])(row.problem, task.system)
+    prompt = TEMPLATES.get(task.template, TEMPLATES["qwen_math"]).format(question=row.problem, boxed=BOXED)
+    if task.template == "chat":
+        prompt = [{"role": "system", "content": task.system or BOXED}, {"role": "user", "content": prompt}]
     return Problem(id, name, prompt, {"answer": row.answer, "question": row.problem})
 
 
@@ -49,26 +28,25 @@ class Sets(NamedTuple):
     notes: list[str]
 
 
-def sets(task: "config.Task") -> Sets:
+def sets(task: data.Settings) -> Sets:
     """Raises where there is nothing to train on, or where that is GSM8K's test split."""
     columns, levels = (task.problem_column, task.answer_column), (task.level_min, task.level_max)
-    return _sets(task.data or DATA[task.name], task.eval_data, *columns, *levels, task.verifier)
+    return _sets(task.data or data.PUBLISHED["train"][task.name], task.eval_data, columns, levels, task.verifier)
 
 
 @functools.cache
-def _sets(train: str, test: str, problem: str, answer: str, low: int, high: int, verifier: str) -> Sets:
+def _sets(train: str, test: str, columns: tuple[str, str], levels: tuple[int, int], verifier: str) -> Sets:
     notes, kept = [], []
     sources = [source.strip() for source in train.split(",") if source.strip()]
     tested = [test] if test else [source for source in sources if "test" in data.load(source)]
-    held_out = [row for source in tested for row in data.rows(data.split(source, "test"), problem, answer, source)]
+    held_out = [row for source in tested for row in data.rows(data.split(source, "test"), *columns, source)]
     known = {data.digest(row.problem) for row in held_out}
     for source in sources:
-        dataset = data.of_levels(data.split(source, "train"), low, high, source)
-        rows = data.rows(dataset, problem, answer, source)
+        rows = data.rows(data.of_levels(data.split(source, "train"), *levels, source), *columns, source)
         if data.contaminated([row.problem for row in rows]):
             raise ValueError(
                 f"task.data={source} holds GSM8K's test questions among its {len(rows)} rows: train on the 7,473 of "
-                f"its train split, {DATA['gsm8k']}"
+                f"its train split, {data.PUBLISHED['train']['gsm8k']}"
             )
         new = [row for row in rows if data.digest(row.problem) not in known]
         good = [row for row in new if grades_itself(row.answer, verifier)]
@@ -87,24 +65,22 @@ def grades_itself(answer: Any, verifier: str) -> bool:
     return any(math.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier).correct for gold in golds)
 
 
-def train_problems(task: "config.Task", seed: int, step: int, count: int) -> list[Problem]:
+def train_problems(task: data.Settings, seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step: every set is shuffled anew every epoch, several are mixed by task.weights."""
     rows = data.stream(sets(task).train, task.weights, seed)
     indices = range(step * count, (step + 1) * count)
     return [problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
 
 
-def eval_problems(task: "config.Task", count: int) -> list[Problem]:
+def eval_problems(task: data.Settings, count: int) -> list[Problem]:
     """At most `count` held-out problems, the same in every run."""
     rows = sets(task).held_out
     chosen = sorted(random.Random(data.EVAL_SEED).sample(range(len(rows)), min(count, len(rows))))
     return [problem(task, task.name, f"{task.name}/eval/{i}", rows[i]) for i in chosen]
 
 
-READ = {"r1": "r1", "r1_distill_qwen": "think_boxed"}  # template: that of jzero.grade.math; else "boxed"
-
-
-def grade(response: str, gold: Any, task: "config.Task", marked: bool = False) -> Grade:
+def grade(response: str, gold: Any, task: data.Settings, marked: bool = False) -> Grade:
     """Of the answer that the template asks for or, if `marked`, of what follows the last ####."""
-    way = "gsm8k" if marked and "####" in response else READ.get(task.template, "boxed")
+    way = {"r1_distill_qwen": "think_boxed"}.get(task.template, task.template)
+    way = "gsm8k" if marked and "####" in response else way if way in extract.TEMPLATES else "boxed"
     return math.grade(response, gold["answer"], template=way, question=gold["question"], verifier=task.verifier)

@@ -67,40 +67,28 @@ def soft_overlong(correct: np.ndarray, lengths: np.ndarray, settings: "config.Re
 
 
 BATCH = {"length": length, "cosine": cosine, "soft_overlong": soft_overlong}
-TOKENS = ("soft_overlong",)  # counts tokens whatever reward.unit says
 NAMES = ("accuracy", *RESPONSE, *BATCH)  # accuracy is the score of the task's own grader
 
 
 def check(settings: "config.Reward") -> None:
     """Refuse names that mean nothing and weights that fit nothing."""
-    for name in settings.functions:
-        if name not in NAMES:
-            _function(name)
+    for name in set(settings.functions) - set(NAMES):
+        try:
+            if not callable(pkgutil.resolve_name(name)):
+                raise TypeError("no function")
+        except (ImportError, AttributeError, ValueError, TypeError) as error:
+            known = f"{', '.join(NAMES)} or a module:function ({error}); give the flag once for each"
+            raise ValueError(f"task.reward.functions: {name!r} is not one of {known}") from None
     count, weights = len(settings.functions), settings.weights
-    if weights and len(weights) != count:
-        raise ValueError(
-            f"task.reward.weights has {len(weights)} entries for {count} functions: give one each, or none for 1"
-        )
-    if not all(isinstance(weight, int | float) for weight in weights):
-        raise ValueError(f"task.reward.{weights=} must be numbers")
-
-
-def _function(name: str) -> Callable[[str, Any, Any], float | None]:
-    """A user's own."""
-    if not re.fullmatch(r"[\w.]+:[\w.]+", name):
-        known = f"{', '.join(NAMES)} or module:function"
-        raise ValueError(f"task.reward.functions: {name!r} is not one of {known}; give the flag once for each")
-    try:
-        return pkgutil.resolve_name(name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"task.reward.functions: {name} cannot be imported ({error})") from None
+    if weights and (len(weights) != count or not all(isinstance(weight, int | float) for weight in weights)):
+        raise ValueError(f"task.reward.{weights=} must be a number for each of {count} functions, or none for 1")
 
 
 def of_response(response: str, gold: Any, task: "config.Task", grade: Grade) -> Grade:
     """The grade with the parts that this response alone decides."""
     functions = task.reward.functions if hasattr(task, "reward") else ()  # python -m jzero.grade has none
     values = {name: RESPONSE[name](response, task.reward) for name in functions if name in RESPONSE}
-    values |= {name: _function(name)(response, gold, task) for name in functions if ":" in name}
+    values |= {name: pkgutil.resolve_name(name)(response, gold, task) for name in functions if name not in NAMES}
     return replace(grade, parts={name: float(value) for name, value in values.items() if value is not None})
 
 
@@ -109,10 +97,10 @@ def of_batch(grades: list[Grade], characters: list[int], tokens: list[int], sett
     if tuple(settings.functions) == ("accuracy",) and not settings.weights:
         return grades
     correct = np.array([grade.correct for grade in grades], bool)
-    lengths = {"characters": np.asarray(characters, float), "tokens": np.asarray(tokens, float)}
     weights = dict(zip(settings.functions, settings.weights or (1.0,) * len(settings.functions), strict=True))
-    unit = lambda name: "tokens" if name in TOKENS else settings.unit
-    batch = {name: BATCH[name](correct, lengths[unit(name)], settings) for name in weights if name in BATCH and grades}
+    lengths = dict.fromkeys(BATCH, tokens if settings.unit == "tokens" else characters) | {"soft_overlong": tokens}
+    of = lambda name: BATCH[name](correct, np.asarray(lengths[name], float), settings)
+    batch = {name: of(name) for name in weights if name in BATCH and grades}
     out = []
     for i, grade in enumerate(grades):
         found = {"accuracy": grade.score} | grade.parts | {name: float(values[i]) for name, values in batch.items()}

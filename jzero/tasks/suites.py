@@ -3,32 +3,17 @@
 import random
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jzero.grade.extract import last_box, last_number
 from jzero.tasks import countdown, data, math
 from jzero.types import Grade, Problem
 
-if TYPE_CHECKING:
-    from jzero import config
-
 COUNTDOWN = 512  # procedural problems
 LAYOUT = "{question}\n\nA) {}\nB) {}\nC) {}\nD) {}\n\nThe answer is the letter of one choice."
 LETTER = re.compile(r"(?:\\boxed\{|<answer>|[Aa]nswer(?: is)?:?)(?:\s|\\text\{|[*($])*([A-D])\b")
-
-
-CHOICE = f"{__name__}:grade_choice"
-SUITES = {  # task.data ("" = procedural), its split, and Problem.task: how answers are graded
-    "aime24": ("lkevinzc/math-eval", "aime", "math"),
-    "aime25": ("math-ai/aime25", "test", "math"),
-    "amc": ("lkevinzc/math-eval", "amc", "math"),
-    "math500": ("lkevinzc/math-eval", "math", "math"),
-    "minerva": ("lkevinzc/math-eval", "minerva", "math"),
-    "olympiad_bench": ("lkevinzc/math-eval", "olympiad_bench", "math"),
-    "gsm8k": ("main@openai/gsm8k", "test", "gsm8k"),
-    "gpqa_diamond": ("gpqa_diamond@Idavidrein/gpqa", "train", CHOICE),
-    "countdown": ("", "test", "countdown"),
-}
+SUITES: dict[str, list[str]] = data.PUBLISHED["suites"]
+CHOICE = SUITES["gpqa_diamond"][2]
 
 
 def split(*specs: str) -> list[str]:
@@ -41,11 +26,11 @@ def parse(spec: str) -> tuple[str, str, str, str]:
     name, _, path = (part.strip() for part in spec.partition("="))
     if not name or (name not in SUITES and not path):
         raise ValueError(f"no suite {name!r}: there are {', '.join(SUITES)}, or name=FILE for a set of your own")
-    source, part, kind = SUITES.get(name, ("", "test", "math"))
+    source, part, kind = SUITES.get(name, ["", "test", "math"])
     return name, path or source, part, kind
 
 
-def problems(spec: str, task: "config.Task", limit: int, seed: int) -> tuple[str, list[Problem]]:
+def problems(spec: str, task: data.Settings, limit: int, seed: int) -> tuple[str, list[Problem]]:
     """Name and problems of a suite, the first `limit` of them (0 = all). Prompts follow task.template where it is one
     of the suite's, else they are qwen_math's or countdown's r1."""
     name, source, part, kind = parse(spec)
@@ -72,7 +57,7 @@ def texts(spec: str) -> list[str]:
     return data.questions(data.split(source, part, "test"), source)
 
 
-def choices(task: "config.Task", id: str, row: dict[str, Any], seed: int) -> Problem:
+def choices(task: data.Settings, id: str, row: dict[str, Any], seed: int) -> Problem:
     """A question of GPQA; the order of its choices is a function of (id, seed)."""
     answers = [row["Correct Answer"], *(row[f"Incorrect Answer {i}"] for i in (1, 2, 3))]
     order = random.Random(f"{id}/{seed}").sample(range(4), 4)
@@ -80,13 +65,10 @@ def choices(task: "config.Task", id: str, row: dict[str, Any], seed: int) -> Pro
     return replace(math.problem(task, CHOICE, id, data.Row(question, None)), gold="ABCD"[order.index(0)])
 
 
-def grade_choice(response: str, gold: Any, task: "config.Task") -> Grade:
+def grade_choice(response: str, gold: Any, task: data.Settings) -> Grade:
     """The last letter that is boxed, tagged or called the answer, after the thoughts."""
-    found = LETTER.findall(response.rpartition("</think>")[2])
-    if not found:
-        return Grade(0.0, False, "no answer")
-    correct = found[-1] == gold
-    return Grade(float(correct), correct, "correct" if correct else "wrong choice")
+    said = [None, *LETTER.findall(response.rpartition("</think>")[2])][-1]
+    return Grade(float(said == gold), said == gold, {None: "no answer", gold: "correct"}.get(said, "wrong choice"))
 
 
 def answer(response: str) -> str:
