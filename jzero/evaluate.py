@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ class Sampler:
         problems = problems[share]
         prompts = [np.array(encode(self.tokenizer, problem), np.int32) for problem in problems]
         groups = sample.groups_of(prompts, group, self.engine.settings.max_new, share.start)
-        counters = self.decode(params, groups, group, dict(enumerate(problems)), temperature, key, version)
+        counters = self.decode(params, groups, group, problems.__getitem__, temperature, key, version)
         return [to_rollout(problems[s.prompt], s) for each in groups for s in each], counters
 
     def decode(
@@ -58,15 +58,15 @@ class Sampler:
         params,
         groups: sample.Groups,
         group: int,
-        problems: Mapping[int, Problem],
+        problem: Callable[[int], Problem],
         temperature: float,
         key: tuple[int, int],
         version: int,
         more: sample.More = list,
     ) -> sample.Counters:
-        """`Driver.run` with the pool, which gets every turn as it ends; problems by their sequences' number."""
+        """`Driver.run` with the pool, which gets every turn as it ends; problem: of a sequence's number."""
         driver = Driver(self.engine, params, lambda ids: tokenizer.decode(self.tokenizer, ids))
-        talk = Talk(self.pool, self.task, self.engine, self.tokenizer, problems)
+        talk = Talk(self.pool, self.task, self.engine, self.tokenizer, problem)
         try:
             seed = make_seed(self.engine, key)
             for sequence in driver.run(groups, group, temperature, seed, version, talk.replies, more):
