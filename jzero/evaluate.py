@@ -267,15 +267,14 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, Any]:
 
 def problem_rows(rollouts: list[Rollout], samples: int) -> list[dict[str, Any]]:
     """One JSON value a problem, with all of its samples."""
-    names = ("correct", "reason")
-    response = lambda r: {"response": r.text} | {name: getattr(grade_of(r), name) for name in names}
-    whole = lambda r: response(r) | {"tokens": r.response_length, "finish": r.finish}
+    said = lambda r, grade: {"response": r.text, "correct": grade.correct, "reason": grade.reason}
+    whole = lambda r: said(r, grade_of(r)) | {"tokens": r.response_length, "finish": r.finish}
     rows = []
     for i in range(0, len(rollouts), samples):
         problem, responses = rollouts[i].problem, [whole(rollout) for rollout in rollouts[i : i + samples]]
         rate = float(np.mean([each["correct"] for each in responses]))
-        said = {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold}
-        rows.append(said | {"accuracy": rate, "samples": responses})
+        row = {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold, "accuracy": rate}
+        rows.append(row | {"samples": responses})
     return rows
 
 

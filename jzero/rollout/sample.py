@@ -334,11 +334,9 @@ class Driver:
         sequence.tokens += tokens.tolist()
         sequence.logps += logps.tolist()
         sequence.versions += [self.version] * len(tokens)
-        cut = self._stop_string(sequence, start)
-        if cut is not None:
-            sequence.finish = "stop"
+        if (cut := self._stop_string(sequence, start)) is not None:
             del sequence.tokens[cut:], sequence.logps[cut:], sequence.versions[cut:]
-        elif sequence.tokens[-1] in self.engine.stop_ids:
+        if cut is not None or sequence.tokens[-1] in self.engine.stop_ids:
             sequence.finish = "stop"
         elif len(sequence) >= sequence.limit:
             sequence.finish = "length"
@@ -367,7 +365,5 @@ class Driver:
     def _text(self, sequence: Sequence) -> str:
         """The response as text; a stop string at its end is cut from the text (never from the tokens) unless kept."""
         text = self.decode(sequence.tokens[sequence.start :])
-        if not self.settings.keep_stop:
-            ends = [text.index(stop) for stop in (*self.settings.stop, *sequence.stop) if stop in text]
-            text = text[: min(ends)] if ends else text
-        return text
+        stops = () if self.settings.keep_stop else (*self.settings.stop, *sequence.stop)
+        return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
