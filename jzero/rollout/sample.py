@@ -27,21 +27,17 @@ PATIENCE = 2  # calls that an episode keeps its slot from the queue while its tu
 PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shards
 
 
-def prefill_width(engine: Engine, longest: int) -> int:
-    """Padded tokens of a prefill whose longest prompt has `longest`."""
+def prefill_shape(engine: Engine, longest: int) -> tuple[int, int]:
+    """Padded tokens of a prefill whose longest prompt has `longest`, and prompts a shard that it takes at most."""
     page = engine.settings.page
-    return min(bucket(-(-longest // page), 1) * page, engine.max_prefill_length)
-
-
-def prefill_rows(engine: Engine, width: int) -> int:
-    """Prompts a shard that one prefill takes at most."""
-    return max(1, PREFILL_TOKENS // (width * engine.shards))
+    width = min(bucket(-(-longest // page), 1) * page, engine.max_prefill_length)
+    return width, max(1, PREFILL_TOKENS // (width * engine.shards))
 
 
 def prefills(engine: Engine) -> list[tuple[int, int]]:
     """(rows a shard, tokens a row) of the largest prefill of every width; long ones are of preempted sequences."""
-    widths = sorted({prefill_width(engine, tokens) for tokens in range(1, engine.max_total)})
-    return [(min(bucket(prefill_rows(engine, width), 1), bucket(engine.shard_slots, 1)), width) for width in widths]
+    shapes = sorted({prefill_shape(engine, tokens) for tokens in range(1, engine.max_total)})
+    return [(min(bucket(rows, 1), bucket(engine.shard_slots, 1)), width) for width, rows in shapes]
 
 
 @dataclass(eq=False)
@@ -222,8 +218,7 @@ class Driver:
     def _prefill(self, rows: list[list[list[Sequence]]]) -> None:
         """One prefill of groups of similar length, taken from the front of every shard's rows."""
         engine = self.engine
-        width = prefill_width(engine, max(len(shard[0][0]) for shard in rows if shard))
-        cap = prefill_rows(engine, width)
+        width, cap = prefill_shape(engine, max(len(shard[0][0]) for shard in rows if shard))
         taken: list[list[list[Sequence]]] = []
         for shard in rows:
             fits = next((i for i, group in enumerate(shard) if len(group[0]) > width), len(shard))
