@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ class Sampler:
         problems = problems[share]
         prompts = [np.array(encode(self.tokenizer, problem), np.int32) for problem in problems]
         groups = sample.groups_of(prompts, group, self.engine.settings.max_new, share.start)
-        counters = self.decode(params, groups, group, dict(enumerate(problems)), temperature, key, version)
+        counters = self.decode(params, groups, group, problems.__getitem__, temperature, key, version)
         return [to_rollout(problems[s.prompt], s) for each in groups for s in each], counters
 
     def decode(
@@ -57,15 +57,15 @@ class Sampler:
         params,
         groups: sample.Groups,
         group: int,
-        problems: Mapping[int, Problem],
+        problem: Callable[[int], Problem],
         temperature: float,
         key: tuple[int, int],
         version: int,
         more: sample.More = list,
     ) -> sample.Counters:
-        """`Driver.run` with the pool, which gets every turn as it ends; problems by their sequences' number."""
+        """`Driver.run` with the pool, which gets every turn as it ends; problem: of a sequence's number."""
         driver = Driver(self.engine, params, lambda ids: tokenizer.decode(self.tokenizer, ids))
-        talk = Talk(self.pool, self.task, self.engine, self.tokenizer, problems)
+        talk = Talk(self.pool, self.task, self.engine, self.tokenizer, problem)
         try:
             seed = make_seed(self.engine, key)
             for sequence in driver.run(groups, group, temperature, seed, version, talk.replies, more):
@@ -266,15 +266,14 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, Any]:
 
 def problem_rows(rollouts: list[Rollout], samples: int) -> list[dict[str, Any]]:
     """One JSON value a problem, with all of its samples."""
-    names = ("correct", "reason")
-    response = lambda r: {"response": r.text} | {name: getattr(grade_of(r), name) for name in names}
-    whole = lambda r: response(r) | {"tokens": r.response_length, "finish": r.finish}
+    said = lambda r, grade: {"response": r.text, "correct": grade.correct, "reason": grade.reason}
+    whole = lambda r: said(r, grade_of(r)) | {"tokens": r.response_length, "finish": r.finish}
     rows = []
     for i in range(0, len(rollouts), samples):
         problem, responses = rollouts[i].problem, [whole(rollout) for rollout in rollouts[i : i + samples]]
         rate = float(np.mean([each["correct"] for each in responses]))
-        said = {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold}
-        rows.append(said | {"accuracy": rate, "samples": responses})
+        row = {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold, "accuracy": rate}
+        rows.append(row | {"samples": responses})
     return rows
 
 

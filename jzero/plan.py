@@ -78,7 +78,7 @@ def build(settings: config.Config, devices: list[Any]) -> Plan:
     old, reference = learn.scores_old(settings), algorithms.needs_reference(settings.algorithm)
     if not old and not reference:
         del learned["score"]
-    groups, longest = -(-engine.shard_slots // rollout.group), sample.prefill_width(engine, rollout.max_prompt)
+    groups, longest = -(-engine.shard_slots // rollout.group), sample.prefill_shape(engine, rollout.max_prompt)[0]
     parts = {
         "weights": device_bytes(state.params),
         "optimizer": device_bytes(state.opt_state),

@@ -29,7 +29,7 @@ from starlette import applications, exceptions, requests, responses, routing
 from jzero import cli, config, evaluate, tokenizer
 from jzero.grade.pool import Pool
 from jzero.rollout.engine import Engine, Placement
-from jzero.rollout.sample import Driver, Sequence, prefill_width
+from jzero.rollout.sample import Driver, Sequence, prefill_shape
 
 LABELS = ("user", "metadata", "store")  # options that change nothing; these do not with this value, or the engine's:
 SAME: dict[str, Any] = {"top_p": 1, "suffix": "", "logit_bias": {}, "tools": [], "response_format": {"type": "text"}}
@@ -188,7 +188,7 @@ def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
 
     def prefill(*, params, padded_tokens, true_length):
         tokens = padded_tokens[:true_length][true_length > 1 :][1 - engine.max_total :]
-        padded, size = np.pad(tokens, (0, prefill_width(engine, len(tokens)) - len(tokens))), len(tokens)
+        padded, size = np.pad(tokens, (0, prefill_shape(engine, len(tokens))[0] - len(tokens))), len(tokens)
         with lock:
             prefix = engine.prefill(params=params, padded_tokens=padded, true_length=size, temperature=0.0, seed=seed)
         return prefix, size

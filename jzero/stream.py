@@ -16,7 +16,7 @@ from flax.serialization import msgpack_restore, msgpack_serialize
 
 from jzero import config, hosts
 from jzero.evaluate import Sampler, encode, made, to_rollout
-from jzero.rollout.sample import Counters, Groups, Sequence
+from jzero.rollout.sample import Counters, Sequence
 from jzero.tasks import TASKS
 from jzero.types import Problem, Rollout
 
@@ -33,9 +33,8 @@ def capacity(eta: int, version: int, batch: int, most: int, accepted: int, runni
 class Group:
     """The episodes of one problem."""
 
-    number: int  # of its problem, over all steps
+    number: int  # of the problem, over all steps
     version: int  # of the policy when it was admitted
-    problem: Problem
     sequences: list[Sequence]
 
     @property
@@ -64,7 +63,7 @@ class Stream:
         self.lock = threading.Lock()
         self.saved = self.to_bytes()
         draw = functools.partial(TASKS[settings.task.name].train_problems, settings.task, settings.train.seed)
-        self.problems = functools.lru_cache(2)(lambda step: draw(step, self.rollout.prompts))
+        self.problems = functools.lru_cache(self.rollout.eta + 2)(lambda step: draw(step, self.rollout.prompts))
 
     def collect(self, weights, version: int) -> tuple[list[Rollout], Counters]:
         """The rollouts that the step after `version` trains on, and what was decoded for it."""
@@ -75,20 +74,18 @@ class Stream:
 
     def decode(self, weights, version: int, done: Callable[[], bool]) -> Counters:
         """Go on with all groups, and new ones as they are admitted, until `done`, or until none may start."""
-        problems = {group.number: group.problem for group in self.groups}
-
-        def more() -> Groups | None:
-            if done():
-                return None
-            new = self.admit(version)
-            problems.update((group.number, group.problem) for group in new)
-            return [group.sequences for group in new]
-
+        more = lambda: None if done() else [group.sequences for group in self.admit(version)]
         going = [[s for s in group.sequences if not s.over] for group in self.groups]
         begun = [[sequence] for group in going for sequence in group if sequence.tokens]
         fresh = [new for group in going if (new := [s for s in group if not s.tokens])]
         heat, key = self.rollout.temperature, (self.settings.train.seed, version + 1)
-        return self.sampler.decode(weights, [*begun, *fresh], self.rollout.group, problems, heat, key, version, more)
+        return self.sampler.decode(
+            weights, [*begun, *fresh], self.rollout.group, self.problem, heat, key, version, more
+        )
+
+    def problem(self, number: int) -> Problem:
+        step, place = divmod(number, self.rollout.prompts)
+        return self.problems(step + 1)[place]
 
     def admit(self, version: int) -> list[Group]:
         """New groups, as many as may start. Their requests, which name their noise, differ from those of all groups
@@ -101,13 +98,13 @@ class Stream:
             room = capacity(eta, version, self.batch, self.most, self.taken + over, len(self.groups) - over)
             while len(new) < room:
                 step, place = divmod(self.cursor, self.batch)
-                number, problem = step * prompts + self.first + place, self.problems(step + 1)[self.first + place]
+                number = step * prompts + self.first + place
                 self.cursor += 1
-                context = np.array(encode(self.sampler.tokenizer, problem), np.int32)
+                context = np.array(encode(self.sampler.tokenizer, self.problem(number)), np.int32)
                 if len(context) <= self.rollout.max_prompt:
                     first, limit = number % ((2 * eta + 1) * prompts) * G, len(context) + self.rollout.max_new
                     sequences = [Sequence(number, j, first + j, context, limit) for j in range(G)]
-                    new.append(Group(number, version, problem, sequences))
+                    new.append(Group(number, version, sequences))
                 elif (passed := passed + 1) > prompts:
                     raise ValueError(f"{passed} prompts are longer than rollout.max_prompt={self.rollout.max_prompt}")
             self.groups += new
@@ -124,7 +121,7 @@ class Stream:
             self.groups = [group for group in self.groups if group not in chosen]
             self.taken += len(chosen)
         assert len(chosen) == self.batch and all(version - group.version <= self.rollout.eta for group in chosen)
-        return [to_rollout(group.problem, sequence) for group in chosen for sequence in group.sequences]
+        return [to_rollout(self.problem(group.number), sequence) for group in chosen for sequence in group.sequences]
 
     def metrics(self, rollouts: list[Rollout], version: int, counters: Counters) -> dict[str, float]:
         """Of the step after `version`: how many versions old its tokens are, and what is on its way."""

@@ -152,7 +152,7 @@ def test_rewards_and_the_end_of_an_episode():
 
 def test_the_budget_of_tokens_ends_an_episode():
     tok, sampler, _ = sampler_of()
-    talk = Talk(None, tiny().task, sampler.engine, tok, guess.train_problems(tiny().task, 0, 0, 1))
+    talk = Talk(None, tiny().task, sampler.engine, tok, guess.train_problems(tiny().task, 0, 0, 1).__getitem__)
     room = 4 + sampler.engine.settings.longest
     sequence = Sequence(0, 0, 0, np.zeros(4, np.int32), room, [10, 11])
     wrong = Grade(0.0, False, "", reply="lower")

@@ -24,21 +24,17 @@ PATIENCE = 2  # calls that an episode keeps its slot from the queue while its tu
 PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shards
 
 
-def prefill_width(engine: Engine, longest: int) -> int:
-    """Padded tokens of a prefill whose longest prompt has `longest`."""
+def prefill_shape(engine: Engine, longest: int) -> tuple[int, int]:
+    """Padded tokens of a prefill whose longest prompt has `longest`, and prompts a shard that it takes at most."""
     page = engine.settings.page
-    return min(bucket(-(-longest // page), 1) * page, engine.max_prefill_length)
-
-
-def prefill_rows(engine: Engine, width: int) -> int:
-    """Prompts a shard that one prefill takes at most."""
-    return max(1, PREFILL_TOKENS // (width * engine.shards))
+    width = min(bucket(-(-longest // page), 1) * page, engine.max_prefill_length)
+    return width, max(1, PREFILL_TOKENS // (width * engine.shards))
 
 
 def prefills(engine: Engine) -> list[tuple[int, int]]:
     """(rows a shard, tokens a row) of the largest prefill of every width; long ones are of preempted sequences."""
-    widths = sorted({prefill_width(engine, tokens) for tokens in range(1, engine.max_total)})
-    return [(min(bucket(prefill_rows(engine, width), 1), bucket(engine.shard_slots, 1)), width) for width in widths]
+    shapes = sorted({prefill_shape(engine, tokens) for tokens in range(1, engine.max_total)})
+    return [(min(bucket(rows, 1), bucket(engine.shard_slots, 1)), width) for width, rows in shapes]
 
 
 @dataclass(eq=False)
@@ -215,8 +211,7 @@ class Driver:
     def _prefill(self, rows: list[list[list[Sequence]]]) -> None:
         """One prefill of groups of similar length, taken from the front of every shard's rows."""
         engine = self.engine
-        width = prefill_width(engine, max(len(shard[0][0]) for shard in rows if shard))
-        cap = prefill_rows(engine, width)
+        width, cap = prefill_shape(engine, max(len(shard[0][0]) for shard in rows if shard))
         taken: list[list[list[Sequence]]] = []
         for shard in rows:
             fits = next((i for i, group in enumerate(shard) if len(group[0]) > width), len(shard))
@@ -325,11 +320,9 @@ class Driver:
         sequence.tokens += tokens.tolist()
         sequence.logps += logps.tolist()
         sequence.versions += [self.version] * len(tokens)
-        cut = self._stop_string(sequence, start)
-        if cut is not None:
-            sequence.finish = "stop"
+        if (cut := self._stop_string(sequence, start)) is not None:
             del sequence.tokens[cut:], sequence.logps[cut:], sequence.versions[cut:]
-        elif sequence.tokens[-1] in self.engine.stop_ids:
+        if cut is not None or sequence.tokens[-1] in self.engine.stop_ids:
             sequence.finish = "stop"
         elif len(sequence) >= sequence.limit:
             sequence.finish = "length"
@@ -358,7 +351,5 @@ class Driver:
     def _text(self, sequence: Sequence) -> str:
         """The response as text; a stop string at its end is cut from the text (never from the tokens) unless kept."""
         text = self.decode(sequence.tokens[sequence.start :])
-        if not self.settings.keep_stop:
-            ends = [text.index(stop) for stop in (*self.settings.stop, *sequence.stop) if stop in text]
-            text = text[: min(ends)] if ends else text
-        return text
+        stops = () if self.settings.keep_stop else (*self.settings.stop, *sequence.stop)
+        return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]

@@ -2,7 +2,7 @@
 which are those of the template's text there: history is never tokenised again."""
 
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 from jzero import config, tokenizer
@@ -21,13 +21,13 @@ class Talk:
     task: config.Task
     engine: Engine
     tokenizer: tokenizer.PreTrainedTokenizerFast
-    problems: Mapping[int, Problem]  # by the sequences' number of the prompt
+    problem: Callable[[int], Problem]  # of the sequences' number of the prompt
     waited: float = 0.0  # seconds
     out: dict[Hashable, Sequence] = field(default_factory=dict)  # at the pool
 
     def submit(self, sequence: Sequence) -> None:
         """The turn that ended; where another may follow the task is asked for a reply."""
-        key, problem = (sequence.prompt, sequence.sample), self.problems[sequence.prompt]
+        key, problem = (sequence.prompt, sequence.sample), self.problem(sequence.prompt)
         more = len(sequence.turns) < self.engine.settings.turns
         earlier = [(turn.text, turn.grade) for turn in sequence.turns[:-1]] if more else None
         self.out[key] = sequence
@@ -49,7 +49,7 @@ class Talk:
         them and one more. An end of turn that the policy did not write is among them."""
         if grade.reply is None or (grade.correct and self.task.stop_on_success):
             return None
-        plain = TASKS[self.problems[sequence.prompt].task].replies[self.task.template]
+        plain = TASKS[self.problem(sequence.prompt).task].replies[self.task.template]
         tokens = list(tokenizer.suffix(self.tokenizer, grade.reply, plain))
         if tokens[0] in self.engine.stop_ids and sequence.tokens[-1] == tokens[0]:
             del tokens[0]
