@@ -7,24 +7,126 @@ with what to change, if a phase does not fit.
 Topologies: v5e:2x4 v5e:4x4 ... v5e:16x16, v6e:2x4 ..., v5p:2x2x1 v5p:2x2x2 ..., tpu7x:2x2x1 ... (of libtpu), and the
 GPUs of one host, a100:8 h100:8 h200:8 (of jax-cuda12-plugin)."""
 
+import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import os
+import re
 import sys
+import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+from jax.experimental import topologies
 from tqdm import tqdm
 
-from jzero import algorithms, aot, cli, config, evaluate, learn, main, metrics, sharding, tokenizer
-from jzero.aot import CHIPS, GIB, HOSTS, Chip, device_bytes, measure
-from jzero.model import known, qwen
+from jzero import algorithms, cli, config, evaluate, learn, main, metrics, sharding, tokenizer
+from jzero.model import hf, qwen
 from jzero.rollout import sample
 from jzero.rollout.engine import Engine
 
+GIB = 2**30
+
+
+class Chip(NamedTuple):
+    """What one device has, as chips.json says. TPU: the HBM that the compiler leaves to a program; a TPU7x is half a
+    chip."""
+
+    hbm: int  # bytes
+    flops: float  # bf16 a second
+    bandwidth: float  # bytes of HBM a second
+
+
+DATA = json.loads(Path(__file__).with_name("chips.json").read_text())
+CHIPS = {kind: Chip(**values) for kind, values in DATA["chips"].items()}
+TPUS = {"v5e": 2, "v6e": 2, "v5p": 3, "tpu7x": 3}  # dimensions of a slice
+HOSTS = {"TPU v5 lite": "v5e:2x2", "TPU v6 lite": "v6e:2x2", "TPU v5": "v5p:2x2x1", "TPU7x": "tpu7x:2x2x1"}
+ONE_HOST = {"1x1": (1, 1, 1), "2x4": (2, 4, 1)}  # two-dimensional slices that are not hosts of 2x2 chips
+
+
+def devices(topology: str) -> list[Any]:
+    """Compile-only devices."""
+    family, _, shape = topology.partition(":")
+    if family in DATA["gpus"] and shape.isdigit():
+        return cuda(family, int(shape))
+    sizes = re.fullmatch(r"\d+(x\d+)+", shape)
+    if family not in TPUS or not sizes or shape.count("x") + 1 != TPUS[family]:
+        raise ValueError(
+            f"--topology={topology!r} is not known: v5e:2x4 (also 1x1 2x2 4x4 4x8 8x8 8x16 16x16), v6e:2x4 (as v5e), "
+            f"v5p:2x2x2 (also 2x2x1 2x2x4 ...), tpu7x:2x2x1, {', '.join(f'{name}:8' for name in DATA['gpus'])}"
+        )
+    if importlib.util.find_spec("libtpu") is None:
+        raise ValueError("compiling for TPUs needs libtpu: pip install 'jzero[tpu]'")
+    os.environ |= {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # another process that compiles holds libtpu's lock
+    } | os.environ
+    bounds = {"chips_per_host_bounds": ONE_HOST[shape]} if shape in ONE_HOST else {}
+    try:
+        return list(topologies.get_topology_desc(topology, "tpu", **bounds).devices)
+    except jax.errors.JaxRuntimeError as error:
+        raise ValueError(f"--topology={topology}: {error}") from error
+
+
+def cuda(family: str, count: int) -> list[Any]:
+    """GPUs of one host, as XLA describes them."""
+    if importlib.util.find_spec("jax_cuda12_plugin") is None:
+        raise ValueError(f"compiling for {family} needs CUDA's compiler: pip install 'jzero[cuda12]'")
+    gpu = DATA["gpus"][family]
+    chip = CHIPS[gpu["kind"]]
+    target = Path(__file__).with_name("gpu_target.txt").read_text()
+    target = target.format(**gpu, memory_bandwidth=chip.bandwidth, device_memory_size=chip.hbm)
+    slice = topologies.get_topology_desc("", "cuda", target_config=target, topology=f"1x1x{count}")
+    return list(slice.devices)
+
+
+def device_bytes(tree: Any) -> float:
+    """Of abstract arrays; what is not one takes nothing."""
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.ShapeDtypeStruct)]
+    return float(sum(prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays))
+
+
+def measure(program: tuple[Any, tuple], topology: str, cache: Path | None) -> dict[str, Any]:
+    """Compile, or remember: seconds and bytes of HBM. JAX's own cache cannot be read without a device."""
+    lowered = program[0].lower(*program[1])
+    packages = ("jax", "libtpu" if topology.partition(":")[0] in TPUS else "jax-cuda12-plugin")
+    versions = [importlib.metadata.version(name) for name in packages]
+    kind = jax.tree.leaves(program[1])[0].sharding.mesh.devices.flat[0].device_kind  # the program says how many
+    key = hashlib.sha256("\n".join([kind, *versions, lowered.as_text()]).encode()).hexdigest()
+    file = cache / f"{key}.json" if cache else None
+    if file and file.exists():
+        return json.loads(file.read_text())
+    start = time.perf_counter()
+    try:
+        memory = lowered.compile().memory_analysis()
+        found = {
+            "argument_bytes": memory.argument_size_in_bytes,
+            "temp_bytes": memory.temp_size_in_bytes,
+            "peak_bytes": memory.peak_memory_in_bytes,
+        }
+    except jax.errors.JaxRuntimeError as error:
+        sizes = re.findall(r"(?:[Uu]sed |\()([\d.]+)([KMG])", str(error))
+        if "RESOURCE_EXHAUSTED" not in str(error) or not sizes:
+            raise
+        needed, given = max(float(size) * 1024 ** "_KMG".index(unit) for size, unit in sizes), device_bytes(program[1])
+        found = {"argument_bytes": given, "temp_bytes": needed - given, "peak_bytes": needed}
+        found["error"] = str(error).split("\n")[0]
+    found["compile_s"] = round(time.perf_counter() - start, 2)
+    if file:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        metrics.write_atomic(file, json.dumps(found))
+    return found
+
+
+KNOWN: dict[str, dict] = json.loads(Path(__file__).with_name("known.json").read_text())  # hub id: as QwenConfig has it
 STATE = ("weights", "optimizer", "reference", "critic weights", "critic optimizer")  # always there
 PHASES = {  # phase: its programs, and what else is there
     "publish": (("publish",), ()),
@@ -50,21 +152,36 @@ class Plan:
         return CHIPS[self.trainer.policy.mesh.devices.flat[0].device_kind]
 
 
-def build(settings: config.Config, devices: list[Any]) -> Plan:
+def named(name: str) -> str:
+    """The hub id of "qwen2.5-3b", "Qwen2.5-3B" or "Qwen/Qwen2.5-3B"."""
+    ids = {key: hub for hub in KNOWN for key in (hub.lower(), hub.split("/")[1].lower())}
+    if name.lower() not in ids:
+        raise ValueError(f"no known model {name!r}; there are {', '.join(hub.split('/')[1] for hub in KNOWN)}")
+    return ids[name.lower()]
+
+
+def architecture(path: str) -> qwen.QwenConfig:
+    """Of a local directory, or of a hub id above; nothing is downloaded."""
+    if Path(path).expanduser().is_dir():
+        return hf.load_config(Path(path).expanduser())[0]
+    return qwen.QwenConfig(**KNOWN[named(path)])
+
+
+def build(settings: config.Config, given: list[Any]) -> Plan:
     """As `train.build`, of known architectures instead of checkpoints."""
     config.validate(settings)
     needed = algorithms.needs_critic(settings.algorithm)
     if settings.model.path:
-        model = known.architecture(settings.model.path)
+        model = architecture(settings.model.path)
     else:
         words = len(tokenizer.load(settings.model.tokenizer))
         model = qwen.QwenConfig(vocab_size=words, **vars(settings.model.arch))
-    critic = (known.architecture(settings.critic.path) if settings.critic.path else model) if needed else None
-    mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, devices)
+    critic = (architecture(settings.critic.path) if settings.critic.path else model) if needed else None
+    mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, given)
     decode = sharding.decode_mesh(mesh, mesh.devices.flat[0].process_index)
     hosts = mesh.size // decode.size
     if hosts > 1:  # XLA wants every device of a slice in a program whose devices talk to each other: a smaller slice
-        decode = sharding.mesh(aot.devices(HOSTS[devices[0].device_kind]), dict(decode.shape))
+        decode = sharding.mesh(devices(HOSTS[given[0].device_kind]), dict(decode.shape))
     rollout = evaluate.host_share(settings.rollout, hosts)
     engine = Engine(model, rollout, decode, (0, 1), settings.model.dtype, settings.model.attention)  # any two ids stop
     trainer = learn.make_trainer(settings, model, critic, mesh)
@@ -202,7 +319,7 @@ def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, 
 
 def run(settings: config.Config, topology: str, cache: Path | None, searching: bool = False) -> dict[str, Any]:
     """Everything that the table and --json say."""
-    plan = build(settings, aot.devices(topology))
+    plan = build(settings, devices(topology))
     mesh = plan.trainer.policy.mesh
     measured: dict[str, dict[str, Any]] = {}
     for name, program in (bar := tqdm(plan.programs.items(), desc="compile", unit="program")):
@@ -263,7 +380,7 @@ def table(report: dict[str, Any]) -> str:
 def command() -> None:
     parser = cli.parser("jzero.plan", __doc__)
     parser.add_argument("--topology", required=True, help="devices to compile for, as above")
-    parser.add_argument("--model", help=f"instead of the recipe's: {', '.join(id.split('/')[1] for id in known.KNOWN)}")
+    parser.add_argument("--model", help=f"instead of the recipe's: {', '.join(id.split('/')[1] for id in KNOWN)}")
     parser.add_argument("--search", action="store_true", help="find the largest train.tokens and rollout.pages")
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
     jax.config.update("jax_platforms", "cpu")
@@ -271,7 +388,7 @@ def command() -> None:
         given, rest = parser.parse_known_args()
         settings, _ = main.parse(rest)
         if given.model:
-            settings.model.path = known.named(given.model)
+            settings.model.path = named(given.model)
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jzero" / "plan"
         report = run(settings, given.topology, home, given.search)
         if given.json:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jzero import algorithms, config, evaluate, hosts, metrics, monitor, session, sharding
+from jzero import algorithms, config, evaluate, hosts, metrics, session, sharding
 from jzero.config import validate
 from jzero.evaluate import Sampler, grade_of
 from jzero.grade.pool import Pool
@@ -107,7 +107,7 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                     run.trainer.reference = refer(step, state.params)
                 session.writer.samples(step, [sample_row(rollout) for rollout in rollouts[: config.train.samples]])
                 if config.rollout.turns > 1 and hosts.first():
-                    monitor.write(workdir, rollouts[: config.train.samples])
+                    metrics.write_trajectories(workdir, rollouts[: config.train.samples])
                 session.end(step, values, state)
                 stop.together()
         except hosts.Interrupted as reason:

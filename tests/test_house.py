@@ -12,8 +12,9 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 
 # A module imports from lower levels and from its own package.
 LEVELS = [
-    ("types", "algorithms", "metrics", "hub"),
-    ("config", "hosts", "aot", "monitor"),
+    ("types", "algorithms", "hub"),
+    ("metrics",),
+    ("config", "hosts"),
     ("attention", "batch", "grade", "tokenizer", "cli"),
     ("model", "tasks"),
     ("sharding",),

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import slow
 
-from jzero import aot, learn, plan
+from jzero import learn, plan
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
 from jzero.config import Arch, Config, Model, Rollout, Train
-from jzero.model import known, qwen
+from jzero.model import qwen
 from jzero.sharding import train_mesh
 
 TOPOLOGY = "v5e:2x4"
@@ -82,17 +82,17 @@ def test_table_names_every_program_and_phase(report):
 
 @needs_libtpu
 def test_what_does_not_fit_says_what_to_change(report, cache, monkeypatch):
-    chip = aot.CHIPS["TPU v5 lite"]
+    chip = plan.CHIPS["TPU v5 lite"]
     little = chip._replace(hbm=report["phases"]["rollout"] - report["parts"]["KV pool"] / 4)
-    monkeypatch.setitem(aot.CHIPS, "TPU v5 lite", little)
+    monkeypatch.setitem(plan.CHIPS, "TPU v5 lite", little)
     again = plan.run(small(), TOPOLOGY, cache)
     assert not again["fits"] and "rollout  " in plan.table(again) and "DOES NOT FIT" in plan.table(again)
     pages = next(line for line in again["suggestions"] if "rollout.pages=" in line)
     value = int(pages.split("=")[1].split(":")[0])
-    fewer = plan.build(small(pages=value), aot.devices(TOPOLOGY))
-    generate = aot.measure(fewer.programs["generate"], TOPOLOGY, cache)
+    fewer = plan.build(small(pages=value), plan.devices(TOPOLOGY))
+    generate = plan.measure(fewer.programs["generate"], TOPOLOGY, cache)
     assert plan.totals(fewer, {"generate": generate})["rollout"] <= little.hbm
-    monkeypatch.setitem(aot.CHIPS, "TPU v5 lite", chip._replace(hbm=2**20))
+    monkeypatch.setitem(plan.CHIPS, "TPU v5 lite", chip._replace(hbm=2**20))
     lines = plan.run(small(), TOPOLOGY, cache)["suggestions"]
     for change in ("mesh.tensor=2", "train.row_slots=2", "twice the devices"):
         assert any(change in line for line in lines), lines
@@ -101,12 +101,12 @@ def test_what_does_not_fit_says_what_to_change(report, cache, monkeypatch):
 @needs_libtpu
 def test_what_the_compiler_refuses_is_a_figure():
     """16 GiB of zeros."""
-    mesh = jax.sharding.Mesh(np.array(aot.devices("v5e:1x1")), ("x",))
+    mesh = jax.sharding.Mesh(np.array(plan.devices("v5e:1x1")), ("x",))
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     x = jax.ShapeDtypeStruct((2**16, 2**16), np.float32, sharding=place)
-    found = aot.measure((jax.jit(lambda x: (x @ x) @ x), (x,)), "v5e:1x1", None)
+    found = plan.measure((jax.jit(lambda x: (x @ x) @ x), (x,)), "v5e:1x1", None)
     assert "RESOURCE_EXHAUSTED" in found["error"]
-    assert found["peak_bytes"] > 16 * aot.GIB
+    assert found["peak_bytes"] > 16 * plan.GIB
 
 
 @needs_libtpu
@@ -123,7 +123,7 @@ def test_the_command(report, cache, monkeypatch, tmp_path, capsys):
         plan.command()
     assert fits.value.code == 0 and capsys.readouterr().out.endswith("\nfits\n")
     assert json.loads((tmp_path / "plan.json").read_text())["programs"] == report["programs"]
-    monkeypatch.setitem(aot.CHIPS, "TPU v5 lite", aot.CHIPS["TPU v5 lite"]._replace(hbm=2**20))
+    monkeypatch.setitem(plan.CHIPS, "TPU v5 lite", plan.CHIPS["TPU v5 lite"]._replace(hbm=2**20))
     with pytest.raises(SystemExit) as too_large:
         plan.command()
     assert too_large.value.code == 1 and "does not fit; try" in capsys.readouterr().out
@@ -133,29 +133,29 @@ def test_the_command(report, cache, monkeypatch, tmp_path, capsys):
 @pytest.mark.parametrize("topology", ["v5e-8", "v5e:2x3", "v9:2x2", "h100", "v5p:2x2"])
 def test_unknown_topologies_are_told_of_known_ones(topology):
     with pytest.raises(ValueError, match="v5e:2x4|not divisible"):
-        aot.devices(topology)
+        plan.devices(topology)
 
 
 def test_missing_compilers_are_named(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'jzero\[tpu\]'"):
-        aot.devices(TOPOLOGY)
+        plan.devices(TOPOLOGY)
     with pytest.raises(ValueError, match=r"pip install 'jzero\[cuda12\]'"):
-        aot.devices("h100:8")
+        plan.devices("h100:8")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("jax_plugins") is None, reason="jax-cuda12-plugin is not installed")
 def test_gpus_that_are_not_there(cache):
-    devices = aot.devices("h100:8")
+    devices = plan.devices("h100:8")
     publish = plan.build(small(), devices).programs["publish"]
-    assert len(devices) == 8 and devices[0].device_kind in aot.CHIPS
-    assert aot.measure(publish, "h100:8", cache)["peak_bytes"] > 0
+    assert len(devices) == 8 and devices[0].device_kind in plan.CHIPS
+    assert plan.measure(publish, "h100:8", cache)["peak_bytes"] > 0
 
 
 @needs_libtpu
 def test_decoding_is_of_one_host():
     """v5e:4x4 is 4 hosts of 4 chips; each decodes its share."""
-    plans = plan.build(small(16 * 160, slots=256), aot.devices("v5e:4x4"))
+    plans = plan.build(small(16 * 160, slots=256), plan.devices("v5e:4x4"))
     assert (plans.hosts, plans.engine.mesh.size, plans.engine.max_concurrent_decodes) == (4, 4, 64)
     assert plans.trainer.policy.mesh.size == 16
 
@@ -165,14 +165,14 @@ def test_a_host_of_several_decodes_with_split_heads(cache):
     """The compiler refuses a part of a slice whose devices talk to each other."""
     settings = small(16 * 160, slots=256)
     settings.mesh.tensor = 2
-    generate = plan.build(settings, aot.devices("v5e:4x4")).programs["generate"]
-    assert aot.measure(generate, "v5e:4x4", cache)["peak_bytes"] > 0
+    generate = plan.build(settings, plan.devices("v5e:4x4")).programs["generate"]
+    assert plan.measure(generate, "v5e:4x4", cache)["peak_bytes"] > 0
 
 
 @pytest.mark.parametrize("limit", [0, 5])
 def test_search_finds_the_largest_that_fits(limit, monkeypatch):
     """Of microbatches of up to `limit` rows on each of 8 devices. Pages for every slot take little."""
-    monkeypatch.setitem(aot.CHIPS, "cpu", aot.CHIPS["TPU v5 lite"])
+    monkeypatch.setitem(plan.CHIPS, "cpu", plan.CHIPS["TPU v5 lite"])
     tries = []
 
     def measure(program):
@@ -191,10 +191,10 @@ def test_known_architectures_have_their_published_sizes():
     sizes = {"Qwen2.5-0.5B": 0.49, "Qwen2.5-1.5B": 1.54, "Qwen2.5-3B": 3.09, "Qwen2.5-7B": 7.62}
     sizes |= {"Qwen3-0.6B": 0.6, "Qwen3-1.7B": 1.72, "Qwen3-4B": 4.02, "Qwen3-8B": 8.19}
     for name, size in sizes.items():
-        model = known.architecture(name)
+        model = plan.architecture(name)
         assert qwen.num_params(model) / 1e9 == pytest.approx(size, rel=0.01), name
     with pytest.raises(ValueError, match=r"Qwen2\.5-0\.5B"):
-        known.architecture("Qwen/QwQ-32B")
+        plan.architecture("Qwen/QwQ-32B")
 
 
 @pytest.mark.parametrize(("name", "minibatches"), [("grpo", 1), ("trl_018", 1), ("ppo", 2)])

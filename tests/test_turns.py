@@ -13,7 +13,7 @@ import runs
 import slow
 from test_engine import PROMPTS, assert_empty, make, params_on, seed_on, text_of
 
-from jzero import algorithms, config, evaluate, learn, monitor, sharding, tokenizer, train, update
+from jzero import algorithms, config, evaluate, learn, metrics, sharding, tokenizer, train, update
 from jzero.algorithms import ADVANTAGES, Algorithm, Episodes
 from jzero.grade.pool import Pool
 from jzero.rollout.sample import Driver, Sequence, groups_of
@@ -492,7 +492,7 @@ def test_turns_cross_hosts():
 
 def test_the_monitor_says_what_happened(tmp_path):
     rollouts = [replace(rollout, problem=replace(rollout.problem, id="guess/train/0")) for rollout in played()[:4]]
-    monitor.write(tmp_path, rollouts)
+    metrics.write_trajectories(tmp_path, rollouts)
     lines = (tmp_path / "trajectories/5/guess_train_0.jsonl").read_text().splitlines()
     for line, rollout in zip(lines, rollouts, strict=True):
         row = json.loads(line)
