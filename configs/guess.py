@@ -24,7 +24,7 @@ def qwen(preset: str) -> Config:
     return Config(
         name=f"guess-{preset}",
         model=Model(path=HUB[preset]),
-        task=Task(name="guess", template="chat", value_max=1000),
+        task=Task(name="configs.tasks.guess", template="chat", value_max=1000),
         rollout=Rollout(prompts=64, group=8, max_prompt=128, max_new=32, turns=10, max_reply=16),
         algorithm=algorithms.grpo(),
         optimizer=Optimizer(lr=1e-6),
@@ -39,7 +39,7 @@ def tiny() -> Config:
     return Config(
         name="guess-tiny",
         model=Model(arch=arch, dtype="float32", logit_chunk=65536),
-        task=Task(name="guess", template="plain", value_max=7),
+        task=Task(name="configs.tasks.guess", template="plain", value_max=7),
         rollout=Rollout(
             prompts=56, group=8, max_prompt=8, max_new=2, turns=3, max_total=36, slots=512, page=16, chunk=4
         ),

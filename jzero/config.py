@@ -61,7 +61,7 @@ class Reward:
 
 @dataclass
 class Task:
-    name: str = "countdown"  # key of tasks.TASKS
+    name: str = "countdown"  # key of tasks.TASKS, or a module with a TASK
     data: str = ""  # hub id, config@id, local file or directory; several with commas; "" = countdown: procedural
     weights: tuple[float, ...] = ()  # shares of the sets of `data`; () = as if they were one
     eval_data: str = ""  # held-out set; "" = the test split of `data`
@@ -69,7 +69,7 @@ class Task:
     answer_column: str = ""  # "" = the same
     level_min: int = 0  # of a set with levels; 0 = all
     level_max: int = 0
-    template: str = "r1"  # of TEMPLATES of the task's module: tasks.countdown (r1 qwen_chat plain), math or guess
+    template: str = "r1"  # of TEMPLATES of the task's module: tasks.countdown (r1 qwen_chat plain) or math
     system: str = ""  # system prompt of template chat; "" = that of qwen_math
     verifier: str = "fast"  # of math answers: fast | math_verify
     numbers_min: int = 3  # procedural: how many numbers

@@ -118,8 +118,6 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
 def check_task(config: config.Config) -> None:
     """Of settings and names alone."""
     validate(config)
-    if config.task.name not in TASKS:
-        raise ValueError(f"task.name={config.task.name!r} is not one of {', '.join(TASKS)}")
     templates = TASKS[config.task.name].templates
     if config.task.template not in templates:
         raise ValueError(f"task.template={config.task.template!r} is not one of {', '.join(templates)}")

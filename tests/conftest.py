@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX_PLATFORMS=cuda pytest -m gpu: the tests that need one
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # configs.tasks
 
 import jax
 import pytest

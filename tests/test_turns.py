@@ -13,6 +13,7 @@ import runs
 import slow
 from test_engine import PROMPTS, assert_empty, make, params_on, seed_on, text_of
 
+from configs.tasks import guess
 from jzero import algorithms, config, evaluate, learn, metrics, sharding, tokenizer, train, update
 from jzero.algorithms import ADVANTAGES, Algorithm, Episodes
 from jzero.grade.pool import Pool
@@ -20,7 +21,7 @@ from jzero.rollout.sample import Driver, Sequence, groups_of
 from jzero.rollout.turns import Talk
 from jzero.session import read_base
 from jzero.sft import warm_start
-from jzero.tasks import TASKS, guess
+from jzero.tasks import TASKS
 from jzero.types import Grade, Problem, Rollout, Turn
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -65,7 +66,7 @@ def test_a_chat_template_is_cut_after_the_response(shared, template):
 def tiny(**sections) -> config.Config:
     defaults = {
         "model": {"arch": config.Arch(hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)},
-        "task": {"name": "guess", "template": "plain", "value_max": 7},
+        "task": {"name": "configs.tasks.guess", "template": "plain", "value_max": 7},
         "rollout": {"max_prompt": 8, "max_new": 2, "turns": 3, "max_reply": 12, "slots": 16, "page": 8, "chunk": 4}
         | {"temperature": 1.0},
         "warm_start": {"steps": 30, "batch": 8, "lr": 2e-2, "tries": 3.0},
@@ -359,7 +360,7 @@ def random_groups(seed: int) -> list[Rollout]:
     out = []
     for p in range(4):
         head = rng.integers(0, slow.VOCAB, rng.integers(1, 7))
-        out += [random_episode(rng, Problem(f"slow/{p}", "guess", "", {}), head, g) for g in range(4)]
+        out += [random_episode(rng, Problem(f"slow/{p}", "configs.tasks.guess", "", {}), head, g) for g in range(4)]
     return out
 
 
@@ -436,7 +437,7 @@ def test_rows_are_those_of_areal():
         tokens += answer + (replies[t] if t < 2 else [])
     sampled = np.array([any(turn.start <= i < turn.end for turn in turns) for i in range(len(tokens))])
     arrays = np.array(tokens, np.int32), sampled, sampled.astype(np.float32), np.where(sampled, 0, -1)
-    rollout = Rollout(Problem("a", "guess", "", 0), 0, *arrays, tuple(turns))
+    rollout = Rollout(Problem("a", "configs.tasks.guess", "", 0), 0, *arrays, tuple(turns))
     task = config.Task(reward_bias=bias, reward_scaling=scaling, turn_discount=discount)
     [rollout] = replace(sampler_of()[1], task=task).gathered([rollout])
     settings = slow.settings(task=vars(task), rollout={"group": 2, "turns": 3}, train={"turn_rows": True})

@@ -177,8 +177,6 @@ def work(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from jzero.tasks import TASKS, rewards  # here: a grader process is the one place where grade knows of tasks
 
-    graders: dict[str, Any] = {name: task.grade for name, task in TASKS.items()}
-    replies = {name: task.reply for name, task in TASKS.items()}
     for kind, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, MEMORY)):
         resource.setrlimit(kind, (limit, limit))
     pipe = connection.Connection(descriptor)
@@ -189,9 +187,9 @@ def work(descriptor: int) -> None:
             signal.setitimer(signal.ITIMER_PROF, task.grade_seconds)  # its signal ends the process
             start = time.perf_counter()
             try:
-                function = graders.get(name) or graders.setdefault(name, pkgutil.resolve_name(name))
+                function = pkgutil.resolve_name(name) if ":" in name else TASKS[name].grade
                 grade = rewards.of_response(response, gold, task, function(response, gold, task))
-                if earlier is not None and (reply := replies.get(name)):
+                if earlier is not None and ":" not in name and (reply := TASKS[name].reply):
                     turns = [*((text, Grade(**fields)) for text, fields in earlier), (response, grade)]
                     grade = replace(grade, reply=reply(gold, turns, task))
             except MemoryError:

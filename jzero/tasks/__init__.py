@@ -1,10 +1,12 @@
-"""What can be trained on. A new task is a module of functions and a line in TASKS. Imports no jax: graders load it."""
+"""What can be trained on. A new task is a module of functions and a line in TASKS, or a `TASK` of its own (configs/tasks).
+Imports no jax: graders load it."""
 
+import importlib
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from jzero.tasks import countdown, data, guess, math
+from jzero.tasks import countdown, data, math
 from jzero.types import Grade, Problem
 
 
@@ -39,10 +41,24 @@ def of(module: Any, *examples: Any, **more: Any) -> Task:
 
 
 MATH = of(math, notes=lambda task: math.sets(task).notes)
-TASKS = {
-    "countdown": of(countdown, countdown.example, countdown.max_tokens, reply=feedback),
-    "gsm8k": MATH._replace(grade=partial(math.grade, marked=True)),
-    "guess": of(guess, guess.example, guess.max_tokens, reply=guess.reply),
-    "math": MATH,
-    "math_multiturn": MATH._replace(reply=feedback),
-}
+
+
+class Tasks(dict[str, Task]):
+    """By name; another name is a module's, of whose it is the `TASK`."""
+
+    def __missing__(self, name: str) -> Task:
+        try:
+            self[name] = importlib.import_module(name).TASK
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(f"task.name={name!r} is not one of {', '.join(self)}, nor a module: {error}") from error
+        return self[name]
+
+
+TASKS = Tasks(
+    {
+        "countdown": of(countdown, countdown.example, countdown.max_tokens, reply=feedback),
+        "gsm8k": MATH._replace(grade=partial(math.grade, marked=True)),
+        "math": MATH,
+        "math_multiturn": MATH._replace(reply=feedback),
+    }
+)

@@ -3,11 +3,15 @@
 
 import random
 import re
+import sys
 
-from jzero.tasks import data
+from jzero.tasks import data, of
 from jzero.types import Grade, Problem
 
-TEMPLATES = data.TEXTS["guess"]
+TEMPLATES = {
+    "plain": "1-{largest}\n",
+    "chat": "I think of a whole number from 1 to {largest}. Guess it: reply with the number alone.",
+}
 HINDSIGHT = 0.5  # share of warm-start examples whose last guess is right
 NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
 
@@ -17,7 +21,7 @@ def problems(task: data.Settings, split: str, seed: int, indices: range) -> list
     count, text = task.value_max, TEMPLATES[task.template].format(largest=task.value_max)
     prompt = [{"role": "user", "content": text}] if task.template == "chat" else text
     order = lambda n: random.Random(f"guess/{split}/{seed}/{n}").sample(range(1, count + 1), count)
-    return [Problem(f"guess/{split}/{i}", "guess", prompt, order(i // count)[i % count]) for i in indices]
+    return [Problem(f"guess/{split}/{i}", task.name, prompt, order(i // count)[i % count]) for i in indices]
 
 
 def train_problems(task: data.Settings, seed: int, step: int, count: int) -> list[Problem]:
@@ -64,3 +68,6 @@ def example(task: data.Settings, seed: int, index: int, tries: float) -> tuple[s
 
 def max_tokens(task: data.Settings, tries: float) -> int:
     return len(str(task.value_max)) + 1
+
+
+TASK = of(sys.modules[__name__], example, max_tokens, reply=reply)
