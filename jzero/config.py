@@ -5,8 +5,10 @@ import dataclasses
 import importlib.util
 import json
 import math
+import tomllib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -263,42 +265,21 @@ def to_json(config: Config) -> str:
     return json.dumps(dataclasses.asdict(config), indent=1)
 
 
-LEAST = {  # smallest value of numbers; of every other it is 0
-    1: "rollout.prompts rollout.group rollout.max_prompt rollout.max_new rollout.slots rollout.page rollout.chunk "
-    "rollout.turns train.tokens train.buckets train.minibatches train.epochs train.checkpoint_every task.grade_workers "
-    "task.reward.repetition_ngram task.reward.cosine_length task.reward.overlong_length warm_start.batch "
-    "warm_start.tries sft.batch sft.length model.logit_chunk model.arch.hidden_size model.arch.intermediate_size "
-    "model.arch.num_hidden_layers model.arch.num_attention_heads model.arch.num_key_value_heads model.arch.head_dim",
-    -math.inf: "mesh.data mesh.fsdp mesh.tensor task.reward_bias task.format_score task.reward.repetition_max "
-    "task.reward.cosine_right_short task.reward.cosine_right_long task.reward.cosine_wrong_short "
-    "task.reward.cosine_wrong_long algorithm.truncated_score algorithm.truncated_penalty algorithm.entropy_coef",
-}
-CHOICES = {
-    "model.arch.model_type": ("qwen2", "qwen3"),
-    "model.dtype": ("bfloat16", "float32"),
-    "model.remat": ("none", "dots", "full"),
-    "model.attention": ("", "xla"),
-    "rollout.kv_dtype": ("bfloat16", "float32"),
-    "task.verifier": ("fast", "math_verify"),
-    "task.turn_reward": ("success", "score"),
-    "task.reward.unit": ("characters", "tokens"),
-    "sft.loss": ("assistant", "all"),
-    "optimizer.mu_dtype": ("bfloat16", "float32"),
-    "optimizer.schedule": ("constant", "linear", "polynomial", "cosine"),
-} | {f"algorithm.{name}": choices for name, choices in algorithms.CHOICES.items()}
+BOUNDS = tomllib.loads(Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8"))
+LEAST = dict.fromkeys(BOUNDS["at_least_1"], 1.0) | dict.fromkeys(BOUNDS["any"], -math.inf)  # of every other 0
+CHOICES = BOUNDS["choices"] | {f"algorithm.{name}": choices for name, choices in algorithms.CHOICES.items()}
 
 
 def validate(config: Config) -> None:
     """Raise one ValueError with every impossible setting, its value and what to do. Compiles nothing."""
     values = flat(dataclasses.asdict(config))
-    least = {name: bound for bound, names in LEAST.items() for name in names.split()}
     wrong, small = [], []
     for name, value in values.items():
         choices = CHOICES.get(name.removeprefix("critic."), (value,))
         if value not in choices:
             wrong.append(f"{name}={value!r} is not one of {', '.join(choices)}")
-        if isinstance(value, int | float) and value < least.get(name, 0):
-            small.append(f"{name}={value} must be at least {least.get(name, 0)}")
+        if isinstance(value, int | float) and value < LEAST.get(name, 0):
+            small.append(f"{name}={value} must be at least {LEAST.get(name, 0):g}")
     if wrong := [*wrong, *(small or combinations(config))]:  # which divide by some of them
         raise ValueError("; ".join(wrong))
 

@@ -5,32 +5,21 @@ makes of whatever lies beside a Qwen2 config.json. It is not used here: it impor
 import functools
 import json
 import os
-import string
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import AddedToken, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from jzero import hub
-
-END, PAD = "<|endoftext|>", "<|pad|>"
-WORDS = ("<answer>", "</answer>", "<think>", "</think>", " yes", " no")
-CHARACTERS = string.digits + string.ascii_letters + string.punctuation + "ĠĊ"  # byte-level BPE's space and newline
-MULTIPLE = 16  # of the vocabulary's size: it is sharded
 
 FILES = ("*.json", "*.txt", "*.jinja")  # of a model on the hub, without its weights
 
 
 def countdown() -> PreTrainedTokenizerFast:
     """112 tokens; characters outside printable ASCII and the newline are dropped."""
-    pieces = [END, PAD, *WORDS, *CHARACTERS]
-    pieces += [f"<|unused{i}|>" for i in range(-len(pieces) % MULTIPLE)]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    tokenizer = Qwen2Tokenizer(vocab, [], unk_token=END, eos_token=END, pad_token=PAD)
-    tokenizer.add_tokens([AddedToken(word, normalized=False) for word in WORDS])
-    return tokenizer
+    return PreTrainedTokenizerFast.from_pretrained(Path(__file__).with_name("countdown"))
 
 
 def load(path: str) -> PreTrainedTokenizerFast:

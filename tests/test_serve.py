@@ -49,9 +49,9 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 @cache
 def byte_tokenizer() -> Qwen2Tokenizer:
     """A token a byte, so that half characters are common."""
-    pieces = [*bytes_to_unicode().values(), tokenizer.END, tokenizer.PAD, *(f"<|{i}|>" for i in range(14))]
-    tok = Qwen2Tokenizer({piece: i for i, piece in enumerate(pieces)}, [], eos_token=tokenizer.END)
-    tok.add_special_tokens({"pad_token": AddedToken(tokenizer.PAD)})
+    pieces = [*bytes_to_unicode().values(), "<|endoftext|>", "<|pad|>", *(f"<|{i}|>" for i in range(14))]
+    tok = Qwen2Tokenizer({piece: i for i, piece in enumerate(pieces)}, [], eos_token="<|endoftext|>")
+    tok.add_special_tokens({"pad_token": AddedToken("<|pad|>")})
     tok.chat_template = TEMPLATE
     return tok
 

@@ -1,5 +1,5 @@
-"""What can be trained on. A new task is a module of functions and a line in TASKS, or a `TASK` of its own (configs/tasks).
-Imports no jax: graders load it."""
+"""What can be trained on: a module of functions and a line in TASKS, or a module with a `TASK` (configs/tasks). Imports
+no jax: graders load it."""
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
