@@ -275,8 +275,7 @@ KLS = {"k2": lambda logps, ref_logps: 0.5 * (logps - ref_logps) ** 2, "k3": k3}
 
 
 def policy_loss(logps, entropy, batch: Any, total: Total, algorithm: Algorithm) -> tuple[jax.Array, dict[str, Any]]:
-    """Every token's term of the loss, weighted, and diagnostics of every token. batch: types.Batch [B, T] with weights,
-    advantages, sampler_logps, old_logps and, where a KL is on, ref_logps."""
+    """Every token's weighted term, and its diagnostics. batch: types.Batch [B, T], with ref_logps where a KL is on."""
     ratio = RATIOS[algorithm.ratio](logps - batch.old_logps, total)
     term, clipped = SURROGATES[algorithm.surrogate](logps, ratio, batch.advantages, algorithm)
     stats = {"clip_fraction": clipped.astype(jnp.float32), "ratio_shift": jnp.abs(ratio - 1)}
@@ -318,8 +317,7 @@ CHOICES = {  # field of Algorithm -> what it may be
 
 
 def resolved(algorithm: Algorithm, eta: int) -> Algorithm:
-    """Decoupled PPO (arXiv:2505.24298 eq. 5) is what stale rollouts are trained with: the ratio is to the policy before
-    the update, the rest a correction."""
+    """With eta > 0 decoupled PPO (arXiv:2505.24298 eq. 5), unless a correction is named."""
     name = algorithm.correction or ("token_truncate" if eta and algorithm.old == "trainer" else "none")
     return replace(algorithm, correction="" if name == "none" else name)
 

@@ -71,8 +71,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def plan(groups: Sequence[Sequence[Item]], layouts: Sequence[Layout]) -> list[list[list[list[int]]]]:
-    """Rows of each layout; a row is a list of slots, a slot a list of items, counted over all groups. Every group (or,
-    without a prefix, every sequence) goes to the layout that pads it least."""
+    """Rows of each layout: lists of slots, which are lists of items. A group goes to the layout that pads it least."""
     rows: list[list[list[list[int]]]] = [[] for _ in layouts]
     if layouts[0].prefix == 0:
         inputs = [len(item.tokens) - 1 for group in groups for item in group]
@@ -96,8 +95,7 @@ def plan(groups: Sequence[Sequence[Item]], layouts: Sequence[Layout]) -> list[li
 def pack(
     groups: Sequence[Sequence[Item]], layouts: Sequence[Layout], rows: Sequence[int], microbatches: Sequence[int]
 ) -> list[Packed]:
-    """Groups of items -> one Packed a layout, with `rows` B a microbatch and at least `microbatches` M (more only if
-    the items need them, which recompiles)."""
+    """One Packed a layout, with `rows` B a microbatch and at least `microbatches` M; more recompiles."""
     items = [item for group in groups for item in group]
     out = []
     for layout, B, M, planned in zip(layouts, rows, microbatches, plan(groups, layouts), strict=True):

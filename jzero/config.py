@@ -237,8 +237,7 @@ QWEN25 = {f"qwen2.5-{size}": f"Qwen/Qwen2.5-{size.upper()}" for size in ("0.5b",
 def choose(
     argument: str, tiny: Callable[[], Config], qwen: Callable[[str], Config], hub: Collection[str], accelerator: str
 ) -> Config:
-    """A recipe's config for "preset", "preset,algorithm" or "". Presets are tiny and qwen's of `hub`; without one it is
-    `accelerator` where one is attached, or tiny."""
+    """Of "preset", "preset,algorithm" or "": `accelerator` where one is attached, else tiny; `hub`: qwen's."""
     preset, _, algorithm = argument.partition(",")
     if not preset:
         platform = jax.default_backend()

@@ -43,8 +43,7 @@ class Sampler:
     def rollouts(
         self, params, problems: list[Problem], group: int, temperature: float, key: tuple[int, int], version: int
     ) -> tuple[list[Rollout], sample.Counters]:
-        """`group` rollouts of each of this host's share of the problems, in order. The noise is a function of key (two
-        integers), the problem's place among all and the token's position."""
+        """Of this host's share of the problems, in order; the noise follows key (two integers), place and position."""
         share = hosts.share(len(problems))
         problems = problems[share]
         prompts = [np.array(encode(self.tokenizer, problem), np.int32) for problem in problems]
@@ -103,8 +102,7 @@ def of_turns(rollout: Rollout, grades: list[Grade]) -> Rollout:
 def make_sampler(
     settings: config.Config, base: Base, mesh: Mesh, pool: Pool
 ) -> tuple[Sampler, Callable[[qwen.Params], qwen.Params]]:
-    """A sampler on the devices of a training mesh, or those beside it, and `publish`, which makes its weights of the
-    trainer's."""
+    """A sampler on the mesh's devices, or those beside it, and `publish`: the trainer's weights -> the sampler's."""
     decode, dtype = sharding.decode_mesh(mesh), settings.model.dtype
     if apart := settings.mesh.decode:
         if apart % (tensor := mesh.shape["tensor"]):
@@ -184,8 +182,7 @@ def pass_at(correct: np.ndarray, k: int) -> float:
 
 
 def majority(answers: Sequence[str], correct: Sequence[bool]) -> float:
-    """Chance that a most frequent answer is right, ties broken evenly. Right answers are one, however written; a
-    response without an answer has no vote."""
+    """Chance that a most frequent answer is right, ties broken evenly; right ones are one, and none has no vote."""
     votes = Counter("" if right else answer for answer, right in zip(answers, correct, strict=True) if right or answer)
     top = [answer for answer, count in votes.items() if count == max(votes.values())]
     return ("" in top) / len(top) if top else 0.0
@@ -218,8 +215,7 @@ def kinds(settings: config.Eval, temperature: float) -> dict[str, tuple[int, flo
 def evaluate(
     sampler: Sampler, params, every: dict[str, list[Problem]], settings: config.Eval, temperature: float
 ) -> dict[str, float]:
-    """Flat metrics of problems by name, "eval/math500/accuracy", or "eval/accuracy" of those of name "": avg@k at the
-    sampling temperature and greedy."""
+    """Flat metrics of problems by name, "eval/math500/accuracy" or, of those of name "", "eval/accuracy"."""
     values = {}
     for name, problems in every.items():
         for kind, (samples, heat) in kinds(settings, temperature).items():

@@ -29,8 +29,7 @@ STOP, BEAT = "jzero/stop", "jzero/beat"  # folders of keys in that store
 
 
 def join(coordinator: str | None, count: int | None, index: int | None) -> None:
-    """Before any device is touched. Without arguments: what a Cloud TPU, SLURM or Open MPI environment says, or one
-    process alone. Raises ValueError for half of the arguments."""
+    """Before any device is touched; without arguments as a Cloud TPU, SLURM or Open MPI say, or alone."""
     given = [x is not None for x in (coordinator, count, index)]
     if any(given) and not all(given):
         raise ValueError("give --coordinator HOST:PORT, --num_processes and --process_id together, or none of them")
@@ -163,8 +162,7 @@ class Stop:
 
 
 def watch() -> None:
-    """Ends this process, with a line that says why, once another shows no sign of life for PATIENCE: a program that
-    waits for its devices would never return. (Where process 0 is lost JAX does, at once.)"""
+    """Ends this process, with a line that says why, once another shows no sign of life for PATIENCE."""
     me, count, seen = PEERS.process_id, PEERS.num_processes, {}
     running = threading.main_thread().is_alive  # at the end of a run hosts leave one by one
     while running():

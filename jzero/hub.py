@@ -9,8 +9,7 @@ SECONDS = 10  # without an answer, until the hub counts as unreachable
 
 
 def download(name: str, patterns: Sequence[str]) -> Path:
-    """The local copy of a hub repository's files; what is in the cache serves when the hub is out of reach.
-    Raises OSError with the reason when neither has it."""
+    """The local copy of a repository's files, also of the cache; OSError with the reason where there is none."""
     try:
         HfApi().model_info(name, timeout=SECONDS)  # snapshot_download asks the same first, but waits without end
     except Exception as error:  # whatever the network and the hub's client come up with

@@ -130,8 +130,7 @@ def optimize(trainer: Trainer, state: State, rollouts: list[Rollout], step: int)
 
 
 def sequences(rollouts: list[Rollout], config: config.Config) -> tuple[list[Rollout], list[int]]:
-    """What is trained on, and the index of the rollout that each is of: the rollouts; if train.turn_rows one for each
-    of their turns, with all that came before it, of which nothing is trained."""
+    """What is trained on, and which rollout each is of: the rollouts or, if train.turn_rows, all of their turns."""
     if not config.train.turn_rows:
         return rollouts, list(range(len(rollouts)))
     rows, source = [], []
@@ -223,8 +222,7 @@ def score(trainer: Trainer, state: State, parts: list[Part], rollouts: list[Roll
 
 
 def episodes(rollouts: list[Rollout], config: config.Config, penalties, values) -> Episodes:
-    """Rewards over sampled tokens: minus the penalty of each, and every turn's at its last. penalties and values are
-    f32[T] a rollout."""
+    """Rewards over sampled tokens: minus the penalty of each, f32[T] a rollout, and every turn's at its last."""
     counts = np.array([rollout.sampled.sum() for rollout in rollouts])
     mask = np.arange(counts.max()) < counts[:, None]
     group = np.arange(len(rollouts)) // config.rollout.group

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jinja2
 from jax.experimental import topologies
 from tqdm import tqdm
 
@@ -350,31 +351,8 @@ def run(settings: config.Config, topology: str, cache: Path | None, searching: b
 
 
 def table(report: dict[str, Any]) -> str:
-    gib = lambda x: f"{x / GIB:10.3f}"
-    sizes = lambda found: "".join(gib(found[key]) for key in ("argument_bytes", "temp_bytes", "peak_bytes"))
-    misfit = lambda total: "  DOES NOT FIT" if total > report["hbm_bytes"] else ""
-    work = lambda x: f"{x['flops'] / 1e12:>10.1f}{x['bytes'] / 1e9:>10.1f}{x['seconds']:>10.2f}"
-    axes = " x ".join(f"{name} {size}" for name, size in report["mesh"].items())
-    lines = [
-        f"{report['config']} on {report['topology']}: {report['devices']} x {report['device_kind']} ({axes}), "
-        f"{report['hosts']} hosts, {report['hbm_bytes'] / GIB:.2f} GiB each",
-        f"\n{'part':<20}{'GiB':>10}",
-        *(f"{name:<20}{gib(size)}" for name, size in report["parts"].items()),
-        f"\n{'program':<20}{'arguments':>10}{'temp':>10}{'peak':>10}{'compile s':>11}",
-        *(
-            f"{n:<20}{sizes(x)}{x['compile_s']:>11.1f}  {x.get('error', '')[:120]}"
-            for n, x in report["programs"].items()
-        ),
-        f"\n{'phase':<20}{'GiB':>10}{'of HBM':>10}",
-        *(f"{n:<20}{gib(x)}{x / report['hbm_bytes']:>10.0%}{misfit(x)}" for n, x in report["phases"].items()),
-        f"\n{'roofline, a device':<20}{'TFLOP':>10}{'GB moved':>10}{'seconds':>10}",
-        *(f"{name:<20}{work(x)}" for name, x in report["roofline"].items()),
-        f"{'step':<40}{report['step_s']:>10.2f}\n",
-        *(f"largest that fits: --config.{name}={value}" for name, value in report.get("search", {}).items()),
-        "fits" if report["fits"] else "does not fit; try",
-        *(f"  {line}" for line in report["suggestions"]),
-    ]
-    return "\n".join(line.rstrip(" ") for line in lines)
+    template = Path(__file__).with_name("plan.txt").read_text(encoding="utf-8")
+    return jinja2.Environment(trim_blocks=True).from_string(template).render(report, GIB=GIB).rstrip("\n")
 
 
 def command() -> None:

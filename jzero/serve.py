@@ -149,8 +149,7 @@ class Server:
         yield f"{last}data: [DONE]\n\n" if given.stream else json.dumps(head | {"choices": said, "usage": usage})
 
     def choice(self, given: Asked, chat: bool, sequence: Sequence) -> Generator[Any, Any, None]:
-        """Sent (tokens, finish) gives what a client has not had of them, if anything: no half character, nor what may
-        become a stop string."""
+        """Sent (tokens, finish) gives what a client lacks: no half character, nor what may become a stop string."""
         said, read, text, sent = None, 0, "", 0
         held = max(map(len, (*sequence.stop, *self.engine.settings.stop)), default=1) - 1
         piece = lambda token: self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False)
@@ -176,8 +175,7 @@ class Server:
 
 
 def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
-    """Its orchestrator takes a token a call, puts an end of text before a prompt (`prefill` drops it), and does not say
-    when a slot is free: its pages are once it is filled anew."""
+    """Its orchestrator takes a token a call, puts an end of text before a prompt, and frees no slot."""
     from jetstream.core import config_lib, server_lib
     from jetstream.engine import engine_api
 

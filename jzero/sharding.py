@@ -105,8 +105,7 @@ def gather_program(config: qwen.QwenConfig, train: Mesh, dtype):
 
 
 def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype):
-    """A function from training params to the decoder's: that program, then this host's own shards of what it makes,
-    copied where other devices decode."""
+    """A function from training params to the decoder's: `gather_program`, then this host's own shards."""
     gather, here = gather_program(config, train, dtype), decode_mesh(train)
     local, target = decoder_shardings(config, here), decoder_shardings(config, decode)
     make = jax.make_array_from_single_device_arrays

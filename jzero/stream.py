@@ -24,8 +24,7 @@ POLL = 0.02  # seconds between looks at what a thread has done
 
 
 def capacity(eta: int, version: int, batch: int, most: int, accepted: int, running: int) -> int:
-    """How many groups may start: `most` run at once, and none can come to be trained on more than eta versions later,
-    where every step trains on the `batch` oldest (AReaL's staleness control; accepted counts those of all time)."""
+    """How many groups may start: `most` run at once, none is trained on more than eta versions later (AReaL)."""
     return min(most - running, (eta + version + 1) * batch - (accepted + running))
 
 
@@ -88,8 +87,7 @@ class Stream:
         return self.problems(step + 1)[place]
 
     def admit(self, version: int) -> list[Group]:
-        """New groups, as many as may start. Their requests, which name their noise, differ from those of all groups
-        that may be on their way with them; without asynchrony they are those of the place among the step's problems."""
+        """New groups, as many as may start; their requests, which name their noise, are no one else's on the way."""
         eta, prompts, G = self.rollout.eta, self.rollout.prompts, self.rollout.group
         new: list[Group] = []
         passed = 0
@@ -152,8 +150,7 @@ class Stream:
 
 
 class Ahead(Stream):
-    """Decodes in a thread while the main one trains, which gives it new weights between two calls and takes what is
-    over. Whoever else wants the engine or the whole state calls `halt`; `collect` goes on."""
+    """Decodes in a thread while the main one trains, and takes new weights between calls; others `halt` it first."""
 
     ready = staticmethod(lambda group: group.graded)
 

@@ -58,8 +58,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 @functools.cache
 def suffix(tokenizer: PreTrainedTokenizerFast, reply: str, plain: str | None) -> list[int]:
-    """What is between the text of a response and the next one: end of turn, the reply, begin of a turn. `plain` is that
-    text, the reply at its {}; None: as the chat template writes it there, whatever it puts elsewhere."""
+    """Tokens between a response and the next: `plain`, the reply at its {}, or what the chat template writes there."""
     if plain is not None:
         return encode(tokenizer, plain.replace("{}", reply))
     response = "response-of-the-assistant"

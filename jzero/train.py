@@ -189,8 +189,7 @@ def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
 
 
 def initial_state(run: Run, params: qwen.Params) -> State:
-    """Fresh optimizers around the policy's params and, where there is one, the critic's: those of critic.path, or the
-    policy's, with a new head."""
+    """Fresh optimizers around the params and, where there is one, the critic's: critic.path's or these, a new head."""
     policy, critic = run.trainer.policy, run.trainer.critic
     state = policy.start(params)
     if critic is None:

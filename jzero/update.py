@@ -36,8 +36,7 @@ def optimizer(settings: config.Optimizer) -> optax.GradientTransformation:
 
 
 def learning_rate(settings: config.Optimizer, step: int, steps: int) -> float:
-    """Of optimizer step 0 <= step < steps: linear warm-up, then constant, or a decay that reaches min_lr_ratio one past
-    the last step: 1 - done, (1 - done)^power, or half a cosine."""
+    """Of optimizer step 0 <= step < steps: linear warm-up, then constant or a decay to min_lr_ratio after the last."""
     warmup = settings.warmup_steps or int(np.ceil(settings.warmup_ratio * steps))
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     done = min(1.0, max(0, step - warmup) / max(1, steps - warmup))

@@ -79,8 +79,7 @@ def to_rows(x: jax.Array, rows: int, width: int) -> jax.Array:
 
 
 def kv_storage(dtype: str, platform: str):
-    """Element type of the pools. XLA:CPU converts a whole bf16 pool to fp32 and back around every scatter, so there
-    bf16 is stored as its bits."""
+    """Element type of the pools. On CPU bf16 is stored as its bits: XLA would convert the pool around every write."""
     return jnp.uint16 if dtype == "bfloat16" and platform == "cpu" else jnp.dtype(dtype)
 
 

@@ -81,8 +81,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             thread.start()
 
     def submit(self, key: Hashable, task_name: str, response: str, gold: Any, task: Any, earlier: Any = None) -> None:
-        """Queue one response; `task_name` is a key of tasks.TASKS or "module:function", `task` is config.Task. Where
-        `earlier` is given, (response, Grade) of the episode's turns so far, the task is asked for a reply too."""
+        """Queue a response to a task, or "module:function"; with `earlier`, turns so far, for a reply too."""
         assert not self._closed
         with self._changed:
             settings = json.dumps(vars(task), default=vars)

@@ -241,8 +241,7 @@ class Engine:
         return [jax.device_put(x, NamedSharding(self.mesh, P("slots"))) for x in arrays]
 
     def programs(self, params, prefills: list[tuple[int, int]]) -> dict[str, tuple[Any, tuple]]:
-        """(jitted, abstract arguments) of every program that decodes: what is compiled before there is a device.
-        params: abstract; prefills: rows a shard and tokens a row of each prefill."""
+        """(jitted, abstract arguments) of every program; prefills: rows a shard and tokens a row of each."""
         shards, count, page = self.shards, bucket(self.shard_slots, 8), self.settings.page
         slots = lambda shape, dtype=jnp.int32: self._abstract(shape, dtype, P("slots"))
         key = jax.eval_shape(lambda: jax.random.key(0))

@@ -295,8 +295,7 @@ class Driver:
         return result, owners, given, fresh
 
     def _read(self, result: ResultTokens, owners: dict, given: dict, fresh: list) -> Iterator[Sequence]:
-        """Hand out what the call sampled. A sequence that left its slot since the dispatch (finished in the call
-        before, cancelled) or is in a later turn takes no more."""
+        """Hand out what a call sampled; a sequence that left its slot since, or is in a later turn, takes no more."""
         still = lambda slot: (owner := self.owners.get(slot)) and owners[slot] == (owner, len(owner.turns))
         firsts = jax.device_get({id(prefix): (prefix.tokens, prefix.logps) for _, prefix, _, _ in fresh})
         for slot, prefix, row, sample in fresh:

@@ -75,8 +75,7 @@ def invert(probs: jax.Array, u: jax.Array) -> jax.Array:
 
 
 def first_above(mass: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Index of the first positive entry whose running sum exceeds the threshold (else the last positive), and the
-    sum before it. mass [S, n], threshold [S]."""
+    """Where the running sum of mass [S, n] first exceeds threshold [S], at a positive entry, and the sum before."""
     n = mass.shape[-1]
     running = jnp.cumsum(mass, axis=-1)
     index = jnp.arange(n)

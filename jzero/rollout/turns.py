@@ -45,8 +45,7 @@ class Talk:
         return said
 
     def between(self, sequence: Sequence, grade: Grade) -> list[int] | None:
-        """Tokens from the response to the next one; None: the episode is over, or the budget of tokens does not hold
-        them and one more. An end of turn that the policy did not write is among them."""
+        """Tokens from the response to the next, a missing end of turn among them; None where the episode is over."""
         if grade.reply is None or (grade.correct and self.task.stop_on_success):
             return None
         plain = TASKS[self.problem(sequence.prompt).task].replies[self.task.template]

@@ -55,8 +55,7 @@ def held_out(numbers: Sequence[int], target: int) -> bool:
 
 
 def attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> Attempt:
-    """Combine random pairs by random operations, larger operand first, within the integers 0..largest. No target needs
-    a negative value: a tree's absolute value is reached by sums and differences of the absolute values below it."""
+    """Random pairs combined by random operations, larger operand first, within 0..largest."""
     left = [(n, str(n)) for n in numbers]
     steps = []
     while len(left) > 1:
@@ -198,8 +197,7 @@ def extract(response: str) -> str | None:
 
 
 def grade(response: str, gold: Any, task: data.Settings) -> Grade:
-    """1 for an expression that equals the target exactly, task.format_score for any other expression, else 0. It may be
-    written "expression = target" or "target = expression"."""
+    """1 for an expression, or equation, that has the target's value, task.format_score for another, else 0."""
     answer = extract(response)
     if answer is None:
         return Grade(0.0, False, "no answer")

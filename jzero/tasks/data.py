@@ -136,8 +136,7 @@ def grams(text: str, n: int) -> set[tuple[str, ...]]:
 
 
 def stream(sets: Sequence[Sequence[Any]], weights: Sequence[float], seed: int) -> Any:
-    """An endless shuffled sequence, a function of (sets, weights, seed): every set anew in each of its epochs, and
-    drawn from by weight; without weights all of them are one set."""
+    """An endless shuffled sequence, anew in each epoch of a set; sets are drawn from by weight or, without, are one."""
     import grain  # here: it imports jax, and grader processes load this module
 
     if weights and (len(weights) != len(sets) or not all(isinstance(w, int | float) and w > 0 for w in weights)):

@@ -49,8 +49,7 @@ def length(correct: np.ndarray, lengths: np.ndarray, settings: "config.Reward") 
 
 
 def cosine(correct: np.ndarray, lengths: np.ndarray, settings: "config.Reward") -> np.ndarray:
-    """Half a cosine from a length of 0 to cosine_length and flat after it: a short answer is worth more where right and
-    less where wrong (arXiv:2502.03373)."""
+    """Half a cosine of the length, flat after cosine_length: short is worth more where right, less where wrong."""
     share = (1 + np.cos(np.pi * np.minimum(lengths / settings.cosine_length, 1.0))) / 2
     short = np.where(correct, settings.cosine_right_short, settings.cosine_wrong_short)
     long = np.where(correct, settings.cosine_right_long, settings.cosine_wrong_long)

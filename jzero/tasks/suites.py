@@ -31,8 +31,7 @@ def parse(spec: str) -> tuple[str, str, str, str]:
 
 
 def problems(spec: str, task: data.Settings, limit: int, seed: int) -> tuple[str, list[Problem]]:
-    """Name and problems of a suite, the first `limit` of them (0 = all). Prompts follow task.template where it is one
-    of the suite's, else they are qwen_math's or countdown's r1."""
+    """Name and problems of a suite, the first `limit` (0: all); prompts by task.template where it is the suite's."""
     name, source, part, kind = parse(spec)
     template = task.template if task.template in countdown.TEMPLATES else "r1"
     if not source:
