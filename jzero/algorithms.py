@@ -140,10 +140,9 @@ def to_go(episodes: Episodes, gamma: float) -> np.ndarray:
 
 
 def by_turn(episodes: Episodes) -> tuple[Episodes, np.ndarray]:
-    """Every turn as an episode of one token, whose reward is its return, G_t = r_t + discount G_{t+1} over the turns of
-    its rollout; and i[N, T] which of those rows a token is of. Turns of one number of a prompt's rollouts are a group:
-    what the others got from there on, whatever they had said before, is a baseline that the turn cannot change. A turn
-    that no other rollout came to has no baseline, and an advantage of 0."""
+    """Turns as episodes of one token, of reward G_t = r_t + discount G_{t+1}; and i[N, T], which of those rows a token
+    is of. Turns of one number of a prompt's rollouts are a group; one that no other rollout came to has an advantage of
+    0."""
     turn = np.asarray(episodes.turn)
     first = episodes.mask & (np.diff(turn, axis=1, prepend=-1) != 0)
     G = to_go(episodes, 1.0)[first][:, None]

@@ -230,11 +230,8 @@ def evaluate(
 
 def defaults() -> config.Config:
     """As the published tables: greedy, 3,000 new tokens."""
-    return config.Config(
-        task=config.Task(template="qwen_math"),
-        rollout=config.Rollout(max_prompt=2048, max_new=3000, slots=64),
-        eval=config.Eval(samples=0),
-    )
+    rollout = config.Rollout(max_prompt=2048, max_new=3000, slots=64)
+    return config.Config(task=config.Task(template="qwen_math"), rollout=rollout, eval=config.Eval(samples=0))
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:

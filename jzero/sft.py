@@ -36,15 +36,10 @@ class Fitter:
     def pack(self, examples: Sequence[Example]) -> Packed:
         """Of at least one trained token. Microbatches are a power of two, so that few programs are compiled."""
         weight = 1.0 / sum(sum(trained) for _, trained in examples)
-        items = [
-            Item(
-                tokens=np.array(tokens, np.int32),
-                prompt=trained.index(True),
-                weights=np.array(trained, np.float32) * np.float32(weight),
-                logps=np.zeros(len(tokens), np.float32),
-            )
-            for tokens, trained in examples
-        ]
+        weights = [np.array(trained, np.float32) * np.float32(weight) for _, trained in examples]
+        tokens = [np.array(tokens, np.int32) for tokens, _ in examples]
+        prompts = [trained.index(True) for _, trained in examples]
+        items = list(map(Item, tokens, prompts, weights, map(np.zeros_like, weights)))
         needed = -(-len(best_fit([len(item.tokens) - 1 for item in items], self.layout.slot)) // self.rows)
         [packed] = pack([items], [self.layout], [self.rows], [1 << (needed - 1).bit_length()])
         return packed
@@ -91,9 +86,8 @@ def completed(tok: tokenizer.PreTrainedTokenizerFast, prompt: str, completion: s
 
 
 def conversation(tok: tokenizer.PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]], first: int) -> Example:
-    """Messages through the chat template. What the assistant says from message `first` on is trained on, its end of
-    turn included: all that a policy would sample after the template's generation prompt. Encoded in these pieces, so
-    that tokens are those of decoding, also where a response begins with a newline."""
+    """Messages through the chat template; what the assistant says from message `first` on is trained on, its end of
+    turn included. Encoded piece by piece, as what decoding would have sampled after the generation prompt."""
     whole, end = tokenizer.render(tok, messages, generate=False), tokenizer.end_of_turn(tok)
     if any(end in str(message["content"]) for message in messages):
         raise ValueError(f"a message of sft.data holds {end}, which ends turns in this chat template: remove it")

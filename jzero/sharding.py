@@ -85,9 +85,8 @@ def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
 
 
 def gather_program(config: qwen.QwenConfig, train: Mesh, dtype):
-    """Jitted: training params -> the decoder's, over tensor split, whole on the devices of every host: cast, then
-    all-gather over data and fsdp. Layer by layer: XLA:TPU copies what an all-gather returns into the program's result,
-    and would hold all weights twice."""
+    """Jitted: training params -> the decoder's, cast, whole on every host's devices but for tensor. Layer by layer:
+    XLA:TPU copies what an all-gather returns, and would hold all weights twice."""
     every = mesh(list(train.devices.flat), {"slots": -1, "tensor": train.shape["tensor"]})
     place = decoder_shardings(config, every)
     layer = jax.tree.map(lambda whole: NamedSharding(every, P(*whole.spec[1:])), place["layers"])

@@ -123,10 +123,8 @@ def check_task(config: config.Config) -> None:
         raise ValueError(f"task.template={config.task.template!r} is not one of {', '.join(templates)}")
     if config.rollout.turns > 1 and config.task.template not in TASKS[config.task.name].replies:
         known = [f"{name} ({', '.join(task.replies)})" for name, task in TASKS.items() if task.replies]
-        raise ValueError(
-            f"rollout.turns={config.rollout.turns}: task.name={config.task.name} has no replies in template "
-            f"{config.task.template}; there are {', '.join(known)}"
-        )
+        what = f"rollout.turns={config.rollout.turns}: task.name={config.task.name} has no replies in template"
+        raise ValueError(f"{what} {config.task.template}; there are {', '.join(known)}")
     rewards.check(config.task.reward)
 
 
@@ -137,10 +135,8 @@ def check(config: config.Config, workdir: Path) -> None:
         suites.parse(spec)
     longest = TASKS[config.task.name].warm_start_tokens(config.task, config.warm_start.tries)
     if config.warm_start.steps and longest > config.rollout.max_new:
-        raise ValueError(
-            f"a warm-start example may have {longest} tokens, rollout.max_new={config.rollout.max_new}: raise it to "
-            f"{longest}, or set warm_start.steps=0"
-        )
+        what = f"a warm-start example may have {longest} tokens, rollout.max_new={config.rollout.max_new}"
+        raise ValueError(f"{what}: raise it to {longest}, or set warm_start.steps=0")
     session.check(config, workdir)
 
 
@@ -152,18 +148,14 @@ def build(config: config.Config, pool: Pool) -> Run:
     if algorithms.needs_critic(config.algorithm):
         critic = hf.load_config(hf.resolve(config.critic.path))[0] if config.critic.path else architecture
         if critic.vocab_size != architecture.vocab_size:
-            raise ValueError(
-                f"critic.path={config.critic.path} has a vocabulary of {critic.vocab_size}, the policy one of "
-                f"{architecture.vocab_size}: give a model with the policy's tokenizer"
-            )
+            what = f"critic.path={config.critic.path} has a vocabulary of {critic.vocab_size}, the policy one of"
+            raise ValueError(f"{what} {architecture.vocab_size}: give a model with the policy's tokenizer")
     devices, _ = sharding.split(config.mesh.decode)
     mesh = sharding.train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     for heads in {each.num_key_value_heads for each in (architecture, critic) if each}:
         if heads % mesh.shape["tensor"]:
-            raise ValueError(
-                f"mesh.tensor={mesh.shape['tensor']} does not divide the model's {heads} key-value heads; "
-                "set it to one of their divisors"
-            )
+            what = f"mesh.tensor={mesh.shape['tensor']} does not divide the model's {heads} key-value heads"
+            raise ValueError(f"{what}; set it to one of their divisors")
     sampler, publish = evaluate.make_sampler(config, base, mesh, pool)
     trainer = make_trainer(config, architecture, critic, mesh)
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jzero.grade.extract import TEMPLATES, extract
-from jzero.grade.math import grade
+from jzero.grade.math import TEMPLATES, extract, grade
 from jzero.tasks import math
 
 EQUAL = [  # prediction, gold

@@ -13,10 +13,8 @@ QUERY_BLOCK = 512  # queries whose scores exist at a time
 
 
 def packed(q, k, v, segments: jax.Array, layout: Layout, attend: Callable[..., jax.Array] | None = None) -> jax.Array:
-    """Causal attention within segments; slots also see their row's prefix.
-
-    q [B, T, H, D], k and v [B, T, K, D], segments i32[B, T] (0 = padding), T = layout.tokens -> [B, T, H, D].
-    Kernels bring their own `attend`."""
+    """Causal attention within segments; slots also see their row's prefix. q [B, T, H, D], k and v [B, T, K, D],
+    segments i32[B, T] (0 = padding), T = layout.tokens -> [B, T, H, D]. Kernels bring their own `attend`."""
     P, S, N = layout
     B, _, H, D = q.shape
     attend = attend or attend_blocks
@@ -107,11 +105,9 @@ def write(pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array | 
 
 
 def paged(q, k_pool, v_pool, table, lengths, shared, kv_heads: int = 0) -> jax.Array:
-    """One query a slot against its pages: an online softmax over pages, as many as the longest slot has.
-
-    q [S, H, D], pools [K, R, page, D], table i32[S, M] of pool pages, lengths i32[S] >= 1 -> f32[S, H, D].
-    shared i32[S / B]: the first so many pages of every B neighbouring slots are full and the same. They are read once
-    for the block, whose queries make one larger product. Kernels may ignore it. They need kv_heads, for their pools."""
+    """One query a slot against its pages: an online softmax over pages, as many as the longest slot has. q [S, H, D],
+    pools [K, R, page, D], table i32[S, M], lengths i32[S] >= 1 -> f32[S, H, D]. shared i32[S / B]: the first so many
+    pages of every B neighbouring slots are full and the same, and read once; kernels may ignore it."""
     S, H, D = q.shape
     K, _, page, _ = k_pool.shape
     G, N = H // K, shared.shape[0]

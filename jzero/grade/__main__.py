@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 from tqdm import tqdm
 
-from jzero.grade.extract import TEMPLATES
+from jzero.grade.math import TEMPLATES
 from jzero.grade.pool import Pool
 
 TASKS = {"math": "boxed", "gsm8k": "gsm8k", "countdown": "answer"}  # the template where a row has none

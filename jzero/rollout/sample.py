@@ -110,12 +110,10 @@ class Driver:
     def run(
         self, groups: Groups, group: int, temperature: float, seed, version=0, replies=NO_REPLIES, more: More = list
     ) -> Iterator[Sequence]:
-        """Groups, of `group` sequences at most, share what they have so far; seed is a key, version the policy's ->
-        finished sequences, in finishing order. Whoever stops iterating calls `cancel`. `more`, asked before every call,
-        says which groups come too, or None: that is enough, the rest stays as far as it is.
-
-        With `replies` a sequence is yielded at every turn's end. That then says how each goes on, once: with the tokens
-        before its next turn, or None where it is over. Told to wait it says one at least, unless all is said."""
+        """Groups, of `group` sequences at most, share what they have -> finished sequences, in finishing order; who
+        stops iterating calls `cancel`. `more`, asked before every call, says which groups come too, or None: that is
+        enough. With `replies` a sequence is yielded at every turn's end; it then gives the tokens before its next turn,
+        once, or None where it is over. Told to wait it says one at least, unless all is said."""
         assert not self.engine.placed, "the engine is busy: an unfinished run was not cancelled"
         longest, room = max((s.limit for each in groups for s in each), default=0), self.engine.max_total
         assert longest <= room, f"{longest=} prompt and response exceed {room=} tokens"

@@ -17,10 +17,8 @@ def uniforms(seed: jax.Array, requests: jax.Array, positions: jax.Array) -> jax.
 
 
 def sample(logits: jax.Array, u: jax.Array, temperature: jax.Array, filter: Settings) -> tuple[jax.Array, jax.Array]:
-    """logits f32[S, V], u f32[S], temperature f32[S] -> tokens i32[S], logps f32[S].
-
-    A temperature of 0 is greedy. logps are at the sampling temperature (at 1 when greedy) over the full vocabulary,
-    whatever the filter: top_k, top_p and min_p."""
+    """logits f32[S, V], u f32[S], temperature f32[S] (0: greedy) -> tokens i32[S], logps f32[S] at that temperature (at
+    1 when greedy) over the full vocabulary, whatever the filter."""
     greedy = temperature == 0
     best = logits.max(axis=-1, keepdims=True)
     scaled = (logits - best) / jnp.where(greedy, 1.0, temperature)[:, None]  # in the other order fp32 loses digits

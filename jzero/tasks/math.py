@@ -4,7 +4,7 @@ import functools
 import random
 from typing import Any, NamedTuple
 
-from jzero.grade import extract, math
+from jzero.grade import math
 from jzero.tasks import data
 from jzero.types import Grade, Problem
 
@@ -82,5 +82,5 @@ def eval_problems(task: data.Settings, count: int) -> list[Problem]:
 def grade(response: str, gold: Any, task: data.Settings, marked: bool = False) -> Grade:
     """Of the answer that the template asks for or, if `marked`, of what follows the last ####."""
     way = {"r1_distill_qwen": "think_boxed"}.get(task.template, task.template)
-    way = "gsm8k" if marked and "####" in response else way if way in extract.TEMPLATES else "boxed"
+    way = "gsm8k" if marked and "####" in response else way if way in math.TEMPLATES else "boxed"
     return math.grade(response, gold["answer"], template=way, question=gold["question"], verifier=task.verifier)

@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from jzero.grade.extract import last_box, last_number
+from jzero.grade.math import last_box, last_number
 from jzero.tasks import countdown, data, math
 from jzero.types import Grade, Problem
 
