@@ -141,8 +141,7 @@ def to_go(episodes: Episodes, gamma: float) -> np.ndarray:
 
 def by_turn(episodes: Episodes) -> tuple[Episodes, np.ndarray]:
     """Turns as episodes of one token, of reward G_t = r_t + discount G_{t+1}; and i[N, T], which of those rows a token
-    is of. Turns of one number of a prompt's rollouts are a group; one that no other rollout came to has an advantage of
-    0."""
+    is of. Turns of one number of a prompt's rollouts are a group; alone one has an advantage of 0."""
     turn = np.asarray(episodes.turn)
     first = episodes.mask & (np.diff(turn, axis=1, prepend=-1) != 0)
     G = to_go(episodes, 1.0)[first][:, None]

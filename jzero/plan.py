@@ -36,8 +36,7 @@ GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """What one device has, as chips.json says. TPU: the HBM that the compiler leaves to a program; a TPU7x is half a
-    chip."""
+    """What one device has, as chips.json says: of a TPU what the compiler leaves; a TPU7x is half a chip."""
 
     hbm: int  # bytes
     flops: float  # bf16 a second

@@ -1,6 +1,5 @@
 """Supervised fine-tuning: on conversations or prompts with completions, and as the warm start of RL. The packing,
-update and optimizer are RL's: with an advantage of 1 and a ratio of 1 the policy gradient is that of the
-log-likelihood."""
+update and optimizer are RL's: with advantage and ratio 1 the policy gradient is the log-likelihood's."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing

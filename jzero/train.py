@@ -166,8 +166,7 @@ def build(config: config.Config, pool: Pool) -> Run:
 
 
 def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
-    """Held-out problems of the task, under "", and of eval.suites, as far as their prompts fit. Says what was
-    dropped."""
+    """Held-out problems of the task, under "", and of eval.suites, as far as prompts fit. Says what was dropped."""
     config = run.config
     for note in TASKS[config.task.name].notes(config.task):
         hosts.say(note)
@@ -226,8 +225,7 @@ def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, di
 
 def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], dict[str, float]]:
     """Graded rollouts of the step's problems, and metrics of all that were sampled. Up to algorithm.dynamic_rounds
-    times uniform groups make way for those of new problems (DAPO's dynamic sampling); what is missing then stays
-    uniform."""
+    times uniform groups make way for those of new problems (DAPO's dynamic sampling), or stay."""
     config, sampler = run.config, run.sampler
     group, prompts, heat = config.rollout.group, config.rollout.prompts, config.rollout.temperature
     before = dict(sampler.pool.counters)

@@ -19,8 +19,7 @@ COMPUTE_TOKENS = 64  # that one of them reads at a time
 
 
 def packed(q, k, v, segments, layout: Layout, implementation: Literal["xla", "cudnn"] = "cudnn") -> jax.Array:
-    """Under a mask: cuDNN's own causal mask knows no segments. It takes 16-bit types and at most 128 dimensions a head;
-    anything else is left to XLA."""
+    """Under a mask, as cuDNN's own knows no segments; 16-bit types and at most 128 dimensions a head, else XLA."""
 
     def attend(q, k, v, q_segments, k_segments):
         N, prefix = q.shape[1], k.shape[1] - q.shape[1]

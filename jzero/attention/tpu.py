@@ -1,6 +1,5 @@
 """Attention on TPU: JAX's splash attention for `packed`, its paged attention for `paged`; neither scales the queries.
-The pools are [Kp, R, page, 128 n]: the kernel reads rows of 128 lanes, so a row holds 128 // D neighbouring KV
-heads."""
+The pools are [Kp, R, page, 128 n]: the kernel reads rows of 128 lanes, 128 // D neighbouring KV heads."""
 
 import functools
 from typing import Any

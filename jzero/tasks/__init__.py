@@ -1,5 +1,4 @@
-"""What can be trained on: a module of functions and a line in TASKS, or a module with a `TASK` (configs/tasks). Imports
-no jax: graders load it."""
+"""What can be trained on: a module of functions and a line in TASKS, or a module's own `TASK`. Imports no jax."""
 
 import importlib
 from collections.abc import Callable, Collection, Mapping
