@@ -20,7 +20,7 @@ TEMPLATES = data.TEXTS["countdown"]
 HELD_OUT = 4  # one problem in so many is held out
 LARGEST = 9999  # intermediate value a procedural problem may need
 DRAWS = 20000  # random draws without a fitting problem before giving up
-REPEATS = 100  # draws for each held-out problem, of which all but one may be repetitions
+REPEATS = 1000  # draws without a new problem after which there is no other
 LONGEST = 200  # characters of an equation
 DEPTH = 32  # nested parentheses of an equation
 WARM_LARGEST = 99  # intermediate value of a warm start's try: two digits keep lines short and arithmetic learnable
@@ -112,9 +112,10 @@ def eval_problems(task: data.Settings, count: int) -> list[Problem]:
         drawn = iter(random.Random(data.EVAL_SEED).sample(rows, min(count, len(rows))))
     else:
         rng = random.Random(f"countdown/{data.EVAL_SEED}/eval")
-        drawn = (draw(task, rng, wanted=True) for _ in range(REPEATS * count))
-    found: dict[Any, Row] = {}
-    while len(found) < count and (row := next(drawn, None)):
+        drawn = iter(lambda: draw(task, rng, wanted=True), None)
+    found, misses = dict[Any, Row](), 0
+    while len(found) < count and misses < REPEATS and (row := next(drawn, None)):
+        misses = (misses + 1) * (row.key in found)
         found.setdefault(row.key, row)
     if len(found) < count:
         raise ValueError(
@@ -222,8 +223,7 @@ def example(task: data.Settings, seed: int, index: int, tries: float) -> tuple[s
         12-3=9,9*7=63?16 no
         7-3=4,12+4=16?16 yes
         <answer>12+(7-3)</answer>
-    about `tries` random tries, the solution never consulted, and a wrong answer where it gives up, with the same chance
-    after every try. A try repeats the target: reading a verdict off the prompt is too hard for a small model."""
+    about `tries` random tries, the solution never consulted; it gives up with the same chance after each."""
     rng = random.Random(f"warm_start/{seed}/{index}")
     numbers, target, _ = draw(task, rng, wanted=False)
     attempts = [attempt(numbers, rng, WARM_LARGEST)]
