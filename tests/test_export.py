@@ -32,7 +32,7 @@ def workdir(tmp_path_factory) -> Path:
     settings = slow.settings(rollout={"prompts": 4}, optimizer={"lr": 1e-3}, train={"tokens": 240})
     settings.name, settings.task.template = "countdown-tiny", "plain"
     policy = train.build(settings, None).trainer.policy  # pyright: ignore
-    saved, writer = checkpoint.Checkpoints(workdir, 0), metrics.Writer(workdir, None)
+    saved, writer = checkpoint.Checkpoints(workdir, 0), metrics.Writer(workdir, None, "")
     checkpoint.check_workdir(workdir, config.to_json(settings))
     (workdir / "versions.json").write_text(json.dumps(metrics.versions()))
     accuracy = lambda x: {"eval/accuracy": x, "eval/length": 7.0, "eval_greedy/accuracy": x / 2}

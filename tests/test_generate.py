@@ -18,6 +18,7 @@ from runs import ROOT, finish, rows, wait_for
 
 from jzero import config, generate
 from jzero.session import export, read_base
+from jzero.tasks import data, math
 
 PROBLEMS, N, CHUNK = 22, 2, 3
 ENGINE = "model.dtype=float32 rollout.max_prompt=16 rollout.max_new=24 rollout.slots=8 rollout.page=8 task.template=no"
@@ -243,6 +244,8 @@ def test_another_command_does_not_append(inputs, tmp_path, monkeypatch, capsys):
 def test_a_mistake_is_one_line(command, message, inputs, tmp_path, monkeypatch, capsys):
     (tmp_path / "data.jsonl").write_bytes((inputs / "data.jsonl").read_bytes())
     monkeypatch.chdir(tmp_path)
+    data.load.cache_clear()  # of a data.jsonl in another directory
+    math._sets.cache_clear()
     with pytest.raises(SystemExit) as stop:
         call(monkeypatch, *command.split())
     err = capsys.readouterr().err
