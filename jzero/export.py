@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from jzero import checkpoint, cli, config, hub, metrics
 from jzero.model import hf, qwen
 from jzero.session import Base, export, read_base
+from jzero.tasks import suites
 from jzero.tasks.data import PUBLISHED
 
 
@@ -23,10 +24,9 @@ def card(run: config.Config, step: int, found: dict[str, dict], base: Base, give
     on_hub = lambda name: name.count("/") == 1 and name[0] not in "./~" and not os.path.exists(name)
     short = lambda x: Path(x).name if isinstance(x, str) and "/" in x and not on_hub(x) else x  # no one's directories
     flat = lambda of: {n: json.dumps(short(x)) for n, x in config.flat(json.loads(config.to_json(of))).items()}
-    sources = run.task.data or PUBLISHED["train"].get(run.task.name, "")
-    data = [source.strip().rpartition("@")[2] for source in sources.split(",") if source]
-    rows = [json.loads(line) for line in (given.workdir / "metrics.jsonl").read_text("utf-8").split("\n")[:-1]]
-    rows = [row for row in rows if row["step"] <= step]
+    sources = suites.split(run.task.data or PUBLISHED["train"].get(run.task.name, ""))
+    data = [source.rpartition("@")[2] for source in sources]
+    rows = [row for row in metrics.rows(given.workdir / "metrics.jsonl") if row["step"] <= step]
     accuracy = {name: x for name, x in [{}, *found.values()][-1].items() if name.endswith("accuracy")}
     suite = lambda name: (name.split("/")[1:-1] or [run.task.name])[0]
     result = lambda name, x: EvalResult("text-generation", suite(name), suite(name), "accuracy", x, metric_name=name)

@@ -110,6 +110,12 @@ def _append(files: Sequence[TextIO], step: int, rows: Sequence[Mapping[str, Any]
         file.flush()
 
 
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Of a .jsonl that may still be written: a last line that is not whole (yet) is left out."""
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        return [json.loads(line) for line in file if line.endswith("\n")]
+
+
 def _open_after(path: Path, last: int):
     """Opens for appending, without the lines of steps > last and without a line that a kill cut short."""
     if path.exists():

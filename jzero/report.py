@@ -20,12 +20,6 @@ ROWS, BYTES = 300, 2_000_000  # of sampled rollouts, all runs together
 LONGEST = 20_000  # characters of a text
 
 
-def rows(path: Path) -> list[dict[str, Any]]:
-    """Of a .jsonl; a last line that is not whole (yet) is left out."""
-    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-        return [json.loads(line) for line in file if line.endswith("\n")]
-
-
 def curve(steps: list[dict[str, Any]], name: str) -> list[list[float]]:
     """[first step, last step, mean, least, greatest] of every point. A phase that a step does not have took 0 s."""
     found = np.array([(row["step"], row.get(name, 0)) for row in steps if name in row or name.startswith("time/")])
@@ -61,7 +55,7 @@ def read(workdir: Path, runs: int) -> dict[str, Any]:
     """What the page has of one of `runs` workdirs."""
     if not (workdir / "metrics.jsonl").exists():
         raise ValueError(f"{workdir} has no metrics.jsonl: give the --workdir of a run")
-    steps, samples = rows(workdir / "metrics.jsonl"), rows(workdir / "samples.jsonl")
+    steps, samples = (metrics.rows(workdir / f"{name}.jsonl") for name in ("metrics", "samples"))
     files = {name: workdir / f"{name}.json" for name in ("config", "versions", "summary")}
     run = {name: json.loads(file.read_text("utf-8")) if file.exists() else {} for name, file in files.items()}
     names = dict.fromkeys(name for row in steps for name in row if name != "step")

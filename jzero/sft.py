@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from jzero import config, hosts, metrics, session, sharding, tokenizer, update
@@ -17,7 +18,7 @@ from jzero.config import validate
 from jzero.learn import microbatch_rows
 from jzero.model import qwen
 from jzero.session import Session, load_params, read_base
-from jzero.tasks import TASKS, data
+from jzero.tasks import TASKS, data, suites
 from jzero.types import Layout, State
 
 Example = tuple[list[int], list[bool]]  # token ids, and which of them are trained on
@@ -26,11 +27,11 @@ Example = tuple[list[int], list[bool]]  # token ids, and which of them are train
 class Fitter:
     """Steps of one model on rows of `length` tokens."""
 
-    def __init__(self, policy: update.Learner, settings: config.Config, length: int):
+    def __init__(self, model: qwen.QwenConfig, mesh: Mesh, settings: config.Config, length: int):
         objective = replace(settings, algorithm=grpo(name="sft"), rollout=replace(settings.rollout, temperature=1.0))
-        self.learner = update.policy(policy.model, objective, policy.mesh)
+        self.learner = update.policy(model, objective, mesh)
         self.layout = Layout(0, 1, length)
-        self.rows = microbatch_rows(settings, policy.mesh, self.layout)
+        self.rows = microbatch_rows(settings, mesh, self.layout)
 
     def pack(self, examples: Sequence[Example]) -> Packed:
         """Of at least one trained token. Microbatches are a power of two, so that few programs are compiled."""
@@ -65,7 +66,7 @@ def warm_start(
     if example is None:
         raise ValueError(f"task.name={settings.task.name} has no warm-start examples; set warm_start.steps=0")
     optimizer = replace(settings.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine")
-    fitter = Fitter(policy, settings, settings.rollout.total)
+    fitter = Fitter(policy.model, policy.mesh, settings, settings.rollout.total)
     state = fitter.learner.start(params)
     for step in (progress := tqdm(range(warm.steps), desc="warm start", mininterval=1, disable=not hosts.first())):
         interrupted()
@@ -134,7 +135,7 @@ def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
     validate(settings)
     session.check(settings, workdir)
     sft, clock = settings.sft, metrics.Clock()
-    sources = [source.strip() for source in sft.data.split(",") if source.strip()]
+    sources = suites.split(sft.data)
     tested = [sft.eval_data] if sft.eval_data else [x for x in sources if x in TASKS or "test" in data.load(x)]
     sets = [read(each, "train", settings) for each in sources]
     held_out = [row for each in tested for row in read(each, "test", settings)]
@@ -148,8 +149,7 @@ def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
     if base.tokenizer.chat_template:
         base.tokenizer.eos_token = tokenizer.end_of_turn(base.tokenizer)  # in exports, too
     mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
-    policy = update.policy(base.model, settings, mesh)
-    fitter = Fitter(policy, settings, sft.length)
+    fitter = Fitter(base.model, mesh, settings, sft.length)
 
     def fitting(rows: Sequence[Mapping[str, Any]]) -> list[Example]:
         examples = [example_of(base.tokenizer, row, sft.loss) for row in rows]
@@ -157,14 +157,15 @@ def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
 
     with hosts.Stop() as stop, closing(Session(settings, workdir, base, clock, last)) as run:
         hosts.say(f"{count} examples, {len(held_out)} held out; {last} steps of {sft.batch}")
-        test = fitting(held_out[: settings.eval.problems])
+        tests = fitting(held_out[: settings.eval.problems])
+        test = fitter.pack(tests) if tests else None
 
         def assess(name: str, params: qwen.Params) -> dict[str, float]:
             with clock("eval"):
-                return run.evaluated(name, {"eval/loss": fitter.loss(params, fitter.pack(test))}) if test else {}
+                return run.evaluated(name, {"eval/loss": fitter.loss(params, test)}) if test else {}
 
         if run.latest is None:
-            state = fitter.learner.start(load_params(base, policy, settings.train.seed))
+            state = fitter.learner.start(load_params(base, fitter.learner, settings.train.seed))
             assess("before", state.params)
         else:
             state = run.restore(fitter.learner.abstract_state())

@@ -67,14 +67,9 @@ def suffix(tokenizer: PreTrainedTokenizerFast, reply: str, plain: str | None) ->
     return encode(tokenizer, text.partition(response)[2])
 
 
-@functools.cache
 def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> str:
     """The text of the token that the chat template ends the assistant's messages with."""
-    response = "response-of-the-assistant"
-    roles = ("user", "question"), ("assistant", response)
-    text = render(tokenizer, [{"role": role, "content": content} for role, content in roles], generate=False)
-    after = encode(tokenizer, text.partition(response)[2])
-    return tokenizer.backend_tokenizer.decode(after[:1], skip_special_tokens=False)
+    return tokenizer.backend_tokenizer.decode(suffix(tokenizer, "reply", None)[:1], skip_special_tokens=False)
 
 
 def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:

@@ -1,9 +1,11 @@
-"""Whole runs of `python -m jzero.main`, as processes."""
+"""Whole runs of `python -m jzero.main`, as processes, and what stands in for servers that they talk to."""
 
 import json
 import subprocess
 import sys
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,20 @@ def wait_for(process: subprocess.Popen, path: Path, count: int) -> None:
         if process.poll() is not None:
             pytest.fail(f"ended before line {count}: {process.communicate()}")
         time.sleep(0.005)
+
+
+class Stand(ThreadingHTTPServer):
+    """On a free port, in a thread, while it is entered: a stand-in for a server."""
+
+    daemon_threads = True
+
+    def __init__(self, handler: type[BaseHTTPRequestHandler]):
+        super().__init__(("127.0.0.1", 0), handler)
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()

@@ -5,8 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ import pytest
 import slow
 from huggingface_hub import ModelCard
 from pydantic import TypeAdapter
-from runs import ROOT, finish, rows
+from runs import ROOT, Stand, finish, rows
 
 from jzero import checkpoint, config, export, metrics, tokenizer, train
 from jzero.model import hf
@@ -191,22 +190,12 @@ def test_transformers_loads_and_generates(workdir, exported):
 # -- the hub -------------------------------------------------------------------------------------------------------
 
 
-class Hub(ThreadingHTTPServer):
+class Hub(Stand):
     """What of the hub's API a push needs: branches are dicts from a file's path to its bytes."""
 
-    daemon_threads = True
-
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.branches: dict[str, dict[str, bytes]] = {}
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.shutdown()
-        self.server_close()
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
         parts, branches = path.partition("?")[0].strip("/").split("/"), self.branches

@@ -7,14 +7,14 @@ import subprocess
 import sys
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import datasets
 import jax
 import pytest
 import slow
-from runs import ROOT, finish, rows, wait_for
+from runs import ROOT, Stand, finish, rows, wait_for
 
 from jzero import config, generate
 from jzero.session import export, read_base
@@ -77,24 +77,16 @@ def test_killed_five_times_equals_one_that_was_not(environment, inputs, tmp_path
     assert out.read_bytes() == whole.read_bytes()
 
 
-class Server(ThreadingHTTPServer):
+class Server(Stand):
     """Speaks the OpenAI API; the answer is a function of the prompt and the seed. The first answers are failures."""
 
-    daemon_threads, request_queue_size = True, 64
+    request_queue_size = 64
 
     def __init__(self, failures: list[int], broken_from: int = 10**9):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(Handler)
         self.failures, self.broken_from, self.lock = failures, broken_from, threading.Lock()
         self.now = self.most = self.served = 0
         self.asked: list[tuple[str, dict]] = []
-
-    def __enter__(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.shutdown()
-        self.server_close()
 
     def handle_error(self, request, client_address):
         pass  # the client has gone: it ran out of time

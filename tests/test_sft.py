@@ -92,7 +92,7 @@ def test_templates_that_write_earlier_turns_anew_and_hostile_messages(shared):
 
 def fitter(mesh, length: int, tokens: int) -> sft.Fitter:
     values = slow.settings(train={"tokens": tokens})
-    return sft.Fitter(update.policy(MODEL, values, mesh), values, length)
+    return sft.Fitter(MODEL, mesh, values, length)
 
 
 @pytest.mark.parametrize("devices", [1, 4])

@@ -4,6 +4,7 @@ and is killed after WALL times that; its items go back to the queue, the one in 
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
 import pkgutil
@@ -176,6 +177,8 @@ def work(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from jzero.tasks import TASKS, rewards  # here: a grader process is the one place where grade knows of tasks
 
+    of_task = lambda name: (TASKS[name].grade, TASKS[name].reply)
+    grader = functools.cache(lambda name: (pkgutil.resolve_name(name), None) if ":" in name else of_task(name))
     for kind, limit in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_AS, MEMORY)):
         resource.setrlimit(kind, (limit, limit))
     pipe = connection.Connection(descriptor)
@@ -186,11 +189,11 @@ def work(descriptor: int) -> None:
             signal.setitimer(signal.ITIMER_PROF, task.grade_seconds)  # its signal ends the process
             start = time.perf_counter()
             try:
-                function = pkgutil.resolve_name(name) if ":" in name else TASKS[name].grade
+                function, ask = grader(name)
                 grade = rewards.of_response(response, gold, task, function(response, gold, task))
-                if earlier is not None and ":" not in name and (reply := TASKS[name].reply):
+                if earlier is not None and ask:
                     turns = [*((text, Grade(**fields)) for text, fields in earlier), (response, grade)]
-                    grade = replace(grade, reply=reply(gold, turns, task))
+                    grade = replace(grade, reply=ask(gold, turns, task))
             except MemoryError:
                 os._exit(1)  # a fresh worker has a clean heap
             except Exception as error:
