@@ -272,18 +272,9 @@ def problem_rows(rollouts: list[Rollout], samples: int) -> list[dict[str, Any]]:
 
 def table(summary: dict[str, dict[str, Any]]) -> str:
     """A line a suite and kind, and the plain average over suites of every kind."""
-    lines = [f"{'suite':<16}{'problems':>9}  {'kind':<9}{'accuracy':>14}{'pass@k':>8}{'maj@k':>8}{'tokens':>8}"]
-    last = lambda values, prefix: ([v for name, v in values.items() if name.startswith(prefix)] or [None])[-1]
-    percent = lambda x: "" if x is None else f"{100 * x:.1f}"
-    averages: dict[str, list[float]] = {}
-    for name, suite in summary.items():
-        for kind, values in suite["kinds"].items():
-            averages.setdefault(kind, []).append(values["accuracy"])
-            accuracy = f"{100 * values['accuracy']:.1f} ± {100 * values['stderr']:.1f}"
-            more = f"{percent(last(values, 'pass@')):>8}{percent(last(values, 'maj@')):>8}{values['length']:>8.0f}"
-            lines.append(f"{name:<16}{suite['problems']:>9}  {kind:<9}{accuracy:>14}{more}")
-    lines += [f"{'average':<27}{kind:<9}{percent(np.mean(each)):>14}" for kind, each in averages.items()]
-    return "\n".join(lines)
+    mean = lambda kind: float(np.mean([suite["kinds"][kind]["accuracy"] for suite in summary.values()]))
+    kinds = next(iter(summary.values()))["kinds"]
+    return metrics.fill("evaluate.txt", suites=summary, averages={kind: mean(kind) for kind in kinds})
 
 
 def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:

@@ -255,7 +255,6 @@ def rewards_of(rollout: Rollout, config: config.Config) -> list[float]:
 
 def update_metrics(stats: list[dict[str, Any]], critic_stats: list[dict[str, Any]]) -> dict[str, float]:
     """Means over trained tokens of all optimizer steps of the RL step; the mismatch is the first's, before any."""
-
     values: dict[str, float] = {}
     table = (  # of these steps: means over tokens, means over steps
         ("policy", stats, ("entropy", "clip_fraction", "ratio_shift", "correction", "kl"), ()),

@@ -14,29 +14,25 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+import jinja2
+
 import jzero
 from jzero.types import Rollout
 
-# metric -> (label, format) on the step line, in this order; a metric the step does not have is left out.
-LINE = {
-    "reward/mean": ("reward", ".3f"),
-    "reward/accuracy": ("accuracy", ".3f"),
-    "rollout/length": ("length", ".0f"),
-    "policy/entropy": ("entropy", ".3f"),
-    "policy/clip_fraction": ("clip", ".4f"),
-    "policy/mismatch": ("mismatch", ".1e"),  # mean |log-prob under the trainer - under the sampler|
-    "optimizer/grad_norm": ("grad", ".3f"),
-    "sft/loss": ("loss", ".4f"),
-    "eval/loss": ("held-out loss", ".4f"),
-    "rollout/tokens_per_second": ("tok/s", ".0f"),
-    "time/step": ("seconds", ".1f"),
-}
+# metric -> [label, format] on the step line, in this order; a metric the step does not have is left out.
+LINE = json.loads(Path(__file__).with_name("line.json").read_text())
 
 
 def line(step: int, steps: int, values: Mapping[str, float]) -> str:
     """`step  12/200  reward 0.312  accuracy 0.250 ...`"""
     shown = [f"{label} {values[name]:{form}}" for name, (label, form) in LINE.items() if name in values]
     return "  ".join([f"step {step:>{len(str(steps))}}/{steps}", *shown])
+
+
+def fill(template: str, **values: Any) -> str:
+    """A text file of this package, filled in (Jinja)."""
+    text = Path(__file__).with_name(template).read_text(encoding="utf-8")
+    return jinja2.Environment(trim_blocks=True).from_string(text).render(values).rstrip("\n")
 
 
 def write_atomic(path: str | os.PathLike, text: str) -> None:
@@ -140,17 +136,6 @@ def trajectory(rollout: Rollout) -> dict[str, Any]:
     return whole | {"version_head": versions[0], "version_tail": versions[-1], "turns": turns}
 
 
-def readable(row: dict[str, Any]) -> str:
-    """The same for the eye."""
-    out = "=== {id}, sample {sample}, versions {version_head} to {version_tail}, reward {reward:g}\n".format(**row)
-    out += "--- prompt, {prompt_length} tokens\n{prompt}\n".format(**row)
-    head = "--- turn {}: {answer_length} tokens after {prompt_length} ({finish}), reward {reward:g}, {reason}\n"
-    for number, turn in enumerate(row["turns"], start=1):
-        out += f"--- reply\n{turn['reply']}\n" if "reply" in turn else ""
-        out += head.format(number, **turn) + turn["answer"] + "\n"
-    return out
-
-
 def write_trajectories(workdir: Path, rollouts: list[Rollout]) -> None:
     """`trajectories/<version that began it>/<problem id>.txt` and `.jsonl`: a step that is repeated writes the same."""
     files: dict[tuple[int, str], list[dict[str, Any]]] = {}
@@ -159,7 +144,7 @@ def write_trajectories(workdir: Path, rollouts: list[Rollout]) -> None:
     for (version, name), rows in files.items():
         directory = workdir / "trajectories" / str(version)
         directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(directory / f"{name}.txt", "\n".join(map(readable, rows)))
+        write_atomic(directory / f"{name}.txt", "\n\n".join(fill("episode.txt", **each) for each in rows) + "\n")
         write_atomic(directory / f"{name}.jsonl", "".join(json.dumps(each) + "\n" for each in rows))
 
 

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jinja2
 from jax.experimental import topologies
 from tqdm import tqdm
 
@@ -350,8 +349,7 @@ def run(settings: config.Config, topology: str, cache: Path | None, searching: b
 
 
 def table(report: dict[str, Any]) -> str:
-    template = Path(__file__).with_name("plan.txt").read_text(encoding="utf-8")
-    return jinja2.Environment(trim_blocks=True).from_string(template).render(report, GIB=GIB).rstrip("\n")
+    return metrics.fill("plan.txt", **report, GIB=GIB)
 
 
 def command() -> None:

@@ -52,11 +52,17 @@ def quick_compilation():
     jax.config.update("jax_disable_most_optimizations", False)
 
 
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory) -> str:
+    """A directory where compiled programs are kept. Of this worker alone: JAX does not write them atomically."""
+    return str(tmp_path_factory.mktemp("programs"))
+
+
 @pytest.fixture
-def quick_runs(quick_compilation, tmp_path):
-    """And each of them is compiled once, however many runs of a test make it anew."""
+def quick_runs(quick_compilation, programs):
+    """And each of them is compiled once, however many runs make it anew."""
     options = {
-        "jax_compilation_cache_dir": (str(tmp_path / "programs"), None),
+        "jax_compilation_cache_dir": (programs, None),
         "jax_persistent_cache_min_compile_time_secs": (0.0, 1.0),
         "jax_persistent_cache_min_entry_size_bytes": (-1, 0),
     }
@@ -69,11 +75,11 @@ def quick_runs(quick_compilation, tmp_path):
     compilation_cache.reset_cache()
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
+@pytest.fixture(scope="session")
+def environment(tmp_path_factory, programs):
     """Of a run as a process: two devices, no network, and programs that are compiled once, and quickly."""
     cache = {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("programs")),
+        "JAX_COMPILATION_CACHE_DIR": programs,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "XLA_FLAGS": "--xla_backend_optimization_level=0",

@@ -198,6 +198,18 @@ def test_logps_with_a_bfloat16_cache_are_near(dtype, bound):
     assert 1e-5 < worst < bound
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_logits_may_be_made_in_parts(name):
+    """As where VMEM is small. Greedy tokens are the same; sampled ones are others of the same distribution."""
+    engine = make.__wrapped__(name)
+    engine.vocabulary = [slice(0, 40), slice(40, 41), slice(41, 96)]
+    assert_same(complete(engine, temperature=0.0)[0], base(name, 0.0))
+    sampled, _ = complete(engine)
+    for sequence, _, logps in scored(engine, sampled, TEMPERATURE):
+        np.testing.assert_allclose(sequence.logps, logps, atol=1e-5)
+    assert [s.tokens for s in sampled.values()] != [s.tokens for s in base(name).values()]
+
+
 # -- against other arrangements ---------------------------------------------------------------------------------------
 
 ARRANGEMENTS = {

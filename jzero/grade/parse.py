@@ -31,15 +31,6 @@ SPELLINGS, UNITS, KINDS = (
 DROPPED, FUNCTIONS, GREEK, HEDGES = (WORDS[words].split() for words in ("dropped", "functions", "greek", "hedges"))
 # Tokens: numbers "1.5" and "0.¯6", letters "x", words '"meters', commands "\frac", single characters
 UNIT_WORDS, BARE = {*WORDS["measures"].split(), *UNITS, *UNITS.values()}, {*WORDS["bare"].split(), *FUNCTIONS}
-REWRITES = (
-    (r"(?<!\\)\$", " "),
-    (r"(\\[dtc]?(?:frac|binom))\s*([0-9])\s*([0-9])", r"\1{\2}{\3}"),
-    (r"(?<![0-9.])\.(?=[0-9])", "0."),
-    (r"(\.[0-9]*)\\overline\s*\{?([0-9]+)\}?", r"\1¯\2"),
-    (r"\^\s*\{?\s*\\circ\s*\}?", "°"),
-    (r"\\mathbb\s*\{?R\}?", "ℝ"),
-    (r"(?:\\\\\s*)?\\(begin|end)\s*\{(?:[pb]?matrix|array)\}(?:\{[lcr|\s]*\})?", r"\\\1 "),
-)
 LEXER = re.compile(
     r"""(?P<space>[\s~]+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
     |\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|operatorname)\s*\{(?P<text>[^{}]*)\}
@@ -263,7 +254,7 @@ def parse(found: list[str]) -> Node:
 def read(text: str) -> tuple[list[str], Node | None]:
     """Tokens and, if the grammar knows them and they are within its limits, their tree."""
     text = text if "\\begin" in text else text.replace("\\\\", "\\")  # escaped twice
-    for pattern, by in REWRITES:
+    for pattern, by in WORDS["rewrites"]:
         text = re.sub(pattern, by, text)
     found = [token for match in LEXER.finditer(text.rstrip(" \n.,;\\")) for token in lex(match)]
     try:

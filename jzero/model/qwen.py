@@ -228,10 +228,11 @@ def forward(
     return x.reshape(*tokens.shape, -1), carry
 
 
-def head(config: QwenConfig, params: Params, hidden: jax.Array, dtype: Any) -> jax.Array:
-    """hidden [..., E] -> fp32 logits [..., V]; the product is in `dtype`, its accumulation in fp32."""
-    spec, weight = ("...e,ve->...v", "embed") if config.tie_word_embeddings else ("...e,ev->...v", "lm_head")
-    return jnp.einsum(spec, hidden.astype(dtype), params[weight].astype(dtype), preferred_element_type=jnp.float32)
+def head(config: QwenConfig, params: Params, hidden: jax.Array, dtype: Any, part: slice = slice(None)) -> jax.Array:
+    """hidden [..., E] -> fp32 logits [..., part of V]; the product is in `dtype`, its accumulation in fp32."""
+    tied = config.tie_word_embeddings
+    spec, weight = ("...e,ve->...v", params["embed"][part]) if tied else ("...e,ev->...v", params["lm_head"][:, part])
+    return jnp.einsum(spec, hidden.astype(dtype), weight.astype(dtype), preferred_element_type=jnp.float32)
 
 
 def token_logps(

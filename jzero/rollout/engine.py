@@ -103,6 +103,13 @@ class Engine:
         self.kv_axis = "tensor" if divides else None  # as `sharding` leaves weights whole that do not divide
         self.attention = attention.choose(backend, mesh)
         self.storage = attention.kv_storage(settings.kv_dtype, mesh.devices.flat[0].platform)
+        small = mesh.devices.flat[0].device_kind in ("TPU v5", "TPU7x")  # VMEM, for all logits; GPUs would copy parts
+        free = (settings.top_k, settings.top_p, settings.min_p) == (0, 1, 0)
+        V, part = (
+            config.vocab_size,
+            sampling.PART if small and free and mesh.shape["tensor"] == 1 else config.vocab_size,
+        )
+        self.vocabulary = [slice(at, min(at + part, V)) for at in range(0, V, part)]
         self.stop_ids = tuple(stop_ids)
         self.pages = [
             Pages(self.shard_pages, settings.page, self.shard_slots, self.per_slot) for _ in range(self.shards)
@@ -294,8 +301,8 @@ class Engine:
         return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
 
     def _prefill(self, params, seed, tokens, lengths, requests, temperature):
-        n, T = tokens.shape
         L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
+        (n, T), tensor = tokens.shape, self.mesh.shape["tensor"]
         segments = (jnp.arange(T)[None] < lengths[:, None]).astype(jnp.int32)
 
         def attend(q, k, v, layer, carry):
@@ -304,17 +311,20 @@ class Engine:
             put = lambda kv, x: lax.dynamic_update_index_in_dim(kv, x, layer, 0)
             return packed(q, k, v, segments, Layout(0, 1, T)), (put(carry[0], k), put(carry[1], v))
 
-        tensor = self.mesh.shape["tensor"]
         packed = self.attention.packed if tensor == 1 else attention.split(self.attention.packed, tensor)
         empty = jnp.zeros((L, n, T, K, D), self.dtype)
         positions = jnp.broadcast_to(jnp.arange(T), (n, T))
         hidden, (k, v) = qwen.forward(self.config, params, tokens, positions, attend, (empty, empty), dtype=self.dtype)
         last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
-        logits = qwen.head(self.config, params, last, self.dtype)
-        G = requests.shape[1]
-        u = sampling.uniforms(seed, requests.ravel(), jnp.repeat(lengths, G))
-        first, logps = sampling.sample(jnp.repeat(logits, G, axis=0), u, jnp.repeat(temperature, G), self.settings)
-        return Prefix(k, v, first.reshape(n, G), logps.reshape(n, G))
+        each = lambda x: jnp.repeat(x, requests.shape[1], axis=0)
+        first, logps = self._sample(params, last, seed, requests.ravel(), each(lengths), each(temperature), each)
+        return Prefix(k, v, first.reshape(requests.shape), logps.reshape(requests.shape))
+
+    def _sample(self, params, hidden, seed, requests, positions, temperature, each=lambda x: x):
+        """hidden [n, E], whose logits go through `each` -> tokens, logps."""
+        head = lambda hidden, part: each(qwen.head(self.config, params, hidden, self.dtype, part))
+        u = sampling.uniforms(seed, requests, positions, len(self.vocabulary))
+        return sampling.sample(head, self.vocabulary, hidden, u, temperature, self.settings)
 
     def _insert(self, state, prefix: Prefix, slots, pages, temperature):
         slots, (source, target) = slots[0], pages[0]
@@ -389,9 +399,7 @@ class Engine:
         attend_token = self._over_tensor(one_token, in_specs, (heads, pool))
         inputs = tokens[:, None], positions[:, None]
         hidden, (k, v) = qwen.forward(self.config, params, *inputs, attend, pools, dtype=self.dtype)
-        logits = qwen.head(self.config, params, hidden[:, 0], self.dtype)
-        u = sampling.uniforms(seed, state["requests"], positions + 1)
-        token, logp = sampling.sample(logits, u, state["temperature"], self.settings)
+        token, logp = self._sample(params, hidden[:, 0], seed, state["requests"], positions + 1, state["temperature"])
         stops = self._stops(token)
         if given is not None:
             token, stops = jnp.where(given >= 0, given, token), stops & (given < 0)

@@ -1,6 +1,8 @@
 """Sampling: one uniform number per (request, position), so that a completion depends on nothing else in the batch. The
 token is the inverse of the cumulative distribution there, in two levels: no sort, no noise over the vocabulary."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -8,25 +10,51 @@ from jax import lax
 from jzero.config import Rollout as Settings
 
 BLOCK = 128
+PART = 396 * BLOCK  # a third of Qwen's vocabulary
 
 
-def uniforms(seed: jax.Array, requests: jax.Array, positions: jax.Array) -> jax.Array:
-    """f32[S] in [0, 1): a function of (seed, request, position) alone."""
-    one = lambda r, p: jax.random.uniform(jax.random.fold_in(jax.random.fold_in(seed, r), p))
+def uniforms(seed: jax.Array, requests: jax.Array, positions: jax.Array, count: int = 1) -> jax.Array:
+    """f32[S, count] in [0, 1): a function of (seed, request, position) alone."""
+    one = lambda r, p: jax.random.uniform(jax.random.fold_in(jax.random.fold_in(seed, r), p), (count,))
     return jax.vmap(one)(requests, positions)
 
 
-def sample(logits: jax.Array, u: jax.Array, temperature: jax.Array, filter: Settings) -> tuple[jax.Array, jax.Array]:
-    """logits f32[S, V], u f32[S], temperature f32[S] (0: greedy) -> tokens i32[S], logps f32[S] at that temperature (at
-    1 when greedy) over the full vocabulary, whatever the filter."""
+def sample(
+    head: Callable, parts: list[slice], hidden, noise: jax.Array, temperature: jax.Array, filter: Settings
+) -> tuple[jax.Array, jax.Array]:
+    """head(hidden, part) -> logits f32[S, .] of that part of the vocabulary (of all of it where `filter` restricts);
+    noise f32[S, parts] uniform, temperature f32[S] (0: greedy) -> tokens i32[S], logps f32[S] at that temperature (at 1
+    when greedy) over the full vocabulary. The logits of one part exist at a time: the block chosen there takes the
+    place of an earlier one with the part's share of the mass so far."""
     greedy = temperature == 0
-    best = logits.max(axis=-1, keepdims=True)
-    scaled = (logits - best) / jnp.where(greedy, 1.0, temperature)[:, None]  # in the other order fp32 loses digits
-    probs = jnp.exp(scaled)
-    drawn = invert(restrict(probs, filter), u)
-    tokens = jnp.where(greedy, jnp.argmax(logits, axis=-1), drawn).astype(jnp.int32)
-    chosen = jnp.take_along_axis(scaled, tokens[:, None], axis=1)[:, 0]
-    return tokens, chosen - jnp.log(probs.sum(axis=-1))
+    heat = jnp.where(greedy, 1.0, temperature)
+    best, mass, block = jnp.full(heat.shape, -jnp.inf), jnp.zeros(heat.shape), jnp.zeros((*heat.shape, BLOCK))
+    chosen = jnp.zeros(heat.shape, jnp.int32), mass, block, block
+    for part, u in zip(parts, noise.T, strict=True):
+        hidden, chosen, mass = lax.optimization_barrier((hidden, chosen, mass))  # or XLA does all parts at once
+        logits = head(hidden, part)
+        logits = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % BLOCK)), constant_values=-jnp.inf)
+        top = logits.max(axis=-1)
+        full = jnp.exp((logits - top[:, None]) / heat[:, None])  # in the other order fp32 loses digits
+        most = jnp.maximum(best, top)
+        before, here = (
+            mass * jnp.exp((best - most) / heat),
+            block_sums(full).sum(axis=-1) * jnp.exp((top - most) / heat),
+        )
+        share = here / (before + here)
+        probs = restrict(full, filter)
+        sums = block_sums(probs)
+        threshold = u / share * sums.sum(axis=-1)
+        at, below = first_above(sums, threshold)
+        at = jnp.where(greedy, logits.argmax(axis=-1) // BLOCK, at).astype(jnp.int32)
+        taken = jnp.where(greedy, top > best, u < share)
+        new = part.start + at * BLOCK, threshold - below, cut(probs, at), cut(logits, at)
+        chosen = tuple(jax.vmap(jnp.where)(taken, *pair) for pair in zip(new, chosen, strict=True))
+        best, mass = most, before + here
+    first, threshold, probs, logits = chosen
+    within = jnp.where(greedy, logits.argmax(axis=-1), first_above(probs, threshold)[0]).astype(jnp.int32)
+    logit = jnp.take_along_axis(logits, within[:, None], axis=1)[:, 0]
+    return first + within, (logit - best) / heat - jnp.log(mass)
 
 
 def restrict(probs: jax.Array, filter: Settings) -> jax.Array:
@@ -58,18 +86,18 @@ def nucleus_threshold(probs: jax.Array, top_p: float) -> jax.Array:
     return lax.bitcast_convert_type(low, jnp.float32)
 
 
-def invert(probs: jax.Array, u: jax.Array) -> jax.Array:
-    """The first token whose cumulative mass exceeds u of the total; never one of mass 0."""
-    S, V = probs.shape
-    probs = jnp.pad(probs, ((0, 0), (0, -V % BLOCK)))
+def block_sums(x: jax.Array) -> jax.Array:
+    """[S, n * BLOCK] -> [S, n]. The blocks as an array would be a copy on TPUs; CPUs sum them faster."""
     windows = lambda x: lax.reduce_window(x, 0.0, lax.add, (1, BLOCK), (1, BLOCK), "valid")
-    # The blocks as an array would be a copy of the logits on TPUs; CPUs sum them faster.
-    sums = lax.platform_dependent(probs, tpu=windows, default=lambda x: x.reshape(S, -1, BLOCK).sum(axis=-1))
-    threshold = u * sums.sum(axis=-1)
-    block, before = first_above(sums, threshold)
-    inner = jax.vmap(lambda row, at: lax.dynamic_slice(row, (at,), (BLOCK,)))(probs, block * BLOCK)
-    token, _ = first_above(inner, threshold - before)
-    return block * BLOCK + token
+    return lax.platform_dependent(x, tpu=windows, default=lambda x: x.reshape(len(x), -1, BLOCK).sum(axis=-1))
+
+
+def cut(x: jax.Array, block: jax.Array) -> jax.Array:
+    """[S, n * BLOCK], i32[S] -> [S, BLOCK]. Of vmap TPUs make a loop whose turns take longer than the softmax."""
+    at = lambda x, row, block: lax.dynamic_slice(x, (row, block * BLOCK), (1, BLOCK))[0]
+    rows = lambda x, block: jnp.stack([at(x, row, block[row]) for row in range(len(x))])
+    mapped = lambda x, block: jax.vmap(at, (None, 0, 0))(x, jnp.arange(len(x)), block)
+    return lax.platform_dependent(x, block, tpu=rows if len(x) <= 512 else mapped, default=mapped)
 
 
 def first_above(mass: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
