@@ -172,11 +172,8 @@ def grade_of(graded: Rollout | Turn) -> Grade:
     return graded.grade
 
 
-# What is said of samples [P, n]
-
-
 def pass_at(correct: np.ndarray, k: int) -> float:
-    """Chance that one of k samples is right: the mean of 1 - C(n - c, k) / C(n, k) (arXiv:2107.03374)."""
+    """Chance that one of k of n samples is right, correct [P, n]: mean 1 - C(n - c, k) / C(n, k) (arXiv:2107.03374)."""
     n, wrong = correct.shape[1], correct.shape[1] - correct.sum(axis=1)
     return float(np.mean([1 - np.prod([max(w - i, 0) / (n - i) for i in range(k)]) for w in wrong]))
 
@@ -223,9 +220,6 @@ def evaluate(
             found = scores(sampler.gathered(rollouts), samples)
             values |= {f"{kind}/{name}/{metric}" if name else f"{kind}/{metric}": v for metric, v in found.items()}
     return values
-
-
-# The command
 
 
 def defaults() -> config.Config:

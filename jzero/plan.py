@@ -16,11 +16,12 @@ import re
 import sys
 import time
 from bisect import bisect_left
+from collections import namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -34,14 +35,8 @@ from jzero.rollout.engine import Engine
 GIB = 2**30
 
 
-class Chip(NamedTuple):
-    """What one device has, as chips.json says: of a TPU what the compiler leaves; a TPU7x is half a chip."""
-
-    hbm: int  # bytes
-    flops: float  # bf16 a second
-    bandwidth: float  # bytes of HBM a second
-
-
+# Of a device: bytes of HBM, bf16 FLOPs and bytes of HBM a second; of TPUs what the compiler leaves, of half a TPU7x
+Chip = namedtuple("Chip", "hbm flops bandwidth")
 DATA = json.loads(Path(__file__).with_name("chips.json").read_text())
 CHIPS = {kind: Chip(**values) for kind, values in DATA["chips"].items()}
 TPUS = {"v5e": 2, "v6e": 2, "v5p": 3, "tpu7x": 3}  # dimensions of a slice

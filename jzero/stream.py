@@ -130,8 +130,6 @@ class Stream:
         counts = hosts.total({"carried_tokens": carried, "ready_groups": ready, "wasted_tokens": counters.wasted})
         return shares | {f"async/{name}": value for name, value in counts.items()} | {"async/lag": float(lags.mean())}
 
-    # -- between runs ------------------------------------------------------------------------------------------
-
     def to_bytes(self) -> bytes:
         groups = [asdict(group) for group in self.groups]
         return msgpack_serialize({"taken": self.taken, "cursor": self.cursor, "groups": groups})

@@ -1,5 +1,7 @@
 """The engine and its driver against the full forward pass, and against themselves under every other arrangement."""
 
+import math
+import re
 from dataclasses import replace
 from functools import cache, partial
 
@@ -196,6 +198,16 @@ def test_logps_with_a_bfloat16_cache_are_near(dtype, bound):
     gaps = [np.abs(sequence.logps - logps) for sequence, _, logps in scored(engine, complete(engine)[0], TEMPERATURE)]
     worst = np.concatenate(gaps).max()
     assert 1e-5 < worst < bound
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_device_gathers_the_logits(name):
+    """Of a vocabulary that is split over tensor: what is gathered of it is smaller than a row of logits a slot."""
+    engine = make(name, shape=(1, 2))
+    jitted, arguments = engine.programs(params_on(engine), [])["generate"]
+    text = jitted.lower(*arguments).compile().as_text()
+    gathered = [math.prod(map(int, size.split(","))) for size in re.findall(r"f32\[([\d,]+)\]\S* all-gather", text)]
+    assert gathered and max(gathered) < engine.max_concurrent_decodes * engine.config.vocab_size
 
 
 @pytest.mark.parametrize("name", CONFIGS)

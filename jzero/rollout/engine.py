@@ -103,12 +103,11 @@ class Engine:
         self.kv_axis = "tensor" if divides else None  # as `sharding` leaves weights whole that do not divide
         self.attention = attention.choose(backend, mesh)
         self.storage = attention.kv_storage(settings.kv_dtype, mesh.devices.flat[0].platform)
-        small = mesh.devices.flat[0].device_kind in ("TPU v5", "TPU7x")  # VMEM, for all logits; GPUs would copy parts
+        V, tensor, kind = config.vocab_size, mesh.shape["tensor"], mesh.devices.flat[0].device_kind
         free = (settings.top_k, settings.top_p, settings.min_p) == (0, 1, 0)
-        V, part = (
-            config.vocab_size,
-            sampling.PART if small and free and mesh.shape["tensor"] == 1 else config.vocab_size,
-        )
+        self.logits_axis = "tensor" if free and tensor > 1 and V % tensor == 0 else ""
+        parted = free and tensor == 1 and kind in ("TPU v5", "TPU7x")  # whose VMEM holds no logits of a whole batch
+        part = sampling.PART if parted else V
         self.vocabulary = [slice(at, min(at + part, V)) for at in range(0, V, part)]
         self.stop_ids = tuple(stop_ids)
         self.pages = [
@@ -322,9 +321,16 @@ class Engine:
 
     def _sample(self, params, hidden, seed, requests, positions, temperature, each=lambda x: x):
         """hidden [n, E], whose logits go through `each` -> tokens, logps."""
-        head = lambda hidden, part: each(qwen.head(self.config, params, hidden, self.dtype, part))
+        tied, axis = self.config.tie_word_embeddings, self.logits_axis
+        name, spec = ("embed", P("tensor")) if tied else ("lm_head", P(None, "tensor"))
         u = sampling.uniforms(seed, requests, positions, len(self.vocabulary))
-        return sampling.sample(head, self.vocabulary, hidden, u, temperature, self.settings)
+
+        def run(weight, hidden, u, temperature):
+            head = lambda hidden, part: each(qwen.head(self.config, {name: weight}, hidden, self.dtype, part))
+            return sampling.sample(head, self.vocabulary, hidden, u, temperature, self.settings, axis)
+
+        run = self._over_tensor(run, (spec, P(), P(), P()), P()) if axis else run
+        return run(params[name], hidden, u, temperature)
 
     def _insert(self, state, prefix: Prefix, slots, pages, temperature):
         slots, (source, target) = slots[0], pages[0]

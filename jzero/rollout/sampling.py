@@ -20,41 +20,38 @@ def uniforms(seed: jax.Array, requests: jax.Array, positions: jax.Array, count: 
 
 
 def sample(
-    head: Callable, parts: list[slice], hidden, noise: jax.Array, temperature: jax.Array, filter: Settings
+    head: Callable, parts: list[slice], hidden, noise, temperature, filter: Settings, axis: str = ""
 ) -> tuple[jax.Array, jax.Array]:
     """head(hidden, part) -> logits f32[S, .] of that part of the vocabulary (of all of it where `filter` restricts);
     noise f32[S, parts] uniform, temperature f32[S] (0: greedy) -> tokens i32[S], logps f32[S] at that temperature (at 1
-    when greedy) over the full vocabulary. The logits of one part exist at a time: the block chosen there takes the
-    place of an earlier one with the part's share of the mass so far."""
-    greedy = temperature == 0
+    when greedy) over the full vocabulary. The logits of one part exist at a time: what is drawn there takes the place
+    of an earlier token with the part's share of the mass so far. Over the mesh axis a part's logits may be split."""
+    greedy, device = temperature == 0, lax.axis_index(axis) if axis else 0
     heat = jnp.where(greedy, 1.0, temperature)
-    best, mass, block = jnp.full(heat.shape, -jnp.inf), jnp.zeros(heat.shape), jnp.zeros((*heat.shape, BLOCK))
-    chosen = jnp.zeros(heat.shape, jnp.int32), mass, block, block
+    token, logit, mass, best = (jnp.full(heat.shape, x) for x in (0, 0.0, 0.0, -jnp.inf))
     for part, u in zip(parts, noise.T, strict=True):
-        hidden, chosen, mass = lax.optimization_barrier((hidden, chosen, mass))  # or XLA does all parts at once
+        hidden, token, mass = lax.optimization_barrier((hidden, token, mass))  # or XLA does all parts at once
         logits = head(hidden, part)
+        first = part.start + device * logits.shape[1]
         logits = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % BLOCK)), constant_values=-jnp.inf)
         top = logits.max(axis=-1)
-        full = jnp.exp((logits - top[:, None]) / heat[:, None])  # in the other order fp32 loses digits
-        most = jnp.maximum(best, top)
-        before, here = (
-            mass * jnp.exp((best - most) / heat),
-            block_sums(full).sum(axis=-1) * jnp.exp((top - most) / heat),
-        )
-        share = here / (before + here)
-        probs = restrict(full, filter)
-        sums = block_sums(probs)
-        threshold = u / share * sums.sum(axis=-1)
-        at, below = first_above(sums, threshold)
-        at = jnp.where(greedy, logits.argmax(axis=-1) // BLOCK, at).astype(jnp.int32)
-        taken = jnp.where(greedy, top > best, u < share)
-        new = part.start + at * BLOCK, threshold - below, cut(probs, at), cut(logits, at)
-        chosen = tuple(jax.vmap(jnp.where)(taken, *pair) for pair in zip(new, chosen, strict=True))
-        best, mass = most, before + here
-    first, threshold, probs, logits = chosen
-    within = jnp.where(greedy, logits.argmax(axis=-1), first_above(probs, threshold)[0]).astype(jnp.int32)
-    logit = jnp.take_along_axis(logits, within[:, None], axis=1)[:, 0]
-    return first + within, (logit - best) / heat - jnp.log(mass)
+        probs = jnp.exp((logits - top[:, None]) / heat[:, None])  # in the other order fp32 loses digits
+        here = top, block_sums(probs).sum(axis=-1)
+        tops, masses = lax.all_gather(here, axis) if axis else (x[None] for x in here)
+        most = jnp.maximum(best, tops.max(axis=0))
+        upto = jnp.cumsum(masses * jnp.exp((tops - most) / heat), axis=0)  # of each device, then what was before
+        total = upto[-1] + mass * jnp.exp((best - most) / heat)
+        below = jnp.where(device > 0, upto[device - 1], 0)
+        drawn = invert(restrict(probs, filter), (u * total - below) / (upto[device] - below))
+        drawn = jnp.where(greedy, logits.argmax(axis=-1), drawn).astype(jnp.int32)
+        value = jnp.take_along_axis(cut(logits, drawn // BLOCK), drawn[:, None] % BLOCK, axis=1)[:, 0]
+        owner = jnp.where(greedy, tops.argmax(axis=0), (upto <= u * total).sum(axis=0))
+        taken = jnp.where(greedy, tops.max(axis=0) > best, owner < len(upto))
+        new = jnp.where(owner == device, first + drawn, 0), jnp.where(owner == device, value, 0)
+        new = lax.psum(new, axis) if axis else new
+        token, logit = (jnp.where(taken, *pair) for pair in zip(new, (token, logit), strict=True))
+        best, mass = most, total
+    return token, (logit - best) / heat - jnp.log(mass)
 
 
 def restrict(probs: jax.Array, filter: Settings) -> jax.Array:
@@ -84,6 +81,15 @@ def nucleus_threshold(probs: jax.Array, top_p: float) -> jax.Array:
     low = jnp.zeros((probs.shape[0], 1), jnp.int32)
     low, _ = lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, one)))
     return lax.bitcast_convert_type(low, jnp.float32)
+
+
+def invert(probs: jax.Array, u: jax.Array) -> jax.Array:
+    """The first token whose cumulative mass exceeds u of the total; never one of mass 0."""
+    sums = block_sums(probs)
+    threshold = u * sums.sum(axis=-1)
+    block, before = first_above(sums, threshold)
+    token, _ = first_above(cut(probs, block), threshold - before)
+    return block * BLOCK + token
 
 
 def block_sums(x: jax.Array) -> jax.Array:

@@ -54,10 +54,8 @@ class Tasks(dict[str, Task]):
 
 
 TASKS = Tasks(
-    {
-        "countdown": of(countdown, countdown.example, countdown.max_tokens, reply=feedback),
-        "gsm8k": MATH._replace(grade=partial(math.grade, marked=True)),
-        "math": MATH,
-        "math_multiturn": MATH._replace(reply=feedback),
-    }
+    countdown=of(countdown, countdown.example, countdown.max_tokens, reply=feedback),
+    gsm8k=MATH._replace(grade=partial(math.grade, marked=True)),
+    math=MATH,
+    math_multiturn=MATH._replace(reply=feedback),
 )
