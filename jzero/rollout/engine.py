@@ -103,7 +103,7 @@ class Engine:
         self.kv_axis = "tensor" if divides else None  # as `sharding` leaves weights whole that do not divide
         self.attention = attention.choose(backend, mesh)
         self.storage = attention.kv_storage(settings.kv_dtype, mesh.devices.flat[0].platform)
-        V, tensor, kind = config.vocab_size, mesh.shape["tensor"], mesh.devices.flat[0].device_kind
+        tensor, V, kind = mesh.shape["tensor"], config.vocab_size, mesh.devices.flat[0].device_kind
         free = (settings.top_k, settings.top_p, settings.min_p) == (0, 1, 0)
         self.logits_axis = "tensor" if free and tensor > 1 and V % tensor == 0 else ""
         parted = free and tensor == 1 and kind in ("TPU v5", "TPU7x")  # whose VMEM holds no logits of a whole batch

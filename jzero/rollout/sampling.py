@@ -25,12 +25,12 @@ def sample(
     """head(hidden, part) -> logits f32[S, .] of that part of the vocabulary (of all of it where `filter` restricts);
     noise f32[S, parts] uniform, temperature f32[S] (0: greedy) -> tokens i32[S], logps f32[S] at that temperature (at 1
     when greedy) over the full vocabulary. The logits of one part exist at a time: what is drawn there takes the place
-    of an earlier token with the part's share of the mass so far. Over the mesh axis a part's logits may be split."""
+    of an earlier token with the part's share of the mass so far. The logits may be split over a mesh axis."""
     greedy, device = temperature == 0, lax.axis_index(axis) if axis else 0
     heat = jnp.where(greedy, 1.0, temperature)
     token, logit, mass, best = (jnp.full(heat.shape, x) for x in (0, 0.0, 0.0, -jnp.inf))
     for part, u in zip(parts, noise.T, strict=True):
-        hidden, token, mass = lax.optimization_barrier((hidden, token, mass))  # or XLA does all parts at once
+        hidden, token, logit, mass, best = lax.optimization_barrier((hidden, token, logit, mass, best))  # one by one
         logits = head(hidden, part)
         first = part.start + device * logits.shape[1]
         logits = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % BLOCK)), constant_values=-jnp.inf)
