@@ -9,6 +9,8 @@ import pytest
 
 from jzero.model import hf, qwen
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 CONFIGS = {
     "qwen2-tied": qwen.QwenConfig("qwen2", 97, 64, 96, 3, 4, 2, 16, True, 10000.0, 1e-6),
     "qwen2-untied": qwen.QwenConfig("qwen2", 97, 64, 96, 2, 4, 2, 16, False, 1000000.0, 1e-6),

@@ -20,6 +20,8 @@ from jzero.model import qwen
 from jzero.sharding import train_mesh
 from jzero.update import learning_rate, optimizer
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 GROUP = 4
 ROLLOUTS = slow.random_rollouts(0, 4, GROUP)
 PARAMS = slow.random_params()
