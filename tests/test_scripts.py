@@ -63,10 +63,10 @@ case "$*" in
   *jzero.main*) ;;
   *) echo "$JAX_PLATFORMS $*" >>~/checks; exit ;;
 esac
-printf '%s\n' "${@:3}" >~/arguments
-echo "token ${HF_TOKEN:-none}" >~/token
 mkdir -p "$5"
 trap 'printf "{\n \"export\": null\n}" >"$5/summary.json"; echo saved; exit 0' TERM
+echo "token ${HF_TOKEN:-none}" >~/token
+printf '%s\n' "${@:3}" >~/arguments # what tests wait for before they kill it
 echo "step 1"
 while [[ ! -e ~/finish ]]; do sleep 0.02; done
 echo "step 2"
