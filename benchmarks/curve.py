@@ -24,10 +24,18 @@ def read(workdir: Path) -> tuple[list[dict], dict]:
 
 
 def draw(runs: list[tuple[list[dict], dict]], out: Path) -> None:
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(4.2 * len(PANELS), 3.2), constrained_layout=True)
+    figure, axes = plt.subplots(
+        1, len(PANELS), figsize=(4.2 * len(PANELS), 3.2), constrained_layout=True
+    )
     for axis, (metric, label, evaluated) in zip(axes, PANELS, strict=True):
         for number, (rows, summary) in enumerate(runs):
-            axis.plot([r["step"] for r in rows], [r[metric] for r in rows], color=f"C{number}", alpha=0.35, lw=1)
+            axis.plot(
+                [r["step"] for r in rows],
+                [r[metric] for r in rows],
+                color=f"C{number}",
+                alpha=0.35,
+                lw=1,
+            )
             points = [(r["step"], r[evaluated]) for r in rows if evaluated in r]
             warm = summary["eval_all"].get("after_warm_start", {}).get(evaluated)
             points = [(0, warm), *points] if warm is not None else points
@@ -47,15 +55,23 @@ def table(runs: list[tuple[list[dict], dict]]) -> str:
     for _, summary in runs:
         (sampled,), (greedy,) = summary["eval"].values(), summary["eval_greedy"].values()
         cells = [sampled["before"], sampled["after_warm_start"], sampled["after"]]
-        cells += [sampled["after"] - sampled["after_warm_start"], greedy["after_warm_start"], greedy["after"]]
+        cells += [
+            sampled["after"] - sampled["after_warm_start"],
+            greedy["after_warm_start"],
+            greedy["after"],
+        ]
         minutes, peak = summary["seconds"] / 60, summary["peak_rss_bytes"] / 2**20
         percent = " | ".join(f"{100 * cell:.1f} %" for cell in cells)
-        lines.append(f"| {summary['config']['train']['seed']} | {percent} | {minutes:.1f} | {peak:.0f} |")
+        lines.append(
+            f"| {summary['config']['train']['seed']} | {percent} | {minutes:.1f} | {peak:.0f} |"
+        )
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("workdirs", nargs="+", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     arguments = parser.parse_args()

@@ -42,26 +42,44 @@ def of(pattern: str, line: str, default: str = "") -> str:
     return match[1] if match else default
 
 
-def operations(program: dict[str, list[str]], computation: str = "ENTRY", turns: int = 1) -> Iterator[Operation]:
+def operations(
+    program: dict[str, list[str]], computation: str = "ENTRY", turns: int = 1
+) -> Iterator[Operation]:
     """Those that run, inside loops and calls too; of a condition's branches the dearest."""
     for line in program[computation]:
         if " while(" in line:
-            limits = [of(r"constant\((\d+)\)", each) for each in program[of(r"condition=%?([\w.\-]+)", line)]]
-            count = of(r'known_trip_count":\{"n":"(\d+)"', line) or max(filter(None, limits), default="1")
+            limits = [
+                of(r"constant\((\d+)\)", each)
+                for each in program[of(r"condition=%?([\w.\-]+)", line)]
+            ]
+            count = of(r'known_trip_count":\{"n":"(\d+)"', line) or max(
+                filter(None, limits), default="1"
+            )
             yield from operations(program, of(r"body=%?([\w.\-]+)", line), turns * int(count))
         elif " conditional(" in line:
-            named = of(r"branch_computations=\{([^}]*)\}", line) or " ".join(re.findall(r"_computation=(\S+)", line))
-            branches = [list(operations(program, name, turns)) for name in re.findall(r"[\w.\-]+", named)]
+            named = of(r"branch_computations=\{([^}]*)\}", line) or " ".join(
+                re.findall(r"_computation=(\S+)", line)
+            )
+            branches = [
+                list(operations(program, name, turns)) for name in re.findall(r"[\w.\-]+", named)
+            ]
             yield from max(branches, key=lambda branch: sum(each.cycles for each in branch))
         elif " call(" in line:
             yield from operations(program, of(r"to_apply=%?([\w.\-]+)", line), turns)
         elif cycles := of(r'estimated_cycles":"(\d+)"', line):
-            yield Operation(int(cycles) * turns, turns, of(r"%?([\w.\-]+) = ", line), of(r'op_name="([^"]*)"', line))
+            yield Operation(
+                int(cycles) * turns,
+                turns,
+                of(r"%?([\w.\-]+) = ", line),
+                of(r'op_name="([^"]*)"', line),
+            )
 
 
 def decoding(model: str, topology: str) -> tuple[str, int]:
     """The compiled program of a cell of benchmarks/plan.py, and the steps of one call."""
-    spec = importlib.util.spec_from_file_location("plan_benchmark", Path(__file__).with_name("plan.py"))
+    spec = importlib.util.spec_from_file_location(
+        "plan_benchmark", Path(__file__).with_name("plan.py")
+    )
     assert spec and spec.loader
     cells = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(cells)
@@ -70,11 +88,13 @@ def decoding(model: str, topology: str) -> tuple[str, int]:
     settings, _ = command.parse(["--config", f"{recipe}:qwen2.5-3b", *flags])
     settings.model.path = planner.named(model)
     jitted, arguments = planner.build(settings, planner.devices(topology)).programs["generate"]
-    return jitted.lower(*arguments).compile().as_text(), settings.rollout.chunk
+    return jitted.lower(*arguments).compile().as_text(), settings.rollout.decode_steps
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="Qwen2.5-3B", help="of jzero.plan")
     parser.add_argument("--topology", default="v5e:2x4", help="a slice of TPUs")
     parser.add_argument("--top", type=int, default=20, help="operations to print")
@@ -82,9 +102,13 @@ def main() -> None:
     jax.config.update("jax_platforms", "cpu")
     text, steps = decoding(given.model, given.topology)
     every = sorted(operations(computations(text)), reverse=True)
-    print(f"{given.model} {given.topology}: {sum(each.cycles for each in every) // steps:,} cycles a decode step")
+    print(
+        f"{given.model} {given.topology}: {sum(each.cycles for each in every) // steps:,} cycles a decode step"
+    )
     for each in every[: given.top]:
-        print(f"{each.cycles // steps:10,} in {each.turns // steps:4} turns  {each.name:32} {each.source[-80:]}")
+        print(
+            f"{each.cycles // steps:10,} in {each.turns // steps:4} turns  {each.name:32} {each.source[-80:]}"
+        )
 
 
 if __name__ == "__main__":

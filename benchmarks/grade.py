@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from jzero.grade.math import grade
-from jzero.grade.pool import Pool
+from jzero.grading.pool import Pool
+from jzero.grading.verdict import grade
 
 REPEAT = 10  # golds and answers recur in RL: some of their parses are remembered
 TIERS = ("core", "must", "policy", "hostile")
@@ -27,21 +27,33 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def prediction(row: dict[str, Any]) -> str:
-    return row["prediction"] if "prediction" in row else "".join(a * b for a, b in row["prediction_rle"])
+    return (
+        row["prediction"]
+        if "prediction" in row
+        else "".join(a * b for a, b in row["prediction_rle"])
+    )
 
 
-def accuracy(path: Path, tiers: Sequence[str], judge: Callable[[dict[str, Any]], bool]) -> dict[str, str]:
+def accuracy(
+    path: Path, tiers: Sequence[str], judge: Callable[[dict[str, Any]], bool]
+) -> dict[str, str]:
     """ "right/all" of each task and tier, the verdict being whether a row's prediction is paid."""
     counts: dict[str, list[bool]] = {}
     for row in rows(path):
         if row["task"] != "countdown" and row["tier"] in tiers:
-            counts.setdefault(f"{row['task']}/{row['tier']}", []).append(judge(row) == (row["expected"] == 1))
+            counts.setdefault(f"{row['task']}/{row['tier']}", []).append(
+                judge(row) == (row["expected"] == 1)
+            )
     return {name: f"{sum(right)}/{len(right)}" for name, right in counts.items()}
 
 
 def ours(row: dict[str, Any]) -> bool:
-    template = "answer" if row.get("mode") == "answer" else row.get("template") or TEMPLATES[row["task"]]
-    return grade(prediction(row), row["gold"], template=template, question=row.get("problem", "")).correct
+    template = (
+        "answer" if row.get("mode") == "answer" else row.get("template") or TEMPLATES[row["task"]]
+    )
+    return grade(
+        prediction(row), row["gold"], template=template, question=row.get("problem", "")
+    ).correct
 
 
 def theirs(row: dict[str, Any]) -> bool:
@@ -84,7 +96,10 @@ def pooled(pairs: list[tuple[str, str]]) -> dict[str, float]:
         for key, (text, gold) in enumerate(pairs):
             pool.submit(key, "math", text, {"answer": gold, "question": ""}, task)
         pool.drain()
-        return {"per_second": round(len(pairs) / (time.perf_counter() - ready)), "start_s": round(ready - start, 2)}
+        return {
+            "per_second": round(len(pairs) / (time.perf_counter() - ready)),
+            "start_s": round(ready - start, 2),
+        }
 
 
 def peer(text: str, gold: str) -> bool:
@@ -115,5 +130,9 @@ def report(data: Path) -> Iterator[tuple[str, Any]]:
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).resolve().parents[2] / "shared/data"
+    folder = (
+        Path(sys.argv[1])
+        if len(sys.argv) > 1
+        else Path(__file__).resolve().parents[2] / "shared/data"
+    )
     print(json.dumps(dict(report(folder))))

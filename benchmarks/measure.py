@@ -7,26 +7,37 @@ from collections.abc import Callable
 
 import jax
 
-from jzero import cli, metrics, plan
+from jzero import cli, plan
 from jzero.model import qwen
+from jzero.run.environment import versions
 
 
 def parser(doc: str | None) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--model", default="Qwen2.5-0.5B", help="of jzero.plan, or a directory with a config.json")
-    made.add_argument("--repeat", type=int, default=3, help="measured runs, of which the median counts")
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument(
+        "--model", default="Qwen2.5-0.5B", help="of jzero.plan, or a directory with a config.json"
+    )
+    made.add_argument(
+        "--repeat", type=int, default=3, help="measured runs, of which the median counts"
+    )
     made.add_argument("--dtype", default="bfloat16", help="of the computation")
     return made
 
 
-def start(made: argparse.ArgumentParser) -> tuple[argparse.Namespace, qwen.QwenConfig, plan.Chip | None]:
+def start(
+    made: argparse.ArgumentParser,
+) -> tuple[argparse.Namespace, qwen.QwenConfig, plan.Chip | None]:
     """Arguments, the model's shape, and what one device can do, where that is known."""
     given = made.parse_args()
     with cli.mistakes():
         model = plan.architecture(given.model)
     cli.start([])
     kind = jax.devices()[0].device_kind
-    known = [chip for name, chip in plan.CHIPS.items() if name.startswith(kind) or kind.startswith(name)]
+    known = [
+        chip for name, chip in plan.CHIPS.items() if name.startswith(kind) or kind.startswith(name)
+    ]
     return given, model, known[0] if known else None
 
 
@@ -46,7 +57,9 @@ def share(rate: float, peak: float | None) -> str:
 
 def table(head: list[str], rows: list[list[str]]) -> str:
     """Markdown, below what ran."""
-    versions = metrics.versions()
-    ran = ", ".join(f"{name} {versions[name]}" for name in ("jzero", "jax", "python", "device"))
+    found = versions()
+    ran = ", ".join(f"{name} {found[name]}" for name in ("jzero", "jax", "python", "device"))
     lines = [head, ["---"] * len(head), *rows]
-    return "\n".join([f"{time.strftime('%Y-%m-%d')}, {ran}", "", *(f"| {' | '.join(line)} |" for line in lines)])
+    return "\n".join(
+        [f"{time.strftime('%Y-%m-%d')}, {ran}", "", *(f"| {' | '.join(line)} |" for line in lines)]
+    )

@@ -12,7 +12,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-MODELS = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-3B", "Qwen2.5-7B", "Qwen3-0.6B", "Qwen3-4B", "Qwen3-8B")
+MODELS = (
+    "Qwen2.5-0.5B",
+    "Qwen2.5-1.5B",
+    "Qwen2.5-3B",
+    "Qwen2.5-7B",
+    "Qwen3-0.6B",
+    "Qwen3-4B",
+    "Qwen3-8B",
+)
 SLICES = ("v5e:2x4", "v5e:4x4", "v5e:16x16", "v6e:2x4", "v5p:2x2x2", "tpu7x:2x2x1")
 TENSOR = {"Qwen2.5-7B": 4, "Qwen3-4B": 2, "Qwen3-8B": 4}  # where a chip has 16 GB
 GIB = 2**30
@@ -29,17 +37,24 @@ def settings(model: str, topology: str) -> dict[str, int]:
         "mesh.data": devices // (fsdp * tensor),
         "mesh.fsdp": fsdp,
         "mesh.tensor": tensor,
-        "rollout.prompts": prompts,
-        "rollout.slots": min(32 * devices, 8 * prompts),
-        "train.row_slots": 4,
-        "train.tokens": (256 + 4 * 1024) * devices // tensor,
+        "rollout.num_prompts": prompts,
+        "rollout.num_slots": min(32 * devices, 8 * prompts),
+        "train.packs_per_row": 4,
+        "train.microbatch_tokens": (256 + 4 * 1024) * devices // tensor,
     }
 
 
 def plan(model: str, topology: str, file: Path) -> None:
     """One cell. What stops it without a verdict goes to a file beside."""
     flags = [f"--config.{name}={value}" for name, value in settings(model, topology).items()]
-    recipe = ["--config", "configs/countdown.py:qwen2.5-3b", "--model", model, "--topology", topology]
+    recipe = [
+        "--config",
+        "configs/countdown.py:qwen2.5-3b",
+        "--model",
+        model,
+        "--topology",
+        topology,
+    ]
     command = [sys.executable, "-m", "jzero.plan", *recipe, "--json", str(file), *flags]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
     if done.returncode > 1 or not file.exists():
@@ -65,20 +80,36 @@ def row(model: str, report: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="directory of the cells' JSON and of plan.md")
-    parser.add_argument("--only", default="", help="parts of the names of the cells to do, with commas")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, help="directory of the cells' JSON and of plan.md"
+    )
+    parser.add_argument(
+        "--only", default="", help="parts of the names of the cells to do, with commas"
+    )
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     cells = [(model, topology) for model in MODELS for topology in SLICES]
-    file_of = lambda model, topology: (given.out / f"{model}_{topology.replace(':', '_')}.json").absolute()
-    chosen = [cell for cell in cells if all(text.lower() in " ".join(cell).lower() for text in given.only.split(","))]
+    file_of = lambda model, topology: (
+        given.out / f"{model}_{topology.replace(':', '_')}.json"
+    ).absolute()
+    chosen = [
+        cell
+        for cell in cells
+        if all(text.lower() in " ".join(cell).lower() for text in given.only.split(","))
+    ]
     for model, topology in tqdm(chosen, desc="plan", unit="cell"):
         if not file_of(model, topology).exists():
             plan(model, topology, file_of(model, topology))
     head = "model | slice | data x fsdp x tensor | fits | publish GiB | rollout GiB | update GiB | HBM GiB | "
     head += "decode temporaries, % of KV | compile s | roofline step s"
-    rows = [row(model, json.loads(file.read_text())) for model, t in cells if (file := file_of(model, t)).exists()]
+    rows = [
+        row(model, json.loads(file.read_text()))
+        for model, t in cells
+        if (file := file_of(model, t)).exists()
+    ]
     text = "\n".join([f"| {head} |", "|---" * 11 + "|", *rows]) + "\n"
     (given.out / "plan.md").write_text(text)
     print(text)

@@ -16,11 +16,23 @@ import time
 import jax
 import numpy as np
 
-from jzero import cli, evaluate, learn, metrics, session, train
+from jzero import cli, train
 from jzero.algorithms import grpo
-from jzero.config import Config, Mesh, Model, Optimizer, Rollout, Train
-from jzero.grade.pool import Pool
-from jzero.rollout.sample import Driver, groups_of
+from jzero.config import (
+    Config,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    TrainConfig,
+)
+from jzero.grading.pool import Pool
+from jzero.rollout.sampler import make_seed, to_rollout, with_turn_grades
+from jzero.rollout.scheduler import Scheduler
+from jzero.rollout.sequence import make_groups
+from jzero.run.base_model import load_params
+from jzero.run.environment import versions
+from jzero.training.step import update_on_rollouts
 from jzero.types import Grade, Problem
 
 PROMPTS, SAMPLES, NEW = 32, 8, 128
@@ -29,12 +41,20 @@ PROMPTS, SAMPLES, NEW = 32, 8, 128
 def workload_config(directory: str) -> Config:
     return Config(
         name="benchmark",
-        model=Model(path=directory, dtype="float32", remat="full", logit_chunk=1 << 20),
-        rollout=Rollout(prompts=PROMPTS, group=SAMPLES, max_prompt=64, max_new=NEW, slots=256, page=16, chunk=32),
+        model=ModelConfig(path=directory, dtype="float32", remat="full", logit_chunk=1 << 20),
+        rollout=RolloutConfig(
+            num_prompts=PROMPTS,
+            group_size=SAMPLES,
+            max_prompt_tokens=64,
+            max_new_tokens=NEW,
+            num_slots=256,
+            page_size=16,
+            decode_steps=32,
+        ),
         algorithm=grpo(std_eps=1e-4),
-        optimizer=Optimizer(lr=1e-5, b1=0.9, b2=0.999),
-        train=Train(tokens=2 * (64 + 8 * NEW), buckets=1, row_slots=8),
-        mesh=Mesh(data=-1, fsdp=1),
+        optimizer=OptimizerConfig(lr=1e-5, b1=0.9, b2=0.999),
+        train=TrainConfig(microbatch_tokens=2 * (64 + 8 * NEW), pack_buckets=1, packs_per_row=8),
+        mesh=MeshConfig(data=-1, fsdp=1),
     )
 
 
@@ -49,19 +69,27 @@ def step(run: train.Run, state, number: int, prompts: list[np.ndarray]):
     """-> state, seconds of rollout, of update, of the whole step."""
     config, engine = run.config, run.sampler.engine
     begin = time.perf_counter()
-    driver = Driver(engine, run.publish(state.params), lambda ids: "")
-    seed = evaluate.make_seed(engine, (0, number))
-    done = {(s.prompt, s.sample): s for s in driver.run(groups_of(prompts, SAMPLES, NEW), SAMPLES, 1.0, seed)}
+    driver = Scheduler(engine, run.publish(state.params), lambda ids: "")
+    seed = make_seed(engine, (0, number))
+    done = {
+        (s.prompt, s.sample): s
+        for s in driver.run(make_groups(prompts, SAMPLES, NEW), SAMPLES, 1.0, seed)
+    }
     rolled = time.perf_counter()
     sequences = [done[i, j] for i in range(PROMPTS) for j in range(SAMPLES)]
     texts = run.sampler.tokenizer.batch_decode([s.tokens for s in sequences])
     problem = Problem("benchmark", "benchmark", "", None)
     grades = [Grade(float(text.count("7")), False, "") for text in texts]
-    rollouts = [evaluate.to_rollout(problem, s) for s in sequences]
-    rollouts = [evaluate.of_turns(rollout, [grade]) for rollout, grade in zip(rollouts, grades, strict=True)]
-    assert all(len(s.tokens) == NEW for s in sequences) and len(rollouts) == config.rollout.prompts * SAMPLES
+    rollouts = [to_rollout(problem, s) for s in sequences]
+    rollouts = [
+        with_turn_grades(rollout, [grade]) for rollout, grade in zip(rollouts, grades, strict=True)
+    ]
+    assert (
+        all(len(s.tokens) == NEW for s in sequences)
+        and len(rollouts) == config.rollout.num_prompts * SAMPLES
+    )
     graded = time.perf_counter()
-    state, *_ = learn.optimize(run.trainer, state, rollouts, number)
+    state, *_ = update_on_rollouts(run.trainer, state, rollouts, number)
     jax.block_until_ready(state.params)
     end = time.perf_counter()
     return state, rolled - begin, end - graded, end - begin
@@ -75,7 +103,9 @@ def measure(arguments: argparse.Namespace) -> dict:
     times, cpu = [], []
     with Pool(0) as pool:
         run = train.build(workload_config(arguments.workload), pool)
-        state = run.trainer.policy.start(session.load_params(run.base, run.trainer.policy, run.config.train.seed))
+        state = run.trainer.policy.start(
+            load_params(run.base, run.trainer.policy, run.config.train.seed)
+        )
         tokens = 0
         for number in range(1, arguments.warmup + arguments.steps + 1):
             chosen = [rows[((number - 1) * PROMPTS + i) % len(rows)]["ids"] for i in range(PROMPTS)]
@@ -86,7 +116,9 @@ def measure(arguments: argparse.Namespace) -> dict:
             times.append(seconds)
             cpu.append(time.process_time() - before)
             tokens = SAMPLES * sum(map(len, chosen)) + PROMPTS * SAMPLES * NEW
-    rollout, update, whole = (statistics.median(column) for column in zip(*times[arguments.warmup :], strict=True))
+    rollout, update, whole = (
+        statistics.median(column) for column in zip(*times[arguments.warmup :], strict=True)
+    )
     new = PROMPTS * SAMPLES * NEW
     return {
         "peer": "jzero",
@@ -99,12 +131,14 @@ def measure(arguments: argparse.Namespace) -> dict:
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "time_to_first_step_s": round(first, 2),
         "steps": [[round(x, 3) for x in seconds] for seconds in times],
-        "versions": metrics.versions(),
+        "versions": versions(),
     }
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--workload", required=True)
     parser.add_argument("--steps", type=int, default=6, help="measured steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (compilation)")

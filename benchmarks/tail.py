@@ -2,7 +2,7 @@
 
     python benchmarks/tail.py [--eta 0 1 2] [--steps 12] [--alpha 1.1] [--config.section.field=value ...]
 
-Response lengths are drawn from a Pareto distribution, P(length > x) = (SHORT / x)^alpha up to rollout.max_new, by
+Response lengths are drawn from a Pareto distribution, P(length > x) = (SHORT / x)^alpha up to rollout.max_new_tokens, by
 request: the same for every eta. Every eta runs twice from the same state; the second time, when all programs are
 compiled, is measured."""
 
@@ -15,36 +15,55 @@ from pathlib import Path
 
 import numpy as np
 
-from jzero import cli, config, metrics, session, train
-from jzero.grade.pool import Pool
-from jzero.stream import Group, Stream
+from jzero import cli, config, train
+from jzero.grading.pool import Pool
+from jzero.rollout.async_stream import EpisodeGroup, RolloutStream
+from jzero.run.base_model import load_params
+from jzero.run.environment import versions
 
 SHORT = 16  # tokens of the shortest response
 
 
 def defaults() -> config.Config:
-    arch = config.Arch(hidden_size=256, intermediate_size=1024, num_hidden_layers=4, num_attention_heads=4, head_dim=64)
+    arch = config.ArchitectureConfig(
+        hidden_size=256,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        head_dim=64,
+    )
     return config.Config(
         name="tail",
-        model=config.Model(arch=arch, dtype="float32", logit_chunk=65536),
-        task=config.Task(name="countdown", template="plain"),
-        rollout=config.Rollout(prompts=16, group=4, max_prompt=64, max_new=512, slots=64, page=16, chunk=16),
-        train=config.Train(tokens=2304, buckets=1, row_slots=0),
-        eval=config.Eval(every=0, problems=0),
-        mesh=config.Mesh(data=-1, fsdp=1),
+        model=config.ModelConfig(arch=arch, dtype="float32", logit_chunk=65536),
+        task=config.TaskConfig(name="countdown", template="plain"),
+        rollout=config.RolloutConfig(
+            num_prompts=16,
+            group_size=4,
+            max_prompt_tokens=64,
+            max_new_tokens=512,
+            num_slots=64,
+            page_size=16,
+            decode_steps=16,
+        ),
+        train=config.TrainConfig(microbatch_tokens=2304, pack_buckets=1, packs_per_row=0),
+        eval=config.EvalConfig(every=0, problems=0),
+        mesh=config.MeshConfig(data=-1, fsdp=1),
     )
 
 
-class HeavyTail(Stream):
+class HeavyTail(RolloutStream):
     """A stream whose responses end where a draw for their request says, and nowhere else."""
 
     alpha = 1.0
 
-    def admit(self, version: int) -> list[Group]:
+    def admit(self, version: int) -> list[EpisodeGroup]:
         new = super().admit(version)
         for group in new:
-            draws = np.random.default_rng((0, group.number)).pareto(self.alpha, len(group.sequences)) + 1
-            lengths = np.minimum(SHORT * draws, self.rollout.max_new).astype(int)
+            draws = (
+                np.random.default_rng((0, group.number)).pareto(self.alpha, len(group.sequences))
+                + 1
+            )
+            lengths = np.minimum(SHORT * draws, self.rollout.max_new_tokens).astype(int)
             for sequence, length in zip(group.sequences, lengths, strict=True):
                 sequence.limit = len(sequence.context) + int(length)
         return new
@@ -58,7 +77,9 @@ def measure(settings: config.Config, steps: int, alpha: float) -> dict[str, floa
         rows: list[dict[str, float]] = []
         for _ in range(2):
             run = replace(run, stream=HeavyTail(run.sampler, settings))
-            state = train.initial_state(run, session.load_params(run.base, run.trainer.policy, run.config.train.seed))
+            state = train.initial_state(
+                run, load_params(run.base, run.trainer.policy, run.config.train.seed)
+            )
             rows = []
             for step in range(1, steps + 1):
                 begin = time.perf_counter()
@@ -66,8 +87,9 @@ def measure(settings: config.Config, steps: int, alpha: float) -> dict[str, floa
                 rows.append(values | run.clock.pop() | {"seconds": time.perf_counter() - begin})
     mean = lambda name: float(np.mean([row[name] for row in rows]))
     return {
-        "eta": settings.rollout.eta,
-        "tokens_per_second": sum(row["rollout/tokens"] for row in rows) / sum(row["seconds"] for row in rows),
+        "eta": settings.rollout.max_staleness,
+        "tokens_per_second": sum(row["rollout/tokens"] for row in rows)
+        / sum(row["seconds"] for row in rows),
         "step_seconds": float(np.median([row["seconds"] for row in rows])),
         "sample_seconds": float(np.median([row["time/sample"] for row in rows])),
         "update_seconds": float(np.median([row["time/update"] for row in rows])),
@@ -81,7 +103,9 @@ def measure(settings: config.Config, steps: int, alpha: float) -> dict[str, floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--eta", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--alpha", type=float, default=1.1, help="of the tail; smaller is heavier")
@@ -90,9 +114,15 @@ def main() -> None:
     cli.start([])
     found = []
     for eta in given.eta:
-        found.append(measure(replace(settings, rollout=replace(settings.rollout, eta=eta)), given.steps, given.alpha))
+        found.append(
+            measure(
+                replace(settings, rollout=replace(settings.rollout, eta=eta)),
+                given.steps,
+                given.alpha,
+            )
+        )
         ratio = found[-1]["tokens_per_second"] / found[0]["tokens_per_second"]
-        print(json.dumps(found[-1] | {"times_first": ratio} | {"versions": metrics.versions()}))
+        print(json.dumps(found[-1] | {"times_first": ratio} | {"versions": versions()}))
 
 
 if __name__ == "__main__":

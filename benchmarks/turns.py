@@ -27,7 +27,16 @@ def settings(recipe: str) -> Any:
 
 
 def run(recipe: str, workdir: Path, *flags: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "jzero.main", "--config", recipe, "--workdir", str(workdir), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "jzero.main",
+        "--config",
+        recipe,
+        "--workdir",
+        str(workdir),
+        *flags,
+    ]
     subprocess.run(command, check=True)
     summary = json.loads((workdir / "summary.json").read_text())
     [sampled], [greedy] = summary["eval"].values(), summary["eval_greedy"].values()
@@ -37,30 +46,48 @@ def run(recipe: str, workdir: Path, *flags: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--recipe", default="configs/guess.py:tiny")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, required=True)
     given, flags = parser.parse_known_args()
     rollout = settings(given.recipe).rollout
-    one = ["--config.rollout.turns=1", f"--config.rollout.group={rollout.group * rollout.turns}"]
+    one = [
+        "--config.rollout.max_turns=1",
+        f"--config.rollout.group_size={rollout.group_size * rollout.max_turns}",
+    ]
     rows: dict[str, list[list[float]]] = {}
     for seed in given.seeds:
         mine, at = [*flags, f"--config.train.seed={seed}"], given.out / str(seed)
-        each = {"turns": run(given.recipe, at / "turns", *mine), "one": run(given.recipe, at / "one", *mine, *one)}
+        each = {
+            "turns": run(given.recipe, at / "turns", *mine),
+            "one": run(given.recipe, at / "one", *mine, *one),
+        }
         known = f"--config.model.path={each['one']['export']}"
         again = ["--config.train.steps=0", "--config.warm_start.steps=0", known]
         asked = run(given.recipe, at / "again", *mine, *again)
         for name, found in each.items():
-            values = [found[kind][when] for when in ("after_warm_start", "after") for kind in ("sampled", "greedy")]
+            values = [
+                found[kind][when]
+                for when in ("after_warm_start", "after")
+                for kind in ("sampled", "greedy")
+            ]
             rows.setdefault(name, []).append([*values, found["tokens"]])
         rows.setdefault("one, asked again", []).append(
             [np.nan] * 2 + [asked[k]["before"] for k in ("sampled", "greedy")] + [np.nan]
         )
-    print("| episodes | warm start | greedy | after RL | greedy | sampled tokens |\n" + "|---" * 6 + "|")
+    print(
+        "| episodes | warm start | greedy | after RL | greedy | sampled tokens |\n"
+        + "|---" * 6
+        + "|"
+    )
     for name, values in rows.items():
         mean, spread = np.mean(values, axis=0), np.std(values, axis=0)
-        cells = [f"{100 * m:.1f} ± {100 * s:.1f} %" for m, s in zip(mean[:-1], spread[:-1], strict=True)]
+        cells = [
+            f"{100 * m:.1f} ± {100 * s:.1f} %" for m, s in zip(mean[:-1], spread[:-1], strict=True)
+        ]
         cells = ["" if "nan" in cell else cell for cell in [*cells, f"{mean[-1]:,.0f}"]]
         print(f"| {name} | {' | '.join(cells)} |")
 

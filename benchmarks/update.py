@@ -7,10 +7,12 @@ import jax
 import measure
 import numpy as np
 
-from jzero import algorithms, learn, sharding
-from jzero.batch import Item, pack
-from jzero.config import Config, Mesh, Model, Rollout, Train
+from jzero import algorithms
+from jzero.config import Config, MeshConfig, ModelConfig, RolloutConfig, TrainConfig
+from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen
+from jzero.training.packing import TrainingSequence, pack
+from jzero.training.step import Minibatch, make_trainer
 
 
 def flops(model: qwen.QwenConfig, sequences: int, length: int) -> float:
@@ -22,27 +24,45 @@ def flops(model: qwen.QwenConfig, sequences: int, length: int) -> float:
 def step(given, model: qwen.QwenConfig):
     """A function that makes one optimizer step."""
     length = given.prompt + given.new
-    mesh = sharding.train_mesh(1, -1, given.tensor)
+    mesh = train_mesh(1, -1, given.tensor)
     rows = mesh.shape["data"] * mesh.shape["fsdp"]
     settings = Config(
-        model=Model(dtype=given.dtype, remat=given.remat),
-        rollout=Rollout(prompts=given.sequences // 8, group=8, max_prompt=given.prompt, max_new=given.new),
+        model=ModelConfig(dtype=given.dtype, remat=given.remat),
+        rollout=RolloutConfig(
+            num_prompts=given.sequences // 8,
+            group_size=8,
+            max_prompt_tokens=given.prompt,
+            max_new_tokens=given.new,
+        ),
         algorithm=algorithms.grpo(),
-        train=Train(tokens=given.rows * rows * length, buckets=1, row_slots=0),
-        mesh=Mesh(1, -1, given.tensor),
+        train=TrainConfig(
+            microbatch_tokens=given.rows * rows * length, pack_buckets=1, packs_per_row=0
+        ),
+        mesh=MeshConfig(1, -1, given.tensor),
     )
-    trainer = learn.make_trainer(settings, model, None, mesh)
+    trainer = make_trainer(settings, model, None, mesh)
     draw = np.random.default_rng(0)
     tokens = draw.integers(0, model.vocab_size, (given.sequences, length)).astype(np.int32)
-    weights = np.where(np.arange(length) < given.prompt, 0, 1 / (given.sequences * given.new)).astype(np.float32)
-    items = [Item(each, given.prompt, weights, np.zeros(length, np.float32)) for each in tokens]
+    weights = np.where(
+        np.arange(length) < given.prompt, 0, 1 / (given.sequences * given.new)
+    ).astype(np.float32)
+    items = [
+        TrainingSequence(each, given.prompt, weights, np.zeros(length, np.float32))
+        for each in tokens
+    ]
     packed = pack([items], trainer.layouts, trainer.rows, trainer.microbatches)
-    part = learn.Part(list(range(len(items))), packed, *trainer.policy.put(packed))
-    part.fill(trainer.policy, "advantages", [np.full(length, x, np.float32) for x in draw.normal(size=len(items))])
+    part = Minibatch(list(range(len(items))), packed, *trainer.policy.put(packed))
+    part.fill(
+        trainer.policy,
+        "advantages",
+        [np.full(length, x, np.float32) for x in draw.normal(size=len(items))],
+    )
     kept = [trainer.policy.start(trainer.policy.init_params(0))]
 
     def run():
-        state, stats = trainer.policy.update(kept.pop(), part.batches, part.counts, trainer.layouts, 1e-6)
+        state, stats = trainer.policy.update(
+            kept.pop(), part.batches, part.counts, trainer.layouts, 1e-6
+        )
         kept.append(state)
         return stats
 
@@ -51,7 +71,9 @@ def step(given, model: qwen.QwenConfig):
 
 def main() -> None:
     parser = measure.parser(__doc__)
-    parser.add_argument("--sequences", type=int, default=64, help="of an optimizer step, a multiple of 8")
+    parser.add_argument(
+        "--sequences", type=int, default=64, help="of an optimizer step, a multiple of 8"
+    )
     parser.add_argument("--rows", type=int, default=4, help="sequences a device in a microbatch")
     parser.add_argument("--prompt", type=int, default=256, help="tokens")
     parser.add_argument("--new", type=int, default=1024, help="tokens")
@@ -67,7 +89,9 @@ def main() -> None:
     of_peak = measure.share(rate, chip and chip.flops)
     row = [given.model.rpartition("/")[2], str(given.sequences), given.remat, *numbers, of_peak]
     head = ["model", "sequences", "remat", "tokens/s", "s a step", "TFLOP/s a device", "MFU"]
-    print(f"{given.prompt} prompt tokens, {given.new} new, {given.dtype}\n{measure.table(head, [row])}")
+    print(
+        f"{given.prompt} prompt tokens, {given.new} new, {given.dtype}\n{measure.table(head, [row])}"
+    )
 
 
 if __name__ == "__main__":

@@ -7,29 +7,48 @@
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The Qwen presets load the base models from the hub
 (or --config.model.path=DIRECTORY) and need one accelerator host: up to 3b, 8 chips of 16 GB (v5e:2x4) by
-`python -m jzero.plan`, with a row of a microbatch a device; where there are more, train.tokens grows with them. Expect
+`python -m jzero.plan`, with a row of a microbatch a device; where there are more, train.microbatch_tokens grows with them. Expect
 0.5B to fail and 3B to learn, as TinyZero saw."""
 
 from jzero import algorithms
-from jzero.config import QWEN25 as HUB
-from jzero.config import Arch, Config, Critic, Eval, Mesh, Model, Optimizer, Rollout, Task, Train, WarmStart, choose
+from jzero.config import QWEN25_HUB_IDS as HUB
+from jzero.config import (
+    ArchitectureConfig,
+    Config,
+    CriticConfig,
+    EvalConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    TaskConfig,
+    TrainConfig,
+    WarmStartConfig,
+    choose_preset,
+)
 
 
 def get_config(preset: str = "") -> Config:
-    return choose(preset, tiny, qwen, HUB, accelerator="qwen2.5-3b")
+    return choose_preset(preset, tiny, qwen, HUB, accelerator="qwen2.5-3b")
 
 
 def qwen(preset: str) -> Config:
     """TinyZero's setting: 3 to 4 numbers, a base model, GRPO with 8 rollouts of 128 prompts, 1,024 new tokens."""
     return Config(
         name=f"countdown-{preset}",
-        model=Model(path=HUB[preset]),
-        task=Task(template="r1", format_score=0.1),
-        rollout=Rollout(prompts=128, group=8, max_prompt=256, max_new=1024, stop=("</answer>",)),
+        model=ModelConfig(path=HUB[preset]),
+        task=TaskConfig(template="r1", format_score=0.1),
+        rollout=RolloutConfig(
+            num_prompts=128,
+            group_size=8,
+            max_prompt_tokens=256,
+            max_new_tokens=1024,
+            stop=("</answer>",),
+        ),
         algorithm=algorithms.grpo(),
-        optimizer=Optimizer(lr=1e-6),
-        train=Train(steps=200, tokens=8 * (256 + 4 * 1024), row_slots=4),
-        eval=Eval(every=20),
+        optimizer=OptimizerConfig(lr=1e-6),
+        train=TrainConfig(steps=200, microbatch_tokens=8 * (256 + 4 * 1024), packs_per_row=4),
+        eval=EvalConfig(every=20),
     )
 
 
@@ -37,14 +56,33 @@ def tiny() -> Config:
     """1M parameters from scratch. The warm start teaches format, arithmetic and what a try is, never a solution."""
     return Config(
         name="countdown-tiny",
-        model=Model(arch=Arch(), dtype="float32", remat="full", logit_chunk=65536),
-        task=Task(template="plain", numbers_min=3, numbers_max=3, value_max=15, target_max=40, format_score=0.0),
-        rollout=Rollout(prompts=64, group=8, max_prompt=16, max_new=176, slots=256, page=32, chunk=16),
+        model=ModelConfig(
+            arch=ArchitectureConfig(), dtype="float32", remat="full", logit_chunk=65536
+        ),
+        task=TaskConfig(
+            template="plain",
+            numbers_min=3,
+            numbers_max=3,
+            value_max=15,
+            target_max=40,
+            format_score=0.0,
+        ),
+        rollout=RolloutConfig(
+            num_prompts=64,
+            group_size=8,
+            max_prompt_tokens=16,
+            max_new_tokens=176,
+            num_slots=256,
+            page_size=32,
+            decode_steps=16,
+        ),
         algorithm=algorithms.grpo(),
-        optimizer=Optimizer(lr=4e-4, b2=0.99),
-        critic=Critic(optimizer=Optimizer(lr=1e-3, b2=0.99)),
-        warm_start=WarmStart(steps=1200, batch=64, lr=2e-3, tries=1.5),
-        train=Train(steps=50, tokens=4096, buckets=1, row_slots=1, checkpoint_every=20),
-        eval=Eval(every=20),
-        mesh=Mesh(data=-1, fsdp=1),
+        optimizer=OptimizerConfig(lr=4e-4, b2=0.99),
+        critic=CriticConfig(optimizer=OptimizerConfig(lr=1e-3, b2=0.99)),
+        warm_start=WarmStartConfig(steps=1200, batch_size=64, lr=2e-3, tries=1.5),
+        train=TrainConfig(
+            steps=50, microbatch_tokens=4096, pack_buckets=1, packs_per_row=1, checkpoint_every=20
+        ),
+        eval=EvalConfig(every=20),
+        mesh=MeshConfig(data=-1, fsdp=1),
     )

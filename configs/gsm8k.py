@@ -13,40 +13,42 @@ Published: PPO from a supervised 1B model (oat's documentation), test accuracy 4
 
 from jzero import algorithms
 from jzero.config import (
-    QWEN25,
-    Arch,
+    QWEN25_HUB_IDS,
+    ArchitectureConfig,
     Config,
-    Critic,
-    Eval,
-    Mesh,
-    Model,
-    Optimizer,
-    Reward,
-    Rollout,
-    Task,
-    Train,
-    choose,
+    CriticConfig,
+    EvalConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RewardConfig,
+    RolloutConfig,
+    TaskConfig,
+    TrainConfig,
+    choose_preset,
 )
 
-HUB = QWEN25 | {f"{name}-ppo": path for name, path in QWEN25.items()}
+HUB = QWEN25_HUB_IDS | {f"{name}-ppo": path for name, path in QWEN25_HUB_IDS.items()}
 
 
 def get_config(preset: str = "") -> Config:
-    return choose(preset, tiny, qwen, HUB, accelerator="qwen2.5-1.5b")
+    return choose_preset(preset, tiny, qwen, HUB, accelerator="qwen2.5-1.5b")
 
 
 def qwen(preset: str) -> Config:
     """64 prompts x 8, 1,024 new tokens; held out is the whole test split, greedy."""
     config = Config(
         name=f"gsm8k-{preset}",
-        model=Model(path=HUB[preset]),
-        task=Task(name="gsm8k", template="qwen_math"),
-        rollout=Rollout(prompts=64, group=8, max_prompt=512, max_new=1024),
+        model=ModelConfig(path=HUB[preset]),
+        task=TaskConfig(name="gsm8k", template="qwen_math"),
+        rollout=RolloutConfig(
+            num_prompts=64, group_size=8, max_prompt_tokens=512, max_new_tokens=1024
+        ),
         algorithm=algorithms.grpo(),
-        optimizer=Optimizer(lr=1e-6),
-        critic=Critic(optimizer=Optimizer(lr=1e-5)),
-        train=Train(steps=700, tokens=8 * (512 + 4 * 1024), row_slots=4),
-        eval=Eval(problems=1319, samples=0, every=50),
+        optimizer=OptimizerConfig(lr=1e-6),
+        critic=CriticConfig(optimizer=OptimizerConfig(lr=1e-5)),
+        train=TrainConfig(steps=700, microbatch_tokens=8 * (512 + 4 * 1024), packs_per_row=4),
+        eval=EvalConfig(problems=1319, samples=0, every=50),
     )
     return ppo(config) if preset.endswith("-ppo") else config
 
@@ -65,17 +67,33 @@ def ppo(config: Config) -> Config:
 
 def tiny() -> Config:
     """Random weights with the real vocabulary: most of the parameters are its embedding."""
-    arch = Arch(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, head_dim=16)
+    arch = ArchitectureConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        head_dim=16,
+    )
     arch.num_key_value_heads = 1
-    reward = Reward(functions=("accuracy", "length"))  # nothing it says is right: only lengths differ
+    reward = RewardConfig(
+        functions=("accuracy", "length")
+    )  # nothing it says is right: only lengths differ
     return Config(
         name="gsm8k-tiny",
-        model=Model(tokenizer="Qwen/Qwen2.5-0.5B", arch=arch, dtype="float32"),
-        task=Task(name="gsm8k", template="qwen_math", reward=reward),
-        rollout=Rollout(prompts=4, group=4, max_prompt=256, max_new=16, slots=16, page=32, chunk=8),
+        model=ModelConfig(tokenizer="Qwen/Qwen2.5-0.5B", arch=arch, dtype="float32"),
+        task=TaskConfig(name="gsm8k", template="qwen_math", reward=reward),
+        rollout=RolloutConfig(
+            num_prompts=4,
+            group_size=4,
+            max_prompt_tokens=256,
+            max_new_tokens=16,
+            num_slots=16,
+            page_size=32,
+            decode_steps=8,
+        ),
         algorithm=algorithms.grpo(),
-        optimizer=Optimizer(lr=1e-3),
-        train=Train(steps=5, tokens=4096, buckets=1, row_slots=4),
-        eval=Eval(problems=16, samples=2),
-        mesh=Mesh(data=-1, fsdp=1),
+        optimizer=OptimizerConfig(lr=1e-3),
+        train=TrainConfig(steps=5, microbatch_tokens=4096, pack_buckets=1, packs_per_row=4),
+        eval=EvalConfig(problems=16, samples=2),
+        mesh=MeshConfig(data=-1, fsdp=1),
     )

@@ -12,26 +12,26 @@ Published: OpenR1-Distill-7B, 5 epochs on the 350k traces of Mixture-of-Thoughts
 GPQA diamond 52.8."""
 
 from jzero.config import (
-    QWEN25,
-    Arch,
+    QWEN25_HUB_IDS,
+    ArchitectureConfig,
     Config,
-    Eval,
-    Mesh,
-    Model,
-    Optimizer,
-    Rollout,
-    Sft,
-    Task,
-    Train,
-    WarmStart,
-    choose,
+    EvalConfig,
+    MeshConfig,
+    ModelConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    SftConfig,
+    TaskConfig,
+    TrainConfig,
+    WarmStartConfig,
+    choose_preset,
 )
 
-HUB = {"openr1-distill-7b": "open-r1/Qwen2.5-Math-7B-RoPE-300k"} | QWEN25
+HUB = {"openr1-distill-7b": "open-r1/Qwen2.5-Math-7B-RoPE-300k"} | QWEN25_HUB_IDS
 
 
 def get_config(preset: str = "") -> Config:
-    return choose(preset, tiny, qwen, HUB, accelerator="openr1-distill-7b")
+    return choose_preset(preset, tiny, qwen, HUB, accelerator="openr1-distill-7b")
 
 
 def qwen(preset: str) -> Config:
@@ -39,12 +39,16 @@ def qwen(preset: str) -> Config:
     length = 32768
     return Config(
         name=f"sft-{preset}",
-        model=Model(path=HUB[preset]),
-        rollout=Rollout(max_prompt=2048, max_new=length - 2048),
-        optimizer=Optimizer(lr=4e-5, schedule="cosine", warmup_ratio=0.03, min_lr_ratio=0.1, b2=0.999, clip_norm=0.2),
-        sft=Sft(data="all@open-r1/Mixture-of-Thoughts", epochs=5, batch=128, length=length),
-        train=Train(tokens=8 * length, checkpoint_every=200),
-        eval=Eval(every=200),
+        model=ModelConfig(path=HUB[preset]),
+        rollout=RolloutConfig(max_prompt_tokens=2048, max_new_tokens=length - 2048),
+        optimizer=OptimizerConfig(
+            lr=4e-5, schedule="cosine", warmup_ratio=0.03, min_lr_ratio=0.1, b2=0.999, clip_norm=0.2
+        ),
+        sft=SftConfig(
+            data="all@open-r1/Mixture-of-Thoughts", epochs=5, batch_size=128, pack_length=length
+        ),
+        train=TrainConfig(microbatch_tokens=8 * length, checkpoint_every=200),
+        eval=EvalConfig(every=200),
     )
 
 
@@ -52,13 +56,22 @@ def tiny() -> Config:
     """The warm start of configs/countdown.py:tiny as a run of its own: 1M parameters from scratch, 76,800 examples."""
     return Config(
         name="sft-tiny",
-        model=Model(arch=Arch(), dtype="float32", remat="full", logit_chunk=65536),
-        task=Task(template="plain", numbers_min=3, numbers_max=3, value_max=15, target_max=40, format_score=0.0),
-        rollout=Rollout(max_prompt=16, max_new=176),
-        optimizer=Optimizer(lr=2e-3, schedule="cosine", warmup_steps=20, b2=0.99),
-        warm_start=WarmStart(steps=1200, batch=64, tries=1.5),
-        sft=Sft(data="countdown", batch=64, length=192),
-        train=Train(tokens=4096, checkpoint_every=400),
-        eval=Eval(problems=256, every=200),
-        mesh=Mesh(data=-1, fsdp=1),
+        model=ModelConfig(
+            arch=ArchitectureConfig(), dtype="float32", remat="full", logit_chunk=65536
+        ),
+        task=TaskConfig(
+            template="plain",
+            numbers_min=3,
+            numbers_max=3,
+            value_max=15,
+            target_max=40,
+            format_score=0.0,
+        ),
+        rollout=RolloutConfig(max_prompt_tokens=16, max_new_tokens=176),
+        optimizer=OptimizerConfig(lr=2e-3, schedule="cosine", warmup_steps=20, b2=0.99),
+        warm_start=WarmStartConfig(steps=1200, batch_size=64, tries=1.5),
+        sft=SftConfig(data="countdown", batch_size=64, pack_length=192),
+        train=TrainConfig(microbatch_tokens=4096, checkpoint_every=400),
+        eval=EvalConfig(problems=256, every=200),
+        mesh=MeshConfig(data=-1, fsdp=1),
     )

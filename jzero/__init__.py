@@ -2,6 +2,8 @@
 
 import os
 
-os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that PyTorch was not found is as intended
+os.environ.setdefault(
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
+)  # that PyTorch was not found is as intended
 
 __version__ = "0.1.0"

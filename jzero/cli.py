@@ -17,12 +17,13 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
-from jzero import config, hosts
+from jzero import config
+from jzero.distributed import processes
 
 
 def fail(message: str) -> NoReturn:
     print(f"error: {message}", file=sys.stderr, flush=True)
-    if hosts.joined():
+    if processes.has_peers():
         os._exit(2)  # an orderly exit would wait for the others
     sys.exit(2)
 
@@ -38,17 +39,25 @@ def mistakes() -> Iterator[None]:
             raise
         fail(" ".join(str(error).split()))
     except Exception as error:
-        if not hosts.joined():
+        if not processes.has_peers():
             raise
         traceback.print_exc()
-        why = "another host may be gone" if isinstance(error, jax.errors.JaxRuntimeError) else type(error).__name__
-        hosts.lost(f"host {jax.process_index()} of {jax.process_count()} cannot go on: {why}")
+        why = (
+            "another host may be gone"
+            if isinstance(error, jax.errors.JaxRuntimeError)
+            else type(error).__name__
+        )
+        processes.exit_without_peers(
+            f"host {jax.process_index()} of {jax.process_count()} cannot go on: {why}"
+        )
 
 
 def fields(section: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
     """(dotted name, default, comment in the source) of every field of the config."""
     section = config.Config() if section is None else section
-    comments = dict(re.findall(r"^    (\w+):[^#\n]*# (.*)$", inspect.getsource(type(section)), re.MULTILINE))
+    comments = dict(
+        re.findall(r"^    (\w+):[^#\n]*# (.*)$", inspect.getsource(type(section)), re.MULTILINE)
+    )
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
@@ -64,21 +73,28 @@ def check_names(arguments: Sequence[str]) -> None:
         given = re.match(r"--?(?:no)?config\.([^=]*)", argument)
         if given and given[1] not in names:
             near = ", ".join(difflib.get_close_matches(given[1], names))
-            fail(f"{argument}: no field {given[1]}; " + (f"did you mean {near}?" if near else "--help lists them"))
+            fail(
+                f"{argument}: no field {given[1]}; "
+                + (f"did you mean {near}?" if near else "--help lists them")
+            )
 
 
 def read(values: flags.FlagValues, argv: Sequence[str], holder: flags.FlagHolder) -> Any:
     """The config of a flag, changed by --config.section.field=value; a mistake ends the process."""
     try:
         rest = values(argv)[1:]
-        getattr(holder.value, "name", "")  # a recipe that could not be read is an error on its first use
+        getattr(
+            holder.value, "name", ""
+        )  # a recipe that could not be read is an error on its first use
     except (flags.Error, OSError) as error:
         last: BaseException = error
         while "\n" in str(last) and (inner := last.__cause__ or last.__context__):
             last = inner  # the message is a whole traceback: what is at the bottom of it
         fail(str(last).strip().split("\n")[-1].strip())
     if rest:
-        fail(f"unknown arguments {' '.join(rest)}: settings are given as --config.section.field=value")
+        fail(
+            f"unknown arguments {' '.join(rest)}: settings are given as --config.section.field=value"
+        )
     return holder.value
 
 
@@ -86,14 +102,18 @@ def settings(defaults: config.Config, arguments: Sequence[str]) -> config.Config
     """`defaults` changed by --config.section.field=value arguments."""
     check_names(arguments)
     argv, values = ["jzero", *arguments], flags.FlagValues()
-    holder = config_flags.DEFINE_config_dataclass("config", defaults, flag_values=values, sys_argv=argv)
+    holder = config_flags.DEFINE_config_dataclass(
+        "config", defaults, flag_values=values, sys_argv=argv
+    )
     return read(values, argv, holder)
 
 
 def parser(command: str, doc: str | None) -> argparse.ArgumentParser:
     """A parser whose help is the module's docstring and whose errors are one line."""
     raw = argparse.RawDescriptionHelpFormatter
-    made = argparse.ArgumentParser(f"python -m {command}", description=doc, formatter_class=raw, allow_abbrev=False)
+    made = argparse.ArgumentParser(
+        f"python -m {command}", description=doc, formatter_class=raw, allow_abbrev=False
+    )
     made.error = fail
     return made
 
@@ -123,5 +143,5 @@ def start(arguments: Sequence[str]) -> list[str]:
         jax.config.update("jax_num_cpu_devices", min(2, os.cpu_count() or 1))
     if not {"-h", "-help", "--help"} & set(rest):
         with mistakes():
-            hosts.join(given.coordinator, given.num_processes, given.process_id)
+            processes.join_processes(given.coordinator, given.num_processes, given.process_id)
     return rest

@@ -12,24 +12,36 @@ import jax
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from pydantic import TypeAdapter
 
-from jzero import checkpoint, cli, config, hub, metrics
-from jzero.model import hf, qwen
-from jzero.session import Base, export, read_base
+from jzero import cli, config
+from jzero.files import read_jsonl
+from jzero.model import hub, huggingface, qwen
+from jzero.run import checkpoint, metrics
+from jzero.run.base_model import BaseModel, export_model, read_base_model
 from jzero.tasks import suites
-from jzero.tasks.data import PUBLISHED
+from jzero.tasks.problem_sets import PUBLISHED
 
 
-def card(run: config.Config, step: int, found: dict[str, dict], base: Base, given: Any) -> ModelCard:
+def card(
+    run: config.Config, step: int, found: dict[str, dict], base: BaseModel, given: Any
+) -> ModelCard:
     """card.md, filled in; found: evaluations by their name, each {"eval/accuracy": ...}."""
     on_hub = lambda name: name.count("/") == 1 and name[0] not in "./~" and not os.path.exists(name)
-    short = lambda x: Path(x).name if isinstance(x, str) and "/" in x and not on_hub(x) else x  # no one's directories
-    flat = lambda of: {n: json.dumps(short(x)) for n, x in config.flat(json.loads(config.to_json(of))).items()}
-    sources = suites.split(run.task.data or PUBLISHED["train"].get(run.task.name, ""))
+    short = lambda x: (
+        Path(x).name if isinstance(x, str) and "/" in x and not on_hub(x) else x
+    )  # no one's directories
+    flat = lambda of: {
+        n: json.dumps(short(x)) for n, x in config.flatten(json.loads(config.to_json(of))).items()
+    }
+    sources = suites.split_commas(run.task.data or PUBLISHED["train"].get(run.task.name, ""))
     data = [source.rpartition("@")[2] for source in sources]
-    rows = [row for row in metrics.rows(given.workdir / "metrics.jsonl") if row["step"] <= step]
-    accuracy = {name: x for name, x in [{}, *found.values()][-1].items() if name.endswith("accuracy")}
+    rows = [row for row in read_jsonl(given.workdir / "metrics.jsonl") if row["step"] <= step]
+    accuracy = {
+        name: x for name, x in [{}, *found.values()][-1].items() if name.endswith("accuracy")
+    }
     suite = lambda name: (name.split("/")[1:-1] or [run.task.name])[0]
-    result = lambda name, x: EvalResult("text-generation", suite(name), suite(name), "accuracy", x, metric_name=name)
+    result = lambda name, x: EvalResult(
+        "text-generation", suite(name), suite(name), "accuracy", x, metric_name=name
+    )
     header = ModelCardData(
         model_name=f"{run.name or 'jzero'}-{step}",
         license=given.license,
@@ -41,30 +53,45 @@ def card(run: config.Config, step: int, found: dict[str, dict], base: Base, give
         eval_results=[result(name, x) for name, x in accuracy.items()] or None,
     )
     recipe = dict(sorted(flat(run).items() - flat(config.Config()).items()))
-    columns = {name: label for name, (label, _) in metrics.LINE.items() if any(name in row for row in rows)}
+    columns = {
+        name: label
+        for name, (label, _) in metrics.STEP_LINE.items()
+        if any(name in row for row in rows)
+    }
     curve = rows[:: -1 - len(rows) // 12][::-1]  # a dozen, the last among them
-    parameters, versions = qwen.num_params(base.model), json.loads((given.workdir / "versions.json").read_text("utf-8"))
+    parameters, versions = (
+        qwen.num_params(base.model),
+        json.loads((given.workdir / "versions.json").read_text("utf-8")),
+    )
     return ModelCard.from_template(header, str(Path(__file__).with_name("card.md")), **locals())
 
 
 def run(given: Any) -> str:
     workdir, out, name = given.workdir, given.out, given.push_to_hub
     if out.exists() and not (given.force and (out / "config.json").exists()):
-        raise ValueError(f"--out {out} exists: give another, or --force to replace what was exported there")
+        raise ValueError(
+            f"--out {out} exists: give another, or --force to replace what was exported there"
+        )
     if given.revision and not name:
-        raise ValueError(f"--revision={given.revision} is a branch on the hub: give --push-to-hub, too")
+        raise ValueError(
+            f"--revision={given.revision} is a branch on the hub: give --push-to-hub, too"
+        )
     try:
-        settings = TypeAdapter(config.Config).validate_json((workdir / "config.json").read_text("utf-8"))
+        settings = TypeAdapter(config.Config).validate_json(
+            (workdir / "config.json").read_text("utf-8")
+        )
         saved = checkpoint.Checkpoints(workdir, None)
     except (OSError, ValueError) as error:
-        raise ValueError(f"--workdir {workdir} has no run of this version of jzero: {error}") from None
+        raise ValueError(
+            f"--workdir {workdir} has no run of this version of jzero: {error}"
+        ) from None
     if not (steps := saved.steps()) or given.step not in (None, *steps):
         raise ValueError(f"--step={given.step}: {workdir} has checkpoints of steps {steps}")
-    step, base = steps[-1] if given.step is None else given.step, read_base(settings.model)
+    step, base = steps[-1] if given.step is None else given.step, read_base_model(settings.model)
     items, host = saved.items(step, {"params": qwen.abstract(base.model)})
     unfinished = out.with_name(f".{out.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
-    export(unfinished, base, settings.rollout, items["params"], given.dtype)
+    export_model(unfinished, base, settings.rollout, items["params"], given.dtype)
     card(settings, step, host["eval"], base, given).save(unfinished / "README.md")
     shutil.rmtree(out, ignore_errors=True)
     os.replace(unfinished, out)
@@ -76,10 +103,21 @@ def main() -> None:
     parser.add_argument("--workdir", required=True, type=Path, help="of the run")
     parser.add_argument("--out", required=True, type=Path, help="directory to write")
     parser.add_argument("--step", type=int, help="of a checkpoint; default the newest")
-    parser.add_argument("--dtype", choices=hf.DTYPES, default="float32", help="of the weights; float32, as trained")
-    parser.add_argument("--license", default="unknown", help="of the model, as the hub names it: apache-2.0, ...")
-    parser.add_argument("--force", action="store_true", help="replace an earlier export, push to a branch there is")
-    parser.add_argument("--push-to-hub", metavar="USER/NAME", help="a model of the hub, made if there is none")
+    parser.add_argument(
+        "--dtype",
+        choices=huggingface.DTYPES,
+        default="float32",
+        help="of the weights; float32, as trained",
+    )
+    parser.add_argument(
+        "--license", default="unknown", help="of the model, as the hub names it: apache-2.0, ..."
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="replace an earlier export, push to a branch there is"
+    )
+    parser.add_argument(
+        "--push-to-hub", metavar="USER/NAME", help="a model of the hub, made if there is none"
+    )
     parser.add_argument("--revision", help="branch to push to, made if there is none; default main")
     given = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")

@@ -8,23 +8,30 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from jzero import cli, metrics
-from jzero.tasks import data, suites
+from jzero import cli
+from jzero.files import write_atomic
+from jzero.tasks import problem_sets, suites
 
 
 def by_rate(rates: dict[int, float], count: int, least: float, most: float) -> set[int]:
     """Rows whose pass rate is strictly between the two."""
     known = rates.keys() & range(count)
     if not known:
-        raise ValueError(f"--rates knows none of the {count} rows: evaluate this set as --suite name=DATA")
+        raise ValueError(
+            f"--rates knows none of the {count} rows: evaluate this set as --suite name=DATA"
+        )
     return {i for i in known if least < rates[i] < most}
 
 
 def apart(problems: Sequence[str], known: Sequence[str], n: int) -> set[int]:
     """Rows that share no n words in a row with any known problem; a shorter known problem counts whole."""
-    seen = {gram for text in known for gram in data.grams(text, n)}
+    seen = {gram for text in known for gram in problem_sets.grams(text, n)}
     sizes = set(map(len, seen))
-    return {i for i, text in enumerate(problems) if not any(seen & data.grams(text, size) for size in sizes)}
+    return {
+        i
+        for i, text in enumerate(problems)
+        if not any(seen & problem_sets.grams(text, size) for size in sizes)
+    }
 
 
 def read_rates(path: str) -> dict[int, float]:
@@ -33,33 +40,43 @@ def read_rates(path: str) -> dict[int, float]:
         rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
         return {int(row["id"].rpartition("/")[2]): float(row["accuracy"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"--rates {path} is not a file that jzero.evaluate wrote ({error})") from None
+        raise ValueError(
+            f"--rates {path} is not a file that jzero.evaluate wrote ({error})"
+        ) from None
 
 
 @cli.mistakes()
 def main() -> None:
     parser = cli.parser("jzero.filter", __doc__)
     parser.add_argument("--data", required=True, help="local file or directory, hub id, config@id")
-    parser.add_argument("--out", required=True, help="JSON lines to write: the rows that are kept, all their columns")
+    parser.add_argument(
+        "--out",
+        required=True,
+        help="JSON lines to write: the rows that are kept, all their columns",
+    )
     parser.add_argument("--rates", help="per-problem file of jzero.evaluate")
     parser.add_argument("--min", type=float, default=0.1)  # this and the other two: as in open-r1
     parser.add_argument("--max", type=float, default=0.9)
-    parser.add_argument("--against", help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE")
+    parser.add_argument(
+        "--against", help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE"
+    )
     parser.add_argument("--ngram", type=int, default=8)
     given = parser.parse_args()
     if not given.rates and not given.against:
         raise ValueError("nothing to filter by: give --rates or --against")
     if given.ngram < 1:
         raise ValueError(f"--ngram={given.ngram} must be at least 1")
-    dataset = data.split(given.data, "train", "test")
+    dataset = problem_sets.load_split(given.data, "train", "test")
     count, kept = len(dataset), {}
     if given.rates:
         kept["too easy or too hard"] = by_rate(read_rates(given.rates), count, given.min, given.max)
     if given.against:
-        known = [text for spec in suites.split(given.against) for text in suites.texts(spec)]
-        kept["in a suite"] = apart(data.questions(dataset, given.data), known, given.ngram)
+        known = [text for spec in suites.split_commas(given.against) for text in suites.texts(spec)]
+        kept["in a suite"] = apart(problem_sets.questions(dataset, given.data), known, given.ngram)
     rows = dataset.select(sorted(set.intersection(*kept.values())))
-    metrics.write_atomic(given.out, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows))
+    write_atomic(
+        given.out, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    )
     dropped = [f"{count - len(some)} {name}, " for name, some in kept.items()]
     print(f"{count} rows, {''.join(dropped)}{len(rows)} kept")
 

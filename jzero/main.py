@@ -10,8 +10,9 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jzero import config, hosts
+from jzero import config
 from jzero.cli import JOINING, check_names, fail, fields, mistakes, read, start, use_cache
+from jzero.distributed import collectives, processes
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs"
 
@@ -33,8 +34,13 @@ def parse(arguments: list[str]) -> tuple[config.Config, str | None]:
 
 def usage() -> str:
     """The command, the recipes' docstrings and every field."""
-    recipes = [ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) for path in sorted(RECIPES.glob("*.py"))]
-    lines = [f"  {f'--config.{name}={value}':<52}{comment}".rstrip() for name, value, comment in fields()]
+    recipes = [
+        ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        for path in sorted(RECIPES.glob("*.py"))
+    ]
+    lines = [
+        f"  {f'--config.{name}={value}':<52}{comment}".rstrip() for name, value, comment in fields()
+    ]
     settings = "\n".join(["Settings, with the defaults that a recipe overrides:", *lines])
     processes = "\n".join(f"  {f'--{name}':<52}{meaning}" for name, meaning in JOINING.items())
     return "\n\n".join([str(__doc__), *map(str, recipes), f"Several hosts:\n{processes}", settings])
@@ -42,12 +48,15 @@ def usage() -> str:
 
 def run() -> None:
     settings, directory = parse(start(sys.argv[1:]))
-    from jzero import sft, train  # here: a mistake in the command shows without the time this takes
+    from jzero import (
+        sft,  # here: a mistake in the command shows without the time this takes
+        train,  # here: a mistake in the command shows without the time this takes
+    )
 
     with mistakes():
-        name = hosts.agree(f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}")[0]
+        name = collectives.gather_json(f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}")[0]
         workdir = Path(directory or name)
-        hosts.say(f"config {settings.name}, workdir {workdir}")
+        processes.print_once(f"config {settings.name}, workdir {workdir}")
         use_cache(workdir / "programs")
         (sft if settings.sft.data else train).train(settings, workdir)
 

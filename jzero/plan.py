@@ -27,10 +27,15 @@ import jax
 from jax.experimental import topologies
 from tqdm import tqdm
 
-from jzero import algorithms, cli, config, evaluate, learn, main, metrics, sharding, tokenizer
-from jzero.model import hf, qwen
-from jzero.rollout import sample
+from jzero import algorithms, cli, config, main
+from jzero.distributed.mesh import decode_mesh, make_mesh, train_mesh
+from jzero.distributed.publish import decoder_shardings, gather_program
+from jzero.files import fill_template, write_atomic
+from jzero.model import huggingface, qwen, tokenizer
 from jzero.rollout.engine import Engine
+from jzero.rollout.sampler import per_host_settings
+from jzero.rollout.scheduler import PREFILL_TOKENS, prefill_shape, prefill_shapes
+from jzero.training.step import Trainer, abstract_batches, make_trainer, needs_old_logps
 
 GIB = 2**30
 
@@ -40,8 +45,16 @@ Chip = namedtuple("Chip", "hbm flops bandwidth")
 DATA = json.loads(Path(__file__).with_name("chips.json").read_text())
 CHIPS = {kind: Chip(**values) for kind, values in DATA["chips"].items()}
 TPUS = {"v5e": 2, "v6e": 2, "v5p": 3, "tpu7x": 3}  # dimensions of a slice
-HOSTS = {"TPU v5 lite": "v5e:2x2", "TPU v6 lite": "v6e:2x2", "TPU v5": "v5p:2x2x1", "TPU7x": "tpu7x:2x2x1"}
-ONE_HOST = {"1x1": (1, 1, 1), "2x4": (2, 4, 1)}  # two-dimensional slices that are not hosts of 2x2 chips
+HOSTS = {
+    "TPU v5 lite": "v5e:2x2",
+    "TPU v6 lite": "v6e:2x2",
+    "TPU v5": "v5p:2x2x1",
+    "TPU7x": "tpu7x:2x2x1",
+}
+ONE_HOST = {
+    "1x1": (1, 1, 1),
+    "2x4": (2, 4, 1),
+}  # two-dimensional slices that are not hosts of 2x2 chips
 
 
 def devices(topology: str) -> list[Any]:
@@ -73,7 +86,9 @@ def devices(topology: str) -> list[Any]:
 def cuda(family: str, count: int) -> list[Any]:
     """GPUs of one host, as XLA describes them."""
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
-        raise ValueError(f"compiling for {family} needs CUDA's compiler: pip install 'jzero[cuda12]'")
+        raise ValueError(
+            f"compiling for {family} needs CUDA's compiler: pip install 'jzero[cuda12]'"
+        )
     gpu = DATA["gpus"][family]
     chip = CHIPS[gpu["kind"]]
     target = Path(__file__).with_name("gpu_target.txt").read_text()
@@ -93,7 +108,9 @@ def measure(program: tuple[Any, tuple], topology: str, cache: Path | None) -> di
     lowered = program[0].lower(*program[1])
     packages = ("jax", "libtpu" if topology.partition(":")[0] in TPUS else "jax-cuda12-plugin")
     versions = [importlib.metadata.version(name) for name in packages]
-    kind = jax.tree.leaves(program[1])[0].sharding.mesh.devices.flat[0].device_kind  # the program says how many
+    kind = (
+        jax.tree.leaves(program[1])[0].sharding.mesh.devices.flat[0].device_kind
+    )  # the program says how many
     key = hashlib.sha256("\n".join([kind, *versions, lowered.as_text()]).encode()).hexdigest()
     file = cache / f"{key}.json" if cache else None
     if file and file.exists():
@@ -110,17 +127,22 @@ def measure(program: tuple[Any, tuple], topology: str, cache: Path | None) -> di
         sizes = re.findall(r"(?:[Uu]sed |\()([\d.]+)([KMG])", str(error))
         if "RESOURCE_EXHAUSTED" not in str(error) or not sizes:
             raise
-        needed, given = max(float(size) * 1024 ** "_KMG".index(unit) for size, unit in sizes), device_bytes(program[1])
+        needed, given = (
+            max(float(size) * 1024 ** "_KMG".index(unit) for size, unit in sizes),
+            device_bytes(program[1]),
+        )
         found = {"argument_bytes": given, "temp_bytes": needed - given, "peak_bytes": needed}
         found["error"] = str(error).split("\n")[0]
     found["compile_s"] = round(time.perf_counter() - start, 2)
     if file:
         file.parent.mkdir(parents=True, exist_ok=True)
-        metrics.write_atomic(file, json.dumps(found))
+        write_atomic(file, json.dumps(found))
     return found
 
 
-KNOWN: dict[str, dict] = json.loads(Path(__file__).with_name("known.json").read_text())  # hub id: as QwenConfig has it
+KNOWN: dict[str, dict] = json.loads(
+    Path(__file__).with_name("known.json").read_text()
+)  # hub id: as QwenConfig has it
 STATE = ("weights", "optimizer", "reference", "critic weights", "critic optimizer")  # always there
 PHASES = {  # phase: its programs, and what else is there
     "publish": (("publish",), ()),
@@ -134,7 +156,7 @@ PHASES = {  # phase: its programs, and what else is there
 class Plan:
     """A run on its devices, before anything is compiled."""
 
-    trainer: learn.Trainer
+    trainer: Trainer
     engine: Engine  # of one host
     hosts: int
     programs: dict[str, tuple[Any, tuple]]  # jitted, abstract arguments
@@ -150,14 +172,16 @@ def named(name: str) -> str:
     """The hub id of "qwen2.5-3b", "Qwen2.5-3B" or "Qwen/Qwen2.5-3B"."""
     ids = {key: hub for hub in KNOWN for key in (hub.lower(), hub.split("/")[1].lower())}
     if name.lower() not in ids:
-        raise ValueError(f"no known model {name!r}; there are {', '.join(hub.split('/')[1] for hub in KNOWN)}")
+        raise ValueError(
+            f"no known model {name!r}; there are {', '.join(hub.split('/')[1] for hub in KNOWN)}"
+        )
     return ids[name.lower()]
 
 
 def architecture(path: str) -> qwen.QwenConfig:
     """Of a local directory, or of a hub id above; nothing is downloaded."""
     if Path(path).expanduser().is_dir():
-        return hf.load_config(Path(path).expanduser())[0]
+        return huggingface.load_config(Path(path).expanduser())[0]
     return qwen.QwenConfig(**KNOWN[named(path)])
 
 
@@ -170,26 +194,37 @@ def build(settings: config.Config, given: list[Any]) -> Plan:
     else:
         words = len(tokenizer.load(settings.model.tokenizer))
         model = qwen.QwenConfig(vocab_size=words, **vars(settings.model.arch))
-    critic = (architecture(settings.critic.path) if settings.critic.path else model) if needed else None
-    mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, given)
-    decode = sharding.decode_mesh(mesh, mesh.devices.flat[0].process_index)
+    critic = (
+        (architecture(settings.critic.path) if settings.critic.path else model) if needed else None
+    )
+    mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, given)
+    decode = decode_mesh(mesh, mesh.devices.flat[0].process_index)
     hosts = mesh.size // decode.size
-    if hosts > 1:  # XLA wants every device of a slice in a program whose devices talk to each other: a smaller slice
-        decode = sharding.mesh(devices(HOSTS[given[0].device_kind]), dict(decode.shape))
-    rollout = evaluate.host_share(settings.rollout, hosts)
-    engine = Engine(model, rollout, decode, (0, 1), settings.model.dtype, settings.model.attention)  # any two ids stop
-    trainer = learn.make_trainer(settings, model, critic, mesh)
-    batches, state = learn.abstract_batches(trainer), trainer.policy.abstract_state()
+    if (
+        hosts > 1
+    ):  # XLA wants every device of a slice in a program whose devices talk to each other: a smaller slice
+        decode = make_mesh(devices(HOSTS[given[0].device_kind]), dict(decode.shape))
+    rollout = per_host_settings(settings.rollout, hosts)
+    engine = Engine(
+        model, rollout, decode, (0, 1), settings.model.dtype, settings.model.attention
+    )  # any two ids stop
+    trainer = make_trainer(settings, model, critic, mesh)
+    batches, state = abstract_batches(trainer), trainer.policy.abstract_state()
     placed = lambda x, place: x.update(dtype=engine.dtype, sharding=place)
-    publish = sharding.gather_program(model, mesh, engine.dtype)
-    weights = jax.tree.map(placed, jax.eval_shape(publish, state.params), sharding.decoder_shardings(model, decode))
+    publish = gather_program(model, mesh, engine.dtype)
+    weights = jax.tree.map(
+        placed, jax.eval_shape(publish, state.params), decoder_shardings(model, decode)
+    )
     programs = {"publish": (publish, (state.params,))}
-    programs |= engine.programs(weights, sample.prefills(engine))
+    programs |= engine.programs(weights, prefill_shapes(engine))
     learned = trainer.policy.programs(batches, trainer.layouts)
-    old, reference = learn.scores_old(settings), algorithms.needs_reference(settings.algorithm)
+    old, reference = needs_old_logps(settings), algorithms.needs_reference(settings.algorithm)
     if not old and not reference:
         del learned["score"]
-    groups, longest = -(-engine.shard_slots // rollout.group), sample.prefill_shape(engine, rollout.max_prompt)[0]
+    groups, longest = (
+        -(-engine.shard_slots // rollout.group_size),
+        prefill_shape(engine, rollout.max_prompt_tokens)[0],
+    )
     parts = {
         "weights": device_bytes(state.params),
         "optimizer": device_bytes(state.opt_state),
@@ -201,21 +236,28 @@ def build(settings: config.Config, given: list[Any]) -> Plan:
     if reference:
         parts["reference"] = parts["weights"]
     if trainer.critic:
-        learned |= {f"critic-{k}": v for k, v in trainer.critic.programs(batches, trainer.layouts).items()}
+        learned |= {
+            f"critic-{k}": v for k, v in trainer.critic.programs(batches, trainer.layouts).items()
+        }
         state = trainer.critic.abstract_state()
-        parts |= {"critic weights": device_bytes(state.params), "critic optimizer": device_bytes(state.opt_state)}
+        parts |= {
+            "critic weights": device_bytes(state.params),
+            "critic optimizer": device_bytes(state.opt_state),
+        }
     return Plan(trainer, engine, hosts, programs | learned, parts, old + reference + needed)
 
 
 def kv_bytes(engine: Engine) -> float:
     """Of one token, on a device."""
     state = engine.abstract_state()
-    return device_bytes((state["k"], state["v"])) / (engine.shard_pages * engine.settings.page)
+    return device_bytes((state["k"], state["v"])) / (engine.shard_pages * engine.settings.page_size)
 
 
 def totals(plan: Plan, measured: dict[str, dict[str, Any]]) -> dict[str, float]:
     """Bytes on a device at the peak of every phase: what is there, and what its programs add to their arguments."""
-    taken = {name: found["peak_bytes"] - found["argument_bytes"] for name, found in measured.items()}
+    taken = {
+        name: found["peak_bytes"] - found["argument_bytes"] for name, found in measured.items()
+    }
     phases = {}
     for phase, (programs, also) in PHASES.items():
         if mine := [size for name, size in taken.items() if name.split()[0] in programs]:
@@ -228,14 +270,24 @@ def roofline(plan: Plan) -> dict[str, dict[str, float]]:
     are all as long as they may be. By hand: XLA counts the body of a loop once. Interconnect is not counted."""
     settings, model, mesh = plan.trainer.config, plan.engine.config, plan.trainer.policy.mesh
     rollout, train = settings.rollout, settings.train
-    prompt, new, count = rollout.max_prompt, rollout.longest, rollout.prompts * rollout.group
-    embedding = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size  # a table, then
+    prompt, new, count = (
+        rollout.max_prompt_tokens,
+        rollout.longest_continuation,
+        rollout.num_prompts * rollout.group_size,
+    )
+    embedding = (
+        0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+    )  # a table, then
     matmul = 2 * (qwen.num_params(model) - embedding)  # FLOPs of a token
-    pair = 4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim  # and of a query and its key
-    copies = rollout.prompts if train.row_slots else count  # of prompts in the batch
+    pair = (
+        4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim
+    )  # and of a query and its key
+    copies = rollout.num_prompts if train.packs_per_row else count  # of prompts in the batch
     answers = count * new * (matmul + pair * (prompt + new / 2))
     forward = answers + copies * prompt * (matmul + pair * prompt / 2)
-    passes = (4 if settings.model.remat == "full" else 3) * train.epochs  # backward is twice forward
+    passes = (
+        4 if settings.model.remat == "full" else 3
+    ) * train.epochs  # backward is twice forward
     models = 2 if plan.trainer.critic else 1
     weights, state = plan.parts["decoder weights"], plan.parts["weights"] + plan.parts["optimizer"]
     steps = new * -(-count // (plan.engine.max_concurrent_decodes * plan.hosts))
@@ -243,53 +295,87 @@ def roofline(plan: Plan) -> dict[str, dict[str, float]]:
     calls = plan.trainer.microbatches[0] * train.minibatches
     learned = 2 * state * train.minibatches + calls * (3 * plan.parts["weights"] + passes * weights)
     phases = {
-        "prefill": (rollout.prompts * prompt * matmul, weights * -(-rollout.prompts * prompt // sample.PREFILL_TOKENS)),
+        "prefill": (
+            rollout.num_prompts * prompt * matmul,
+            weights * -(-rollout.num_prompts * prompt // PREFILL_TOKENS),
+        ),
         "decode": (answers, steps * (weights + cache)),
         "score": (plan.scores * forward, plan.scores * calls * weights),
         "update": (models * passes * forward, models * train.epochs * learned),
     }
-    each = {name: {"flops": flops / mesh.size, "bytes": float(moved)} for name, (flops, moved) in phases.items()}
+    each = {
+        name: {"flops": flops / mesh.size, "bytes": float(moved)}
+        for name, (flops, moved) in phases.items()
+    }
     seconds = lambda x: max(x["flops"] / plan.chip.flops, x["bytes"] / plan.chip.bandwidth)
     return {name: x | {"seconds": seconds(x)} for name, x in each.items()}
 
 
 def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, Any]]) -> list[str]:
     """What to change where a phase does not fit, with the bytes of a device that it saves where they are known."""
-    settings, parts, engine, mesh = plan.trainer.config, plan.parts, plan.engine, plan.trainer.policy.mesh
+    settings, parts, engine, mesh = (
+        plan.trainer.config,
+        plan.parts,
+        plan.engine,
+        plan.trainer.policy.mesh,
+    )
     over = {name: total - plan.chip.hbm for name, total in phases.items() if total > plan.chip.hbm}
     shards, tensor, out = engine.shards * plan.hosts, 2 * mesh.shape["tensor"], []
     add = lambda change, saved: out.append(f"--config.{change}: saves {saved / GIB:.2f} GiB")
     if "rollout" in over:
-        pages = engine.shard_pages - 2 - int(over["rollout"] / parts["KV pool"] * engine.shard_pages)
+        pages = (
+            engine.shard_pages - 2 - int(over["rollout"] / parts["KV pool"] * engine.shard_pages)
+        )
         if pages >= engine.per_slot:
-            add(f"rollout.pages={pages * shards}", (1 - (pages + 1) / engine.shard_pages) * parts["KV pool"])
-        if engine.shard_slots > 1 and not settings.rollout.pages:
-            add(f"rollout.slots={settings.rollout.slots // 2}", parts["KV pool"] / 2)
-    divides = not (plan.engine.config.num_key_value_heads % tensor or mesh.size // plan.hosts % tensor)
+            add(
+                f"rollout.num_pages={pages * shards}",
+                (1 - (pages + 1) / engine.shard_pages) * parts["KV pool"],
+            )
+        if engine.shard_slots > 1 and not settings.rollout.num_pages:
+            add(f"rollout.num_slots={settings.rollout.num_slots // 2}", parts["KV pool"] / 2)
+    divides = not (
+        plan.engine.config.num_key_value_heads % tensor or mesh.size // plan.hosts % tensor
+    )
     if divides and over.keys() & {"rollout", "publish"}:
         add(f"mesh.tensor={tensor}", parts["decoder weights"] / 2)
     if over.keys() & {"score", "update"}:
         if settings.model.remat != "full":
-            out.append("--config.model.remat=full: the backward pass keeps the inputs of layers alone")
-        least = plan.trainer.layouts[0].tokens * mesh.shape["data"] * mesh.shape["fsdp"]  # the longest is first
-        if fewer := settings.train.tokens // least // 2 * least:
+            out.append(
+                "--config.model.remat=full: the backward pass keeps the inputs of layers alone"
+            )
+        least = (
+            plan.trainer.layouts[0].tokens * mesh.shape["data"] * mesh.shape["fsdp"]
+        )  # the longest is first
+        if fewer := settings.train.microbatch_tokens // least // 2 * least:
             activations = max(0.0, measured["update"]["temp_bytes"] - 2 * parts["weights"])
-            add(f"train.tokens={fewer}", (1 - fewer / settings.train.tokens) * activations)
-        elif settings.train.row_slots > 1:
-            shorter = f"shorter rows, of which train.tokens={least} may hold half as many tokens"
-            out.append(f"--config.train.row_slots={settings.train.row_slots // 2}: {shorter}")
+            add(
+                f"train.microbatch_tokens={fewer}",
+                (1 - fewer / settings.train.microbatch_tokens) * activations,
+            )
+        elif settings.train.packs_per_row > 1:
+            shorter = f"shorter rows, of which train.microbatch_tokens={least} may hold half as many tokens"
+            out.append(
+                f"--config.train.packs_per_row={settings.train.packs_per_row // 2}: {shorter}"
+            )
     state = sum(parts.get(name, 0) for name in STATE)
     if over and mesh.shape["data"] > 1:
         add("mesh.data=1 --config.mesh.fsdp=-1", state * (1 - 1 / mesh.shape["data"]))
     if over:
-        out.append(f"--topology of twice the devices: saves {state / 2 / GIB:.2f} GiB of weights and optimizer")
-    if plan.trainer.policy.mesh.devices.flat[0].platform != "tpu" and max(phases.values()) > 0.75 * plan.chip.hbm:
-        out.append("XLA_PYTHON_CLIENT_MEM_FRACTION=.95 in the run's environment: else JAX takes 75 % of a GPU")
+        out.append(
+            f"--topology of twice the devices: saves {state / 2 / GIB:.2f} GiB of weights and optimizer"
+        )
+    if (
+        plan.trainer.policy.mesh.devices.flat[0].platform != "tpu"
+        and max(phases.values()) > 0.75 * plan.chip.hbm
+    ):
+        out.append(
+            "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 in the run's environment: else JAX takes 75 % of a GPU"
+        )
     return out
 
 
 def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, int]:
-    """The largest train.tokens and rollout.pages that fit. Of pages one guess, as memory is linear in them."""
+    """The largest train.microbatch_tokens and rollout.num_pages that fit. Of pages one guess, as memory is linear in them."""
     settings, mesh, engine = plan.trainer.config, plan.trainer.policy.mesh, plan.engine
 
     def fits(program: str, section: str, field: str, value: int) -> bool:
@@ -300,18 +386,29 @@ def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, 
         return total <= plan.chip.hbm
 
     unit = plan.trainer.layouts[0].tokens * mesh.shape["data"] * mesh.shape["fsdp"]
-    most = plan.trainer.microbatches[0] * plan.trainer.rows[0] * plan.trainer.layouts[0].tokens // unit  # a whole step
-    tqdm.write("search: every try of train.tokens compiles the update, which takes minutes")
-    tokens = unit * bisect_left(range(1, most + 1), True, key=lambda n: not fits("update", "train", "tokens", n * unit))
+    most = (
+        plan.trainer.microbatches[0] * plan.trainer.rows[0] * plan.trainer.layouts[0].tokens // unit
+    )  # a whole step
+    tqdm.write(
+        "search: every try of train.microbatch_tokens compiles the update, which takes minutes"
+    )
+    tokens = unit * bisect_left(
+        range(1, most + 1), True, key=lambda n: not fits("update", "train", "tokens", n * unit)
+    )
     shards, page = engine.shards * plan.hosts, plan.parts["KV pool"] / engine.shard_pages
     free = plan.chip.hbm - totals(plan, {"generate": measure(plan.programs["generate"])})["rollout"]
     pages = min(engine.shard_pages - 1 + int(free // page), engine.shard_slots * engine.per_slot)
     while pages >= engine.per_slot and not fits("generate", "rollout", "pages", pages * shards):
         pages = pages * 15 // 16
-    return {"train.tokens": tokens, "rollout.pages": pages * shards if pages >= engine.per_slot else 0}
+    return {
+        "train.microbatch_tokens": tokens,
+        "rollout.num_pages": pages * shards if pages >= engine.per_slot else 0,
+    }
 
 
-def run(settings: config.Config, topology: str, cache: Path | None, searching: bool = False) -> dict[str, Any]:
+def run(
+    settings: config.Config, topology: str, cache: Path | None, searching: bool = False
+) -> dict[str, Any]:
     """Everything that the table and --json say."""
     plan = build(settings, devices(topology))
     mesh = plan.trainer.policy.mesh
@@ -344,14 +441,20 @@ def run(settings: config.Config, topology: str, cache: Path | None, searching: b
 
 
 def table(report: dict[str, Any]) -> str:
-    return metrics.fill("plan.txt", **report, GIB=GIB)
+    return fill_template("plan.txt", **report, GIB=GIB)
 
 
 def command() -> None:
     parser = cli.parser("jzero.plan", __doc__)
     parser.add_argument("--topology", required=True, help="devices to compile for, as above")
-    parser.add_argument("--model", help=f"instead of the recipe's: {', '.join(id.split('/')[1] for id in KNOWN)}")
-    parser.add_argument("--search", action="store_true", help="find the largest train.tokens and rollout.pages")
+    parser.add_argument(
+        "--model", help=f"instead of the recipe's: {', '.join(id.split('/')[1] for id in KNOWN)}"
+    )
+    parser.add_argument(
+        "--search",
+        action="store_true",
+        help="find the largest train.microbatch_tokens and rollout.num_pages",
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
     jax.config.update("jax_platforms", "cpu")
     with cli.mistakes():
@@ -362,7 +465,7 @@ def command() -> None:
         home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jzero" / "plan"
         report = run(settings, given.topology, home, given.search)
         if given.json:
-            metrics.write_atomic(given.json, json.dumps(report, indent=1))
+            write_atomic(given.json, json.dumps(report, indent=1))
     print(table(report))
     sys.exit(0 if report["fits"] else 1)
 

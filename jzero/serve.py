@@ -26,14 +26,29 @@ import uvicorn
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from starlette import applications, exceptions, requests, responses, routing
 
-from jzero import cli, config, evaluate, tokenizer
-from jzero.grade.pool import Pool
+from jzero import cli, config, evaluate
+from jzero.grading.pool import Pool
+from jzero.model import tokenizer
 from jzero.rollout.engine import Engine, Placement
-from jzero.rollout.sample import Driver, Sequence, prefill_shape
+from jzero.rollout.sampler import make_seed
+from jzero.rollout.scheduler import Scheduler, prefill_shape
+from jzero.rollout.sequence import Sequence
 
-LABELS = ("user", "metadata", "store")  # options that change nothing; these do not with this value, or the engine's:
-SAME: dict[str, Any] = {"top_p": 1, "suffix": "", "logit_bias": {}, "tools": [], "response_format": {"type": "text"}}
-SAME |= dict.fromkeys(("top_k", "min_p", "frequency_penalty", "presence_penalty", "top_logprobs", "echo"), 0)
+LABELS = (
+    "user",
+    "metadata",
+    "store",
+)  # options that change nothing; these do not with this value, or the engine's:
+SAME: dict[str, Any] = {
+    "top_p": 1,
+    "suffix": "",
+    "logit_bias": {},
+    "tools": [],
+    "response_format": {"type": "text"},
+}
+SAME |= dict.fromkeys(
+    ("top_k", "min_p", "frequency_penalty", "presence_penalty", "top_logprobs", "echo"), 0
+)
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -54,7 +69,11 @@ class Asked(BaseModel, strict=True, extra="allow"):
 
 async def refuse(_: requests.Request, error: Any) -> responses.JSONResponse:
     """Say what is wrong with a request."""
-    status, message, where = getattr(error, "status_code", 400), getattr(error, "detail", str(error)), None
+    status, message, where = (
+        getattr(error, "status_code", 400),
+        getattr(error, "detail", str(error)),
+        None,
+    )
     if isinstance(error, ValidationError):
         where, message = ".".join(map(str, error.errors()[0]["loc"])), error.errors()[0]["msg"]
     said = {"message": message, "type": "invalid_request_error", "param": where, "code": None}
@@ -63,15 +82,24 @@ async def refuse(_: requests.Request, error: Any) -> responses.JSONResponse:
 
 class Server:
     def __init__(self, name: str, engine: Engine, tok: tokenizer.PreTrainedTokenizerFast):
-        self.name, self.engine, self.tokenizer, self.text = name, engine, tok, partial(tokenizer.decode, tok)
-        self.inbox: queue.SimpleQueue[tuple] = queue.SimpleQueue()  # sequences, whom to tell, whether as they grow
+        self.name, self.engine, self.tokenizer, self.text = (
+            name,
+            engine,
+            tok,
+            partial(tokenizer.decode, tok),
+        )
+        self.inbox: queue.SimpleQueue[tuple] = (
+            queue.SimpleQueue()
+        )  # sequences, whom to tell, whether as they grow
         self.live: dict[Sequence, tuple] = {}  # of the driver: the same
         self.numbers = itertools.count()
 
     def decode(self, params: Any, seed: Any) -> None:
         """In a thread of its own, whose end is that of the process."""
         try:
-            for sequence in Driver(self.engine, params, self.text).run([], 1, 1.0, seed, more=self.more):
+            for sequence in Scheduler(self.engine, params, self.text).run(
+                [], 1, 1.0, seed, more=self.more
+            ):
                 self.live.pop(sequence)[0](sequence)
         finally:
             signal.raise_signal(signal.SIGINT)
@@ -92,12 +120,21 @@ class Server:
         """One a choice. A seed names the noise; without one it is no other request's."""
         longest, out, several = self.engine.max_total, [], given.prompt
         for name, x in (given.model_extra or {}).items():
-            if name not in LABELS and x not in (SAME.get(name), getattr(self.engine.settings, name, None)):
-                raise ValueError(f"{name}={x}: leave it out; filters are the server's, as --config.rollout.top_p")
+            if name not in LABELS and x not in (
+                SAME.get(name),
+                getattr(self.engine.settings, name, None),
+            ):
+                raise ValueError(
+                    f"{name}={x}: leave it out; filters are the server's, as --config.rollout.top_p"
+                )
         if given.model != self.name:
-            raise exceptions.HTTPException(404, f"there is no model {given.model}, only {self.name}")
+            raise exceptions.HTTPException(
+                404, f"there is no model {given.model}, only {self.name}"
+            )
         if given.logprobs == 1 and given.temperature and not chat:
-            raise ValueError("logprobs=1: the likeliest token is known with temperature=0 only; ask for logprobs=0")
+            raise ValueError(
+                "logprobs=1: the likeliest token is known with temperature=0 only; ask for logprobs=0"
+            )
         if chat:
             several = tokenizer.render(self.tokenizer, given.messages)
         many = isinstance(several, list) and several and not isinstance(several[0], int)
@@ -105,16 +142,26 @@ class Server:
         for i, prompt in enumerate(prompts):
             ids = tokenizer.encode(self.tokenizer, prompt) if isinstance(prompt, str) else prompt
             number, room = next(self.numbers), longest - len(ids)
-            new = given.max_completion_tokens or given.max_tokens or (room if chat else min(16, room))
-            if not 0 < new <= room or not ids or not 0 <= min(ids) <= max(ids) < self.engine.config.vocab_size:
-                sizes = f"has {len(ids)} tokens and {new} to follow, of {longest} in all (--config.rollout.max_total)"
-                raise ValueError(f"prompt {i} {sizes}: it needs one of the vocabulary at least, and one to follow")
+            new = (
+                given.max_completion_tokens or given.max_tokens or (room if chat else min(16, room))
+            )
+            if (
+                not 0 < new <= room
+                or not ids
+                or not 0 <= min(ids) <= max(ids) < self.engine.config.vocab_size
+            ):
+                sizes = f"has {len(ids)} tokens and {new} to follow, of {longest} in all (--config.rollout.max_episode_tokens)"
+                raise ValueError(
+                    f"prompt {i} {sizes}: it needs one of the vocabulary at least, and one to follow"
+                )
             for j in range(i * given.n, (i + 1) * given.n):
                 seeded = 2**30 + zlib.crc32(f"{given.seed}/{j}".encode()) % 2**30
                 noise = (number * 128 + j % given.n) % 2**30 if given.seed is None else seeded
                 stop = [given.stop] if isinstance(given.stop, str) else given.stop
                 sizes = np.array(ids, np.int32), len(ids) + new
-                out.append(Sequence(number, j, noise, *sizes, temperature=given.temperature, stop=stop))
+                out.append(
+                    Sequence(number, j, noise, *sizes, temperature=given.temperature, stop=stop)
+                )
         return out
 
     async def answer(self, http: requests.Request) -> responses.Response:
@@ -122,14 +169,25 @@ class Server:
         given = Asked.model_validate({name: x for name, x in fields.items() if x is not None})
         chat, loop, heard = "chat" in http.url.path, asyncio.get_running_loop(), asyncio.Queue()
         sequences = self.sequences(given, chat)
-        tell = lambda s: loop.call_soon_threadsafe(heard.put_nowait, (s.sample, len(s.tokens), s.finish))
+        tell = lambda s: loop.call_soon_threadsafe(
+            heard.put_nowait, (s.sample, len(s.tokens), s.finish)
+        )
         self.inbox.put((sequences, tell, given.stream))
         kind = "text/event-stream" if given.stream else "application/json"
-        return responses.StreamingResponse(self.reply(given, chat, sequences, heard), media_type=kind)
+        return responses.StreamingResponse(
+            self.reply(given, chat, sequences, heard), media_type=kind
+        )
 
-    async def reply(self, given: Asked, chat: bool, sequences: list[Sequence], heard: Any) -> AsyncIterator[str]:
+    async def reply(
+        self, given: Asked, chat: bool, sequences: list[Sequence], heard: Any
+    ) -> AsyncIterator[str]:
         kind = "chat.completion" + ".chunk" * given.stream if chat else "text_completion"
-        head = {"id": f"{kind}-{time.time_ns()}", "object": kind, "created": int(time.time()), "model": self.name}
+        head = {
+            "id": f"{kind}-{time.time_ns()}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": self.name,
+        }
         event = lambda **said: f"data: {json.dumps(head | said)}\n\n"
         choices = [self.choice(given, chat, sequence) for sequence in sequences]
         said, left = list(map(next, choices)), len(choices)
@@ -146,13 +204,19 @@ class Server:
         new = sum(len(sequence.tokens) for sequence in sequences)
         usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
         last = event(choices=[], usage=usage) if given.stream_options.get("include_usage") else ""
-        yield f"{last}data: [DONE]\n\n" if given.stream else json.dumps(head | {"choices": said, "usage": usage})
+        yield (
+            f"{last}data: [DONE]\n\n"
+            if given.stream
+            else json.dumps(head | {"choices": said, "usage": usage})
+        )
 
     def choice(self, given: Asked, chat: bool, sequence: Sequence) -> Generator[Any, Any, None]:
         """Sent (tokens, finish) gives what a client lacks: no half character, nor what may become a stop string."""
         said, read, text, sent = None, 0, "", 0
         held = max(map(len, (*sequence.stop, *self.engine.settings.stop)), default=1) - 1
-        piece = lambda token: self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False)
+        piece = lambda token: self.tokenizer.backend_tokenizer.decode(
+            [token], skip_special_tokens=False
+        )
         while True:
             count, finish = yield said
             ids, new = sequence.tokens[read:count], self.text(sequence.tokens[read:count])
@@ -163,14 +227,25 @@ class Server:
                 said = {"index": sequence.sample, "finish_reason": finish or None, "logprobs": None}
                 if given.logprobs is not False and chat:
                     row = lambda s, x: {"token": s, "logprob": x, "bytes": None, "top_logprobs": []}
-                    said["logprobs"] = {"content": list(map(row, map(piece, ids), logps)), "refusal": None}
+                    said["logprobs"] = {
+                        "content": list(map(row, map(piece, ids), logps)),
+                        "refusal": None,
+                    }
                 elif given.logprobs is not False:
                     tokens = list(map(piece, ids))
                     best = [{token: logp} for token, logp in zip(tokens, logps, strict=True)]
                     at = list(itertools.accumulate(map(len, tokens[:-1]), initial=at))
-                    said["logprobs"] = dict(tokens=tokens, token_logprobs=logps, text_offset=at, top_logprobs=best)
+                    said["logprobs"] = dict(
+                        tokens=tokens, token_logprobs=logps, text_offset=at, top_logprobs=best
+                    )
                 body = role | {"content": new}
-                said |= {"text": new} if not chat else {"delta": body} if given.stream else {"message": body}
+                said |= (
+                    {"text": new}
+                    if not chat
+                    else {"delta": body}
+                    if given.stream
+                    else {"message": body}
+                )
                 read, sent = count, len(sure)
 
 
@@ -182,13 +257,20 @@ def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
     jax.__dict__["tree_map"] = jax.tree.map  # as JetStream calls it
     logging.getLogger().setLevel(logging.WARNING)
     engine, lock, end = server.engine, threading.Lock(), server.engine.stop_ids[0]
-    steps = np.zeros((2, engine.max_concurrent_decodes), np.int32)  # calls since a slot was filled, and at most
+    steps = np.zeros(
+        (2, engine.max_concurrent_decodes), np.int32
+    )  # calls since a slot was filled, and at most
 
     def prefill(*, params, padded_tokens, true_length):
         tokens = padded_tokens[:true_length][true_length > 1 :][1 - engine.max_total :]
-        padded, size = np.pad(tokens, (0, prefill_shape(engine, len(tokens))[0] - len(tokens))), len(tokens)
+        padded, size = (
+            np.pad(tokens, (0, prefill_shape(engine, len(tokens))[0] - len(tokens))),
+            len(tokens),
+        )
         with lock:
-            prefix = engine.prefill(params=params, padded_tokens=padded, true_length=size, temperature=0.0, seed=seed)
+            prefix = engine.prefill(
+                params=params, padded_tokens=padded, true_length=size, temperature=0.0, seed=seed
+            )
         return prefix, size
 
     def insert(prefix, decode_state, slot: int):
@@ -196,7 +278,9 @@ def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
             if slot in engine.placed:
                 engine.free_resource(slot)
             steps[:, slot] = 0, engine.max_total - prefix[1]
-            placement = Placement(slot, 0, 0, prefix[1], engine.max_total, request=0, group=slot, shared=0)
+            placement = Placement(
+                slot, 0, 0, prefix[1], engine.max_total, request=0, group=slot, shared=0
+            )
             return engine.insert(prefix[0], decode_state, placement, 0.0)
 
     def generate(params, decode_state):
@@ -204,39 +288,72 @@ def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
         with lock:
             steps[0] += 1
             columns = decode_state["tokens"], steps[0] <= steps[1], steps[0].copy()
-            said = engine_api.ResultTokens(jax.numpy.stack(columns, axis=1), (0, 1), (1, 2), (2, 3), 1)
+            said = engine_api.ResultTokens(
+                jax.numpy.stack(columns, axis=1), (0, 1), (1, 2), (2, 3), 1
+            )
             return engine.generate(params, decode_state, seed)[0], said
 
-    encode = lambda text, **_: (np.array([end, *(ids := tokenizer.encode(server.tokenizer, text))]), 1 + len(ids))
-    text = SimpleNamespace(encode=encode, decode=server.text, stop_tokens={*engine.stop_ids}, bos_id=end, pad_id=0)
-    made: Any = SimpleNamespace(prefill=prefill, insert=insert, generate=generate, load_params=lambda: params)
-    made.init_decode_state, made.get_tokenizer, made.build_tokenizer = engine.init_decode_state, str, lambda _: text
+    encode = lambda text, **_: (
+        np.array([end, *(ids := tokenizer.encode(server.tokenizer, text))]),
+        1 + len(ids),
+    )
+    text = SimpleNamespace(
+        encode=encode, decode=server.text, stop_tokens={*engine.stop_ids}, bos_id=end, pad_id=0
+    )
+    made: Any = SimpleNamespace(
+        prefill=prefill, insert=insert, generate=generate, load_params=lambda: params
+    )
+    made.init_decode_state, made.get_tokenizer, made.build_tokenizer = (
+        engine.init_decode_state,
+        str,
+        lambda _: text,
+    )
     made.samples_per_slot, made.max_concurrent_decodes = 1, engine.max_concurrent_decodes
-    made.max_prefill_length = 1 << min(15, engine.max_total.bit_length() - 1)  # of the lengths that it pads to
-    own: Any = {"interleaved_slices": ("all=1",), "interleaved_engine_create_fns": (lambda _: made,)}
-    _server = server_lib.run(port, config_lib.ServerConfig(**own), [None], jax_padding=False)  # lives while it is held
+    made.max_prefill_length = 1 << min(
+        15, engine.max_total.bit_length() - 1
+    )  # of the lengths that it pads to
+    own: Any = {
+        "interleaved_slices": ("all=1",),
+        "interleaved_engine_create_fns": (lambda _: made,),
+    }
+    _server = server_lib.run(
+        port, config_lib.ServerConfig(**own), [None], jax_padding=False
+    )  # lives while it is held
     signal.signal(signal.SIGINT, lambda *_: os._exit(0))  # its threads would go on
     threading.Event().wait()
 
 
 def main() -> None:
     parser = cli.parser("jzero.serve", __doc__)
-    parser.add_argument("--model", required=True, help="directory or hub id of a model, as a run exports it")
+    parser.add_argument(
+        "--model", required=True, help="directory or hub id of a model, as a run exports it"
+    )
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument("--jetstream", type=int, metavar="PORT", help="serve gRPC there, on every interface; no HTTP")
+    parser.add_argument(
+        "--jetstream",
+        type=int,
+        metavar="PORT",
+        help="serve gRPC there, on every interface; no HTTP",
+    )
     with cli.mistakes():
         given, rest = parser.parse_known_args(cli.start(sys.argv[1:]))
         defaults = evaluate.defaults()
-        defaults.rollout.chunk, defaults.rollout.keep_stop = 8, False  # tokens of a stream come so many at a time
+        defaults.rollout.decode_steps, defaults.rollout.keep_stop = (
+            8,
+            False,
+        )  # tokens of a stream come so many at a time
         settings = cli.settings(defaults, rest)
         if given.jetstream:
-            settings.rollout.chunk, settings.rollout.pages = 1, 0  # it knows no preemption
+            settings.rollout.decode_steps, settings.rollout.num_pages = (
+                1,
+                0,
+            )  # it knows no preemption
         settings.model.path = given.model
         config.validate(settings)
         sampler, params = evaluate.load(settings, Pool(0))
         server = Server(given.model, sampler.engine, sampler.tokenizer)
-        seed = evaluate.make_seed(sampler.engine, (settings.train.seed, 0))
+        seed = make_seed(sampler.engine, (settings.train.seed, 0))
     if given.jetstream:
         jetstream(given.jetstream, server, params, seed)
     errors = (ValueError, exceptions.HTTPException, jinja2.TemplateError)
@@ -249,7 +366,9 @@ def main() -> None:
     thread = threading.Thread(target=server.decode, args=(params, seed), daemon=True)
     thread.start()
     print(f"{given.model} on http://{given.host}:{given.port}/v1 until Ctrl-C", flush=True)
-    uvicorn.run(app, host=given.host, port=given.port, log_level="warning", timeout_graceful_shutdown=1)
+    uvicorn.run(
+        app, host=given.host, port=given.port, log_level="warning", timeout_graceful_shutdown=1
+    )
     os._exit(not thread.is_alive())  # it may be inside a call
 
 

@@ -11,51 +11,63 @@ import numpy as np
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from jzero import config, hosts, metrics, session, sharding, tokenizer, update
+from jzero import config
 from jzero.algorithms import grpo
-from jzero.batch import Item, Packed, best_fit, pack
 from jzero.config import validate
-from jzero.learn import microbatch_rows
-from jzero.model import qwen
-from jzero.session import Session, load_params, read_base
-from jzero.tasks import TASKS, data, suites
-from jzero.types import Layout, State
+from jzero.distributed import collectives, interrupt, processes
+from jzero.distributed.mesh import train_mesh
+from jzero.model import qwen, tokenizer
+from jzero.run.base_model import load_params, read_base_model
+from jzero.run.clock import Clock
+from jzero.run.session import RunSession, check_run
+from jzero.tasks import TASKS, problem_sets, suites
+from jzero.training import learner
+from jzero.training.optimizer import learning_rate
+from jzero.training.packing import PackedBatch, TrainingSequence, best_fit, pack
+from jzero.training.step import microbatch_rows
+from jzero.types import RowLayout, State
 
 Example = tuple[list[int], list[bool]]  # token ids, and which of them are trained on
 
 
-class Fitter:
+class SupervisedTrainer:
     """Steps of one model on rows of `length` tokens."""
 
     def __init__(self, model: qwen.QwenConfig, mesh: Mesh, settings: config.Config, length: int):
-        objective = replace(settings, algorithm=grpo(name="sft"), rollout=replace(settings.rollout, temperature=1.0))
-        self.learner = update.policy(model, objective, mesh)
-        self.layout = Layout(0, 1, length)
+        objective = replace(
+            settings, algorithm=grpo(name="sft"), rollout=replace(settings.rollout, temperature=1.0)
+        )
+        self.learner = learner.policy_learner(model, objective, mesh)
+        self.layout = RowLayout(0, 1, length)
         self.rows = microbatch_rows(settings, mesh, self.layout)
 
-    def pack(self, examples: Sequence[Example]) -> Packed:
+    def pack(self, examples: Sequence[Example]) -> PackedBatch:
         """Of at least one trained token. Microbatches are a power of two, so that few programs are compiled."""
         weight = 1.0 / sum(sum(trained) for _, trained in examples)
         weights = [np.array(trained, np.float32) * np.float32(weight) for _, trained in examples]
         tokens = [np.array(tokens, np.int32) for tokens, _ in examples]
         prompts = [trained.index(True) for _, trained in examples]
-        items = list(map(Item, tokens, prompts, weights, map(np.zeros_like, weights)))
-        needed = -(-len(best_fit([len(item.tokens) - 1 for item in items], self.layout.slot)) // self.rows)
+        items = list(map(TrainingSequence, tokens, prompts, weights, map(np.zeros_like, weights)))
+        needed = -(
+            -len(best_fit([len(item.tokens) - 1 for item in items], self.layout.slot)) // self.rows
+        )
         [packed] = pack([items], [self.layout], [self.rows], [1 << (needed - 1).bit_length()])
         return packed
 
-    def step(self, state: State, packed: Packed, lr: float) -> tuple[State, dict[str, Any]]:
+    def step(self, state: State, packed: PackedBatch, lr: float) -> tuple[State, dict[str, Any]]:
         batch = replace(packed.batch, advantages=np.ones_like(packed.batch.weights))
-        return self.learner.update(state, *self.learner.put([replace(packed, batch=batch)]), [self.layout], lr)
+        return self.learner.update(
+            state, *self.learner.put([replace(packed, batch=batch)]), [self.layout], lr
+        )
 
-    def loss(self, params: qwen.Params, packed: Packed) -> float:
+    def loss(self, params: qwen.Params, packed: PackedBatch) -> float:
         """Mean negative log-likelihood of the trained tokens."""
         [logps] = self.learner.score(params, *self.learner.put([packed]), [self.layout])
-        return -float(np.vdot(packed.batch.weights, hosts.fetch(logps)))
+        return -float(np.vdot(packed.batch.weights, collectives.fetch_global(logps)))
 
 
 def warm_start(
-    policy: update.Learner,
+    policy: learner.Learner,
     settings: config.Config,
     tok: tokenizer.PreTrainedTokenizerFast,
     params: qwen.Params,
@@ -64,99 +76,148 @@ def warm_start(
     """`warm_start.steps` supervised steps on the task's own examples; every step draws new ones."""
     warm, example = settings.warm_start, TASKS[settings.task.name].warm_start
     if example is None:
-        raise ValueError(f"task.name={settings.task.name} has no warm-start examples; set warm_start.steps=0")
-    optimizer = replace(settings.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine")
-    fitter = Fitter(policy.model, policy.mesh, settings, settings.rollout.total)
+        raise ValueError(
+            f"task.name={settings.task.name} has no warm-start examples; set warm_start.steps=0"
+        )
+    optimizer = replace(
+        settings.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine"
+    )
+    fitter = SupervisedTrainer(
+        policy.model, policy.mesh, settings, settings.rollout.longest_episode
+    )
     state = fitter.learner.start(params)
-    for step in (progress := tqdm(range(warm.steps), desc="warm start", mininterval=1, disable=not hosts.first())):
+    for step in (
+        progress := tqdm(
+            range(warm.steps),
+            desc="warm start",
+            mininterval=1,
+            disable=not processes.is_first_process(),
+        )
+    ):
         interrupted()
-        indices = range(step * warm.batch, (step + 1) * warm.batch)
+        indices = range(step * warm.batch_size, (step + 1) * warm.batch_size)
         pairs = [example(settings.task, settings.train.seed, i, warm.tries) for i in indices]
-        packed = fitter.pack([completed(tok, *pair) for pair in pairs])
-        state, stats = fitter.step(state, packed, update.learning_rate(optimizer, step, warm.steps))
+        packed = fitter.pack([encode_completion(tok, *pair) for pair in pairs])
+        state, stats = fitter.step(state, packed, learning_rate(optimizer, step, warm.steps))
         if step % 20 == 0:
-            progress.set_postfix(nll=f"{float(stats['nll']) / float(stats['tokens']):.3f}", refresh=False)
+            progress.set_postfix(
+                nll=f"{float(stats['nll']) / float(stats['tokens']):.3f}", refresh=False
+            )
     return state.params
 
 
-def completed(tok: tokenizer.PreTrainedTokenizerFast, prompt: str, completion: str) -> Example:
+def encode_completion(
+    tok: tokenizer.PreTrainedTokenizerFast, prompt: str, completion: str
+) -> Example:
     """The completion is trained on, and the end-of-sequence token after it."""
-    before, after = tokenizer.encode(tok, prompt), [*tokenizer.encode(tok, completion), tok.eos_token_id]
+    before, after = (
+        tokenizer.encode(tok, prompt),
+        [*tokenizer.encode(tok, completion), tok.eos_token_id],
+    )
     return before + after, [False] * len(before) + [True] * len(after)
 
 
-def conversation(tok: tokenizer.PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]], first: int) -> Example:
+def encode_conversation(
+    tok: tokenizer.PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]], first: int
+) -> Example:
     """Messages through the chat template; what the assistant says from message `first` on is trained on, its end of
     turn included. Encoded piece by piece, as what decoding would have sampled after the generation prompt."""
     whole, end = tokenizer.render(tok, messages, generate=False), tokenizer.end_of_turn(tok)
     if any(end in str(message["content"]) for message in messages):
-        raise ValueError(f"a message of sft.data holds {end}, which ends turns in this chat template: remove it")
+        raise ValueError(
+            f"a message of sft.data holds {end}, which ends turns in this chat template: remove it"
+        )
     pieces, at = [], 0
     for i, message in enumerate(messages):
         if message["role"] == "assistant" and i >= first:
             before = tokenizer.render(tok, messages[:i])
             if not whole.startswith(before):
-                raise ValueError("the chat template writes earlier turns anew when later ones come: set sft.template")
+                raise ValueError(
+                    "the chat template writes earlier turns anew when later ones come: set sft.chat_template"
+                )
             begin, stop = len(before), whole.index(end, len(before)) + len(end)
             pieces += [(whole[at:begin], False), (whole[begin:stop], True)]
             at = stop
     encoded = [(tokenizer.encode(tok, text), trained) for text, trained in pieces]
-    return [i for ids, _ in encoded for i in ids], [trained for ids, trained in encoded for _ in ids]
+    return [i for ids, _ in encoded for i in ids], [
+        trained for ids, trained in encoded for _ in ids
+    ]
 
 
-def example_of(tok: tokenizer.PreTrainedTokenizerFast, row: Mapping[str, Any], loss: str) -> Example:
+def encode_row(
+    tok: tokenizer.PreTrainedTokenizerFast, row: Mapping[str, Any], loss: str
+) -> Example:
     """A row with messages, or with a prompt and a completion, which are text or messages."""
     if "messages" in row:
-        tokens, trained = conversation(tok, row["messages"], 0)
+        tokens, trained = encode_conversation(tok, row["messages"], 0)
     elif isinstance(row["prompt"], str):
-        tokens, trained = completed(tok, row["prompt"], row["completion"])
+        tokens, trained = encode_completion(tok, row["prompt"], row["completion"])
     else:
-        tokens, trained = conversation(tok, [*row["prompt"], *row["completion"]], len(row["prompt"]))
+        tokens, trained = encode_conversation(
+            tok, [*row["prompt"], *row["completion"]], len(row["prompt"])
+        )
     return tokens, trained if loss == "assistant" else [False] + [True] * (len(tokens) - 1)
 
 
-def read(source: str, name: str, settings: config.Config) -> Any:
+def read_examples(source: str, name: str, settings: config.Config) -> Any:
     """The Dataset of a set's split, with the columns that are used; of a task, its warm-start examples."""
     if source in TASKS and (example := TASKS[source].warm_start):
         warm, seed = settings.warm_start, settings.train.seed
-        seed, count = (seed, warm.steps * warm.batch) if name == "train" else (seed + 1, settings.eval.problems)
+        seed, count = (
+            (seed, warm.steps * warm.batch_size)
+            if name == "train"
+            else (seed + 1, settings.eval.problems)
+        )
         pairs = [example(settings.task, seed, i, warm.tries) for i in range(count)]
         return [{"prompt": prompt, "completion": completion} for prompt, completion in pairs]
-    dataset = data.split(source, name)
+    dataset = problem_sets.load_split(source, name)
     for columns in (["messages"], ["prompt", "completion"]):
         if set(columns) <= set(dataset.column_names):
             return dataset.select_columns(columns)
     there = ", ".join(dataset.column_names)
-    raise ValueError(f"sft.data={source} has columns {there}: it needs messages, or prompt and completion")
+    raise ValueError(
+        f"sft.data={source} has columns {there}: it needs messages, or prompt and completion"
+    )
 
 
 def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
     """Run or resume `settings` in `workdir`; returns what summary.json holds."""
     validate(settings)
-    session.check(settings, workdir)
-    sft, clock = settings.sft, metrics.Clock()
-    sources = suites.split(sft.data)
-    tested = [sft.eval_data] if sft.eval_data else [x for x in sources if x in TASKS or "test" in data.load(x)]
-    sets = [read(each, "train", settings) for each in sources]
-    held_out = [row for each in tested for row in read(each, "test", settings)]
-    rows, count = data.stream(sets, sft.weights, settings.train.seed), sum(map(len, sets))
-    last = max(1, int(sft.epochs * count) // sft.batch)
-    base = read_base(settings.model)
-    if sft.template:
-        if not Path(sft.template).is_file():
-            raise ValueError(f"sft.template={sft.template} is no file: give one with a chat template in Jinja")
-        base.tokenizer.chat_template = Path(sft.template).read_text(encoding="utf-8")
+    check_run(settings, workdir)
+    sft, clock = settings.sft, Clock()
+    sources = suites.split_commas(sft.data)
+    tested = (
+        [sft.eval_data]
+        if sft.eval_data
+        else [x for x in sources if x in TASKS or "test" in problem_sets.load(x)]
+    )
+    sets = [read_examples(each, "train", settings) for each in sources]
+    held_out = [row for each in tested for row in read_examples(each, "test", settings)]
+    rows, count = problem_sets.stream(sets, sft.weights, settings.train.seed), sum(map(len, sets))
+    last = max(1, int(sft.epochs * count) // sft.batch_size)
+    base = read_base_model(settings.model)
+    if sft.chat_template:
+        if not Path(sft.chat_template).is_file():
+            raise ValueError(
+                f"sft.chat_template={sft.chat_template} is no file: give one with a chat template in Jinja"
+            )
+        base.tokenizer.chat_template = Path(sft.chat_template).read_text(encoding="utf-8")
     if base.tokenizer.chat_template:
         base.tokenizer.eos_token = tokenizer.end_of_turn(base.tokenizer)  # in exports, too
-    mesh = sharding.train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
-    fitter = Fitter(base.model, mesh, settings, sft.length)
+    mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
+    fitter = SupervisedTrainer(base.model, mesh, settings, sft.pack_length)
 
     def fitting(rows: Sequence[Mapping[str, Any]]) -> list[Example]:
-        examples = [example_of(base.tokenizer, row, sft.loss) for row in rows]
-        return [each for each in examples if len(each[0]) <= sft.length and any(each[1])]
+        examples = [encode_row(base.tokenizer, row, sft.loss) for row in rows]
+        return [each for each in examples if len(each[0]) <= sft.pack_length and any(each[1])]
 
-    with hosts.Stop() as stop, closing(Session(settings, workdir, base, clock, last)) as run:
-        hosts.say(f"{count} examples, {len(held_out)} held out; {last} steps of {sft.batch}")
+    with (
+        interrupt.StopSignal() as stop,
+        closing(RunSession(settings, workdir, base, clock, last)) as run,
+    ):
+        processes.print_once(
+            f"{count} examples, {len(held_out)} held out; {last} steps of {sft.batch_size}"
+        )
         tests = fitting(held_out[: settings.eval.problems])
         test = fitter.pack(tests) if tests else None
 
@@ -172,25 +233,41 @@ def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
         try:
             for step in run.steps("SFT"):
                 with clock("pack"):
-                    wanted = range((step - 1) * sft.batch, step * sft.batch)
+                    wanted = range((step - 1) * sft.batch_size, step * sft.batch_size)
                     examples = fitting([rows[i] for i in wanted])
                     if not examples:
-                        raise ValueError(f"step {step}: every example is longer than sft.length={sft.length} tokens")
+                        raise ValueError(
+                            f"step {step}: every example is longer than sft.pack_length={sft.pack_length} tokens"
+                        )
                     packed = fitter.pack(examples)
-                lr = update.learning_rate(settings.optimizer, step - 1, last)
+                lr = learning_rate(settings.optimizer, step - 1, last)
                 with clock("update"):
                     state, sums = fitter.step(state, packed, lr)
-                    stats = {name: float(sums[name]) for name in ("nll", "tokens", "grad_norm", "skipped")}
-                values = {"sft/loss": stats["nll"] / stats["tokens"], "sft/tokens": stats["tokens"], "optimizer/lr": lr}
+                    stats = {
+                        name: float(sums[name])
+                        for name in ("nll", "tokens", "grad_norm", "skipped")
+                    }
+                values = {
+                    "sft/loss": stats["nll"] / stats["tokens"],
+                    "sft/tokens": stats["tokens"],
+                    "optimizer/lr": lr,
+                }
                 values |= {f"optimizer/{name}": stats[name] for name in ("grad_norm", "skipped")}
-                values |= {"sft/epoch": step * sft.batch / count, "sft/dropped": sft.batch - len(examples)}
-                values |= {"update/padding": 1 - packed.real / (packed.count * packed.batch.tokens[0].size)}
+                values |= {
+                    "sft/epoch": step * sft.batch_size / count,
+                    "sft/dropped": sft.batch_size - len(examples),
+                }
+                values |= {
+                    "update/padding": 1 - packed.real / (packed.count * packed.batch.tokens[0].size)
+                }
                 values |= run.measured(step)
                 values["update/tokens_per_second"] = packed.real / values["time/update"]
                 if label := run.label(step):
                     values |= assess(label, state.params)
                 run.end(step, values, state)
                 stop.together()
-        except hosts.Interrupted as reason:
-            hosts.say(f"{reason}: stopped after step {run.host['step']}; the same command resumes")
+        except interrupt.Interrupted as reason:
+            processes.print_once(
+                f"{reason}: stopped after step {run.host['step']}; the same command resumes"
+            )
         return run.finish(state)

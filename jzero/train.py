@@ -13,18 +13,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jzero import algorithms, config, evaluate, hosts, metrics, session, sharding
+from jzero import algorithms, config
 from jzero.config import validate
-from jzero.evaluate import Sampler, grade_of
-from jzero.grade.pool import Pool
-from jzero.learn import Trainer, make_trainer, optimize
-from jzero.model import hf, qwen
-from jzero.rollout.sample import Counters
-from jzero.session import Base, Session, load_params, read_base
+from jzero.distributed import collectives, interrupt, processes
+from jzero.distributed.mesh import param_shardings, split_devices, train_mesh
+from jzero.grading.pool import Pool
+from jzero.model import huggingface, qwen
+from jzero.rollout.async_stream import RolloutStream, ThreadedStream
+from jzero.rollout.evaluation import evaluate
+from jzero.rollout.sampler import Sampler, drop_long_prompts, make_sampler
+from jzero.rollout.sequence import DecodeCounters
+from jzero.run import trajectories
+from jzero.run.base_model import BaseModel, load_params, read_base_model
+from jzero.run.clock import Clock
+from jzero.run.session import RunSession, check_run
 from jzero.sft import warm_start
-from jzero.stream import Ahead, Stream
 from jzero.tasks import TASKS, rewards, suites
-from jzero.types import Problem, Rollout, State
+from jzero.training.step import Trainer, make_trainer, update_on_rollouts
+from jzero.types import Problem, Rollout, State, grade_of
 
 ALARM = 1e-3  # share of gradings that may fail unsaid
 ROUNDS = 10**6  # steps apart in the stream of problems: where dynamic sampling takes new ones
@@ -38,24 +44,28 @@ class Run:
     trainer: Trainer
     sampler: Sampler
     publish: Callable[[qwen.Params], qwen.Params]
-    stream: Stream | None  # of asynchronous rollouts
-    base: Base
+    stream: RolloutStream | None  # of asynchronous rollouts
+    base: BaseModel
 
     @property
-    def clock(self) -> metrics.Clock:
+    def clock(self) -> Clock:
         return self.trainer.clock
 
 
 def train(config: config.Config, workdir: Path) -> dict[str, Any]:
     """Run or resume `config` in `workdir`; returns what summary.json holds."""
     check(config, workdir)
-    with Pool(config.task.grade_workers) as pool, hosts.Stop() as stop, contextlib.ExitStack() as ends:
+    with (
+        Pool(config.task.grade_workers) as pool,
+        interrupt.StopSignal() as stop,
+        contextlib.ExitStack() as ends,
+    ):
         run = build(config, pool)
         run.sampler.on_finish = stop.soon
         if run.stream:
             ends.callback(run.stream.halt)
         held_out = evaluation_problems(run)
-        session = Session(config, workdir, run.base, run.clock, config.train.steps)
+        session = RunSession(config, workdir, run.base, run.clock, config.train.steps)
         ends.enter_context(contextlib.closing(session))
         state: State | None = None
 
@@ -68,12 +78,14 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
             run.sampler.on_finish = stop.soon if state is None else lambda: None
             with run.clock("eval"):
                 settings = config.eval, config.rollout.temperature
-                values = evaluate.evaluate(run.sampler, run.publish(params), held_out, *settings)
+                values = evaluate(run.sampler, run.publish(params), held_out, *settings)
             run.sampler.on_finish = stop.soon
             return session.evaluated(name, values)
 
         if stream := run.stream:  # what is on its way on every host
-            encoded = lambda: [base64.b64encode(x).decode() for x in hosts.gather(stream.state())]
+            encoded = lambda: [
+                base64.b64encode(x).decode() for x in collectives.gather_bytes(stream.state())
+            ]
             session.carried = lambda: {"streams": encoded()}
         try:
             if session.latest is None:
@@ -81,7 +93,9 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 assess("before", params)
                 if config.warm_start.steps:
                     with run.clock("warm_start"):
-                        params = warm_start(run.trainer.policy, config, run.base.tokenizer, params, stop.together)
+                        params = warm_start(
+                            run.trainer.policy, config, run.base.tokenizer, params, stop.together
+                        )
                     assess("after_warm_start", params)
                 state = initial_state(run, params)
                 session.save(state)
@@ -91,27 +105,40 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 if run.stream:
                     streams = session.host["streams"]
                     if len(streams) != jax.process_count():
-                        raise ValueError(f"with rollout.eta > 0 a run of {len(streams)} processes resumes with as many")
+                        raise ValueError(
+                            f"with rollout.max_staleness > 0 a run of {len(streams)} processes resumes with as many"
+                        )
                     run.stream.load(base64.b64decode(streams[jax.process_index()]))
-            refer = lambda step, params: reference(run, workdir, step, params, min(session.saved.steps(), default=0))
+            refer = lambda step, params: reference(
+                run, workdir, step, params, min(session.saved.steps(), default=0)
+            )
             if algorithms.needs_reference(config.algorithm):
                 run.trainer.reference = refer(session.host["step"], state.params)
             for step in session.steps("RL"):
                 state, values, rollouts = rl_step(run, state, step, workdir)
                 values |= session.measured(step)
                 for phase, name in (("rollout", "sample"), ("update", "update")):
-                    values[f"{phase}/tokens_per_second"] = values[f"{phase}/tokens"] / values[f"time/{name}"]
+                    values[f"{phase}/tokens_per_second"] = (
+                        values[f"{phase}/tokens"] / values[f"time/{name}"]
+                    )
                 if label := session.label(step):
                     values |= assess(label, state.params)
                 if run.trainer.reference is not None and refreshed(config.algorithm, step) == step:
                     run.trainer.reference = refer(step, state.params)
-                session.writer.samples(step, [sample_row(rollout) for rollout in rollouts[: config.train.samples]])
-                if config.rollout.turns > 1 and hosts.first():
-                    metrics.write_trajectories(workdir, rollouts[: config.train.samples])
+                session.writer.samples(
+                    step,
+                    [sample_row(rollout) for rollout in rollouts[: config.train.logged_rollouts]],
+                )
+                if config.rollout.max_turns > 1 and processes.is_first_process():
+                    trajectories.write_trajectories(
+                        workdir, rollouts[: config.train.logged_rollouts]
+                    )
                 session.end(step, values, state)
                 stop.together()
-        except hosts.Interrupted as reason:
-            hosts.say(f"{reason}: stopped after step {session.host['step']}; the same command resumes")
+        except interrupt.Interrupted as reason:
+            processes.print_once(
+                f"{reason}: stopped after step {session.host['step']}; the same command resumes"
+            )
         return session.finish(state)
 
 
@@ -120,10 +147,14 @@ def check_task(config: config.Config) -> None:
     validate(config)
     templates = TASKS[config.task.name].templates
     if config.task.template not in templates:
-        raise ValueError(f"task.template={config.task.template!r} is not one of {', '.join(templates)}")
-    if config.rollout.turns > 1 and config.task.template not in TASKS[config.task.name].replies:
-        known = [f"{name} ({', '.join(task.replies)})" for name, task in TASKS.items() if task.replies]
-        what = f"rollout.turns={config.rollout.turns}: task.name={config.task.name} has no replies in template"
+        raise ValueError(
+            f"task.template={config.task.template!r} is not one of {', '.join(templates)}"
+        )
+    if config.rollout.max_turns > 1 and config.task.template not in TASKS[config.task.name].replies:
+        known = [
+            f"{name} ({', '.join(task.replies)})" for name, task in TASKS.items() if task.replies
+        ]
+        what = f"rollout.max_turns={config.rollout.max_turns}: task.name={config.task.name} has no replies in template"
         raise ValueError(f"{what} {config.task.template}; there are {', '.join(known)}")
     rewards.check(config.task.reward)
 
@@ -131,37 +162,49 @@ def check_task(config: config.Config) -> None:
 def check(config: config.Config, workdir: Path) -> None:
     """Refuse what cannot run, before anything is downloaded, compiled or written."""
     check_task(config)
-    for spec in suites.split(*config.eval.suites):
+    for spec in suites.split_commas(*config.eval.suites):
         suites.parse(spec)
     longest = TASKS[config.task.name].warm_start_tokens(config.task, config.warm_start.tries)
-    if config.warm_start.steps and longest > config.rollout.max_new:
-        what = f"a warm-start example may have {longest} tokens, rollout.max_new={config.rollout.max_new}"
+    if config.warm_start.steps and longest > config.rollout.max_new_tokens:
+        what = f"a warm-start example may have {longest} tokens, rollout.max_new_tokens={config.rollout.max_new_tokens}"
         raise ValueError(f"{what}: raise it to {longest}, or set warm_start.steps=0")
-    session.check(config, workdir)
+    check_run(config, workdir)
 
 
 def build(config: config.Config, pool: Pool) -> Run:
     """Model, tokenizer, meshes and programs of a run; nothing is compiled or loaded yet."""
-    base = read_base(config.model)
+    base = read_base_model(config.model)
     architecture = base.model
     critic = None
     if algorithms.needs_critic(config.algorithm):
-        critic = hf.load_config(hf.resolve(config.critic.path))[0] if config.critic.path else architecture
+        critic = (
+            huggingface.load_config(huggingface.resolve(config.critic.path))[0]
+            if config.critic.path
+            else architecture
+        )
         if critic.vocab_size != architecture.vocab_size:
             what = f"critic.path={config.critic.path} has a vocabulary of {critic.vocab_size}, the policy one of"
-            raise ValueError(f"{what} {architecture.vocab_size}: give a model with the policy's tokenizer")
-    devices, _ = sharding.split(config.mesh.decode)
-    mesh = sharding.train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
+            raise ValueError(
+                f"{what} {architecture.vocab_size}: give a model with the policy's tokenizer"
+            )
+    devices, _ = split_devices(config.mesh.decode_devices)
+    mesh = train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
     for heads in {each.num_key_value_heads for each in (architecture, critic) if each}:
         if heads % mesh.shape["tensor"]:
             what = f"mesh.tensor={mesh.shape['tensor']} does not divide the model's {heads} key-value heads"
             raise ValueError(f"{what}; set it to one of their divisors")
-    sampler, publish = evaluate.make_sampler(config, base, mesh, pool)
+    sampler, publish = make_sampler(config, base, mesh, pool)
     trainer = make_trainer(config, architecture, critic, mesh)
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     devices = f"{mesh.devices.size} {mesh.devices.flat[0].device_kind} devices ({axes})"
-    hosts.say(f"{architecture.model_type} of {qwen.num_params(architecture) / 1e6:.1f}M parameters on {devices}")
-    stream = (Ahead if config.mesh.decode else Stream)(sampler, config) if config.rollout.eta else None
+    processes.print_once(
+        f"{architecture.model_type} of {qwen.num_params(architecture) / 1e6:.1f}M parameters on {devices}"
+    )
+    stream = (
+        (ThreadedStream if config.mesh.decode_devices else RolloutStream)(sampler, config)
+        if config.rollout.max_staleness
+        else None
+    )
     return Run(config, trainer, sampler, publish, stream, base)
 
 
@@ -169,13 +212,16 @@ def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
     """Held-out problems of the task, under "", and of eval.suites, as far as prompts fit. Says what was dropped."""
     config = run.config
     for note in TASKS[config.task.name].notes(config.task):
-        hosts.say(note)
+        processes.print_once(note)
     every = {"": TASKS[config.task.name].eval_problems(config.task, config.eval.problems)}
     every |= dict(
         suites.problems(spec, config.task, config.eval.limit, config.train.seed)
-        for spec in suites.split(*config.eval.suites)
+        for spec in suites.split_commas(*config.eval.suites)
     )
-    fit = {name: evaluate.fitting(each, run.sampler, name or "held out") for name, each in every.items()}
+    fit = {
+        name: drop_long_prompts(each, run.sampler, name or "held out")
+        for name, each in every.items()
+    }
     return {name: each for name, each in fit.items() if each}
 
 
@@ -188,7 +234,9 @@ def initial_state(run: Run, params: qwen.Params) -> State:
     backbone = params
     if path := run.config.critic.path:
         model = replace(critic.model, value_head=False)
-        backbone = hf.load(hf.resolve(path), model, sharding.param_shardings(model, critic.mesh))
+        backbone = huggingface.load(
+            huggingface.resolve(path), model, param_shardings(model, critic.mesh)
+        )
     copy = lambda x, place: jax.jit(jnp.copy, out_shardings=place)(x)  # both states are donated
     names = ("embed", "layers", "norm")
     values = {name: jax.tree.map(copy, backbone[name], critic.shardings[name]) for name in names}
@@ -200,49 +248,72 @@ def initial_state(run: Run, params: qwen.Params) -> State:
 def abstract_state(run: Run) -> State:
     """Shapes and shardings, for restoring a checkpoint into."""
     critic = run.trainer.critic
-    return replace(run.trainer.policy.abstract_state(), critic=critic.abstract_state() if critic else None)
+    return replace(
+        run.trainer.policy.abstract_state(), critic=critic.abstract_state() if critic else None
+    )
 
 
-def rl_step(run: Run, state: State, step: int, workdir: Path) -> tuple[State, dict[str, float], list[Rollout]]:
+def rl_step(
+    run: Run, state: State, step: int, workdir: Path
+) -> tuple[State, dict[str, float], list[Rollout]]:
     """One batch of rollouts and the optimizer steps on it."""
     with run.clock("publish"):
         weights = jax.block_until_ready(run.publish(state.params))
     rollouts, values = collect(run, weights, step)
-    values["publish/bytes"] = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(weights))  # of a device
+    values["publish/bytes"] = sum(
+        x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(weights)
+    )  # of a device
     del weights
-    state, update_values, batches, rollouts = optimize(run.trainer, state, rollouts, step)
+    state, update_values, batches, rollouts = update_on_rollouts(run.trainer, state, rollouts, step)
     values |= update_values
     bad = [name for name, value in values.items() if not np.isfinite(value)]
     if bad:
         path = workdir / f"nonfinite_step_{step}.npz"
-        arrays = [(i, name, x) for i, batch in enumerate(batches) for name, x in vars(batch).items() if x is not None]
-        fetched: dict[str, Any] = {f"{name}_{i}": hosts.fetch(x) for i, name, x in arrays}
-        if hosts.first():
+        arrays = [
+            (i, name, x)
+            for i, batch in enumerate(batches)
+            for name, x in vars(batch).items()
+            if x is not None
+        ]
+        fetched: dict[str, Any] = {
+            f"{name}_{i}": collectives.fetch_global(x) for i, name, x in arrays
+        }
+        if processes.is_first_process():
             np.savez(path, **fetched)
-        raise FloatingPointError(f"step {step}: {', '.join(bad)} not finite; its batch is in {path}")
+        raise FloatingPointError(
+            f"step {step}: {', '.join(bad)} not finite; its batch is in {path}"
+        )
     return state, values, rollouts
 
 
 def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], dict[str, float]]:
-    """Graded rollouts of the step's problems, and metrics of all that were sampled. Up to algorithm.dynamic_rounds
+    """Graded rollouts of the step's problems, and metrics of all that were sampled. Up to algorithm.dynamic_sampling_rounds
     times uniform groups make way for those of new problems (DAPO's dynamic sampling), or stay."""
     config, sampler = run.config, run.sampler
-    group, prompts, heat = config.rollout.group, config.rollout.prompts, config.rollout.temperature
+    group, prompts, heat = (
+        config.rollout.group_size,
+        config.rollout.num_prompts,
+        config.rollout.temperature,
+    )
     before = dict(sampler.pool.counters)
     uniform = lambda rollouts: len({grade_of(rollout).score for rollout in rollouts}) == 1
     groups: list[list[Rollout]] = []
-    totals = Counters()
-    for round in range(config.algorithm.dynamic_rounds + 1):
+    totals = DecodeCounters()
+    for round in range(config.algorithm.dynamic_sampling_rounds + 1):
         with run.clock("sample"):
             if run.stream:
                 rollouts, counters = run.stream.collect(weights, step - 1)
             else:
                 key = config.train.seed, step + round * ROUNDS
                 problems = TASKS[config.task.name].train_problems(config.task, *key, prompts)
-                if not (fit := evaluate.fitting(problems, sampler)):
-                    longest = config.rollout.max_prompt
-                    raise ValueError(f"step {step}: every prompt is longer than rollout.max_prompt={longest}")
-                rollouts, counters = sampler.rollouts(weights, fit, group, heat, key, version=step - 1)
+                if not (fit := drop_long_prompts(problems, sampler)):
+                    longest = config.rollout.max_prompt_tokens
+                    raise ValueError(
+                        f"step {step}: every prompt is longer than rollout.max_prompt_tokens={longest}"
+                    )
+                rollouts, counters = sampler.rollouts(
+                    weights, fit, group, heat, key, version=step - 1
+                )
         totals.add(counters)
         run.clock.move(counters.grading, "sample", "grade")  # what did not overlap with decoding
         with run.clock("grade"):
@@ -255,14 +326,18 @@ def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], d
     if run.stream:
         values |= run.stream.metrics(every, step - 1, totals)
     values["rollout/dropped_prompts"] = (round + 1) * prompts - len(groups)
-    graded = {f"grade/{name}": count - before[name] for name, count in sampler.pool.counters.items()}
-    counts = hosts.total(vars(totals) | graded)
+    graded = {
+        f"grade/{name}": count - before[name] for name, count in sampler.pool.counters.items()
+    }
+    counts = collectives.sum_over_hosts(vars(totals) | graded)
     values["rollout/preempted"] = counts["preempted"]
     values["rollout/slot_use"] = counts["tokens"] / max(counts["slot_steps"], 1)
     if (failed := counts["grade/timeouts"] + counts["grade/killed"]) > ALARM * len(every):
-        hosts.say(f"step {step}: {failed} of {len(every)} gradings ran out of time or killed their worker; scored 0")
+        processes.print_once(
+            f"step {step}: {failed} of {len(every)} gradings ran out of time or killed their worker; scored 0"
+        )
     values |= {name: counts[name] for name in graded if name != "grade/graded"}
-    if config.algorithm.dynamic_rounds:
+    if config.algorithm.dynamic_sampling_rounds:
         values["rollout/rounds"] = round + 1
         groups = sorted(groups, key=uniform)[:prompts]  # stable: those that differ first
     return [rollout for each in groups for rollout in each], values
@@ -285,16 +360,30 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
         "rollout/tokens": float(lengths.sum()),
     }
     if any(len(rollout.turns) > 1 for rollout in rollouts):
-        values["turns/sampled"] = float(sum(rollout.sampled.sum() for rollout in rollouts))  # tokens without replies
+        values["turns/sampled"] = float(
+            sum(rollout.sampled.sum() for rollout in rollouts)
+        )  # tokens without replies
         values["turns/mean"] = float(np.mean([len(rollout.turns) for rollout in rollouts]))
-        values["turns/first_try"] = float(np.mean([grade_of(rollout.turns[0]).correct for rollout in rollouts]))
+        values["turns/first_try"] = float(
+            np.mean([grade_of(rollout.turns[0]).correct for rollout in rollouts])
+        )
     return values
 
 
 def sample_row(rollout: Rollout) -> dict[str, Any]:
     problem, grade = rollout.problem, grade_of(rollout)
-    row = {"id": problem.id, "sample": rollout.sample, "prompt": problem.prompt, "response": rollout.text}
-    row |= {"gold": problem.gold, "score": grade.score, "advantage": rollout.advantage, "reason": grade.reason}
+    row = {
+        "id": problem.id,
+        "sample": rollout.sample,
+        "prompt": problem.prompt,
+        "response": rollout.text,
+    }
+    row |= {
+        "gold": problem.gold,
+        "score": grade.score,
+        "advantage": rollout.advantage,
+        "reason": grade.reason,
+    }
     return row | {"tokens": rollout.response_length, "finish": rollout.finish}
 
 
@@ -308,9 +397,11 @@ def reference(run: Run, workdir: Path, step: int, params: qwen.Params, oldest: i
     policy, algorithm = run.trainer.policy, run.config.algorithm
     made = refreshed(algorithm, step)
     directory = workdir / "reference" / str(made)
-    if made == step and not hosts.agree(directory.exists())[0]:  # it does where a kill came before the checkpoint
-        hf.save(directory, policy.model, params, dtype="float32", hf_config_extra={})
-    for other in directory.parent.iterdir() if hosts.first() else ():
+    if (
+        made == step and not collectives.gather_json(directory.exists())[0]
+    ):  # it does where a kill came before the checkpoint
+        huggingface.save(directory, policy.model, params, dtype="float32", hf_config_extra={})
+    for other in directory.parent.iterdir() if processes.is_first_process() else ():
         if other.name.isdigit() and int(other.name) < refreshed(algorithm, oldest):
             shutil.rmtree(other)
-    return hf.load(directory, policy.model, policy.shardings)
+    return huggingface.load(directory, policy.model, policy.shardings)

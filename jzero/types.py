@@ -24,8 +24,12 @@ class Grade:
     correct: bool  # counted as accuracy
     reason: str  # "correct", "wrong value", "no answer", "timeout", ...
     seconds: float = 0.0  # wall time inside the grader
-    parts: dict[str, float] = field(default_factory=dict)  # named rewards that the score is the weighted sum of
-    reply: str | None = None  # what the environment says to the response, where it was asked; None ends the episode
+    parts: dict[str, float] = field(
+        default_factory=dict
+    )  # named rewards that the score is the weighted sum of
+    reply: str | None = (
+        None  # what the environment says to the response, where it was asked; None ends the episode
+    )
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,9 @@ class Rollout:
     sample: int  # index in the problem's group
     tokens: np.ndarray  # i32[T] prompt and response
     sampled: np.ndarray  # bool[T] True where the policy chose the token
-    logps: np.ndarray  # f32[T] log-prob under the sampler at the sampling temperature; 0 where not sampled
+    logps: (
+        np.ndarray
+    )  # f32[T] log-prob under the sampler at the sampling temperature; 0 where not sampled
     versions: np.ndarray  # i32[T] policy version that sampled the token; -1 where not sampled
     turns: tuple[Turn, ...]  # the first begins where the prompt ends
     grade: Grade | None = None  # of the episode
@@ -70,7 +76,7 @@ class Rollout:
         return self.turns[-1].finish
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """Shape of a packed row: a prefix, then `slots` independent slots. T = prefix + slots * slot. Every token of a slot
     sees the prefix, a group's prompt, and causally its own segment. prefix = 0 and slots = 1 is plain packing."""
 
@@ -109,3 +115,8 @@ class State:
     opt_state: Any
     step: Any  # i32[] optimizer steps done
     critic: "State | None" = None
+
+
+def grade_of(graded: Rollout | Turn) -> Grade:
+    assert graded.grade is not None, f"{graded} was not graded"
+    return graded.grade

@@ -5,7 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")  # JAX_PLATFORMS=cuda pytest -m gpu: the tests that need one
+os.environ.setdefault(
+    "JAX_PLATFORMS", "cpu"
+)  # JAX_PLATFORMS=cuda pytest -m gpu: the tests that need one
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # configs.tasks
 
 import jax
@@ -36,7 +38,10 @@ def pytest_collection_modifyitems(config, items):
     if importlib.util.find_spec("torch") is None:
         missing["peer"] = "torch is not installed"
     for mark, backend in (("tpu", "tpu"), ("gpu", "gpu")):
-        if any(item.get_closest_marker(mark) for item in items) and jax.default_backend() != backend:
+        if (
+            any(item.get_closest_marker(mark) for item in items)
+            and jax.default_backend() != backend
+        ):
             missing[mark] = f"needs a {backend.upper()}, this is {jax.default_backend()}"
     for item in items:
         for mark, reason in missing.items():

@@ -21,9 +21,9 @@ RUN = [  # a second a run, once compiled; the warm start makes rewards differ
             "model.arch.num_hidden_layers=2 model.arch.hidden_size=32 model.arch.intermediate_size=64 "
             "model.arch.num_attention_heads=2 model.arch.num_key_value_heads=1 model.arch.head_dim=16 "
             "task.numbers_min=2 task.numbers_max=2 task.value_max=9 task.format_score=0.3 "
-            "rollout.prompts=4 rollout.group=4 rollout.max_prompt=16 rollout.max_new=24 rollout.slots=32 "
-            "warm_start.steps=60 warm_start.lr=2e-2 warm_start.batch=8 warm_start.tries=1 rollout.page=8 "
-            f"train.tokens=256 train.steps={STEPS} train.checkpoint_every=4 train.samples=2 optimizer.lr=1e-3 "
+            "rollout.num_prompts=4 rollout.group_size=4 rollout.max_prompt_tokens=16 rollout.max_new_tokens=24 rollout.num_slots=32 "
+            "warm_start.steps=60 warm_start.lr=2e-2 warm_start.batch_size=8 warm_start.tries=1 rollout.page_size=8 "
+            f"train.microbatch_tokens=256 train.steps={STEPS} train.checkpoint_every=4 train.logged_rollouts=2 optimizer.lr=1e-3 "
             "eval.problems=16 eval.samples=2 eval.every=2"  # half of the time: where signals come, too
         ).split()
     ),
@@ -48,7 +48,9 @@ def rows(path: Path) -> list[dict]:
 
 
 def timeless(path: Path) -> list[dict]:
-    timed = lambda name: name.startswith(("time/", "compile/")) or name.endswith("tokens_per_second")
+    timed = lambda name: (
+        name.startswith(("time/", "compile/")) or name.endswith("tokens_per_second")
+    )
     return [{name: value for name, value in row.items() if not timed(name)} for row in rows(path)]
 
 

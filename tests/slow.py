@@ -22,8 +22,14 @@ def settings(**sections) -> config.Config:
     values = config.Config()
     defaults = {
         "model": {"dtype": "float32", "remat": "none", "logit_chunk": 10**6},
-        "rollout": {"prompts": 4, "group": 4, "max_prompt": 6, "max_new": 12, "temperature": 0.7},
-        "train": {"tokens": 128, "buckets": 1, "row_slots": 2},
+        "rollout": {
+            "num_prompts": 4,
+            "group_size": 4,
+            "max_prompt_tokens": 6,
+            "max_new_tokens": 12,
+            "temperature": 0.7,
+        },
+        "train": {"microbatch_tokens": 128, "pack_buckets": 1, "packs_per_row": 2},
         "mesh": {"data": -1, "fsdp": 1},
     }
     for name, fields in list(defaults.items()) + list(sections.items()):
@@ -50,7 +56,9 @@ def placed(policy, params: qwen.Params) -> qwen.Params:
     return jax.tree.map(lambda x, s: jax.device_put(np.asarray(x), s), params, policy.shardings)
 
 
-def random_rollouts(seed: int, prompts: int, group: int, max_prompt: int = 6, max_new: int = 12) -> list[Rollout]:
+def random_rollouts(
+    seed: int, prompts: int, group: int, max_prompt: int = 6, max_new: int = 12
+) -> list[Rollout]:
     """Ragged rollouts. Some responses hold tokens of an environment (sampled=False), some are cut at max_new, the first
     group scores 0.1 throughout, and log-probs are near what a policy might have given."""
     rng = np.random.default_rng(seed)
@@ -58,7 +66,9 @@ def random_rollouts(seed: int, prompts: int, group: int, max_prompt: int = 6, ma
     for p in range(prompts):
         head = rng.integers(0, VOCAB, rng.integers(1, max_prompt + 1))
         for g in range(group):
-            new = int(rng.integers(1, (max_new if p < prompts - 1 else max_new // 2) + 1))  # the last group: short
+            new = int(
+                rng.integers(1, (max_new if p < prompts - 1 else max_new // 2) + 1)
+            )  # the last group: short
             finish = "length" if new == max_new else "stop"
             sampled = np.arange(len(head) + new) >= len(head)
             if g % 2:  # the environment speaks, never first: that would lengthen the prompt
@@ -86,10 +96,12 @@ def random_rollouts(seed: int, prompts: int, group: int, max_prompt: int = 6, ma
 
 def score(rollout: Rollout, algorithm, max_new: int) -> float:
     cut = rollout.finish == "length"
-    value = algorithm.truncated_score if cut and algorithm.truncated == "fixed" else rollout.grade.score
+    value = (
+        algorithm.truncated_score if cut and algorithm.truncated == "fixed" else rollout.grade.score
+    )
     if cut:
         value -= algorithm.truncated_penalty
-    buffer = algorithm.overlong * max_new  # DAPO eq. 13: L_cache
+    buffer = algorithm.overlong_share * max_new  # DAPO eq. 13: L_cache
     length = sum(rollout.sampled.tolist())
     if buffer and length > max_new:
         value -= 1.0
@@ -126,20 +138,29 @@ def group_advantage(returns: list[float], i: int, group: list[int], algorithm) -
     }[algorithm.advantage]()
 
 
-def advantages(rewards, values, group: list[int], algorithm) -> tuple[list[list[float]], list[list[float]]]:
+def advantages(
+    rewards, values, group: list[int], algorithm
+) -> tuple[list[list[float]], list[list[float]]]:
     """Advantages and the critic's targets of every sampled token of every rollout; rewards and values are of those,
     group holds a number a rollout."""
     out = []
     for i, mine in enumerate(rewards):
         if algorithm.advantage == "return_to_go":
             n = len(mine)
-            out.append([math.fsum(algorithm.gamma ** (s - t) * mine[s] for s in range(t, n)) for t in range(n)])
+            out.append(
+                [
+                    math.fsum(algorithm.gamma ** (s - t) * mine[s] for s in range(t, n))
+                    for t in range(n)
+                ]
+            )
         elif algorithm.advantage == "gae":
             out.append(gae(mine, values[i], algorithm.gamma, algorithm.lam))
         else:
             returns = [math.fsum(each) for each in rewards]
             out.append([group_advantage(returns, i, group, algorithm)] * len(mine))
-    targets = [[a + v for a, v in zip(*pair, strict=True)] for pair in zip(out, values, strict=True)]
+    targets = [
+        [a + v for a, v in zip(*pair, strict=True)] for pair in zip(out, values, strict=True)
+    ]
     if algorithm.whiten:
         every = [a for mine in out for a in mine]
         mean, scale = statistics.fmean(every), math.sqrt(statistics.variance(every) + 1e-8)
@@ -154,7 +175,9 @@ def advantages_of(rollouts, old, ref, algorithm, group: int, max_new: int, value
     rewards, kept = [], []
     for i, rollout in enumerate(rollouts):
         places = [t for t in range(len(rollout.tokens)) if rollout.sampled[t]]
-        rewards.append([-algorithm.kl_reward * (float(old[i][t]) - float(ref[i][t])) for t in places])
+        rewards.append(
+            [-algorithm.kl_reward * (float(old[i][t]) - float(ref[i][t])) for t in places]
+        )
         rewards[i][-1] += score(rollout, algorithm, max_new)
         kept.append([float(values[i][t]) for t in places])
     result = []
@@ -166,11 +189,16 @@ def advantages_of(rollouts, old, ref, algorithm, group: int, max_new: int, value
     return result
 
 
-def token_weights(rollouts, algorithm, max_new: int, chosen=None, name: str = "") -> list[list[float]]:
+def token_weights(
+    rollouts, algorithm, max_new: int, chosen=None, name: str = ""
+) -> list[list[float]]:
     """Of every token of every rollout in the optimizer step of the chosen ones: 0 where it is not trained."""
     chosen = range(len(rollouts)) if chosen is None else chosen
     trained = [
-        [s and not (algorithm.truncated == "mask" and rollout.finish == "length") for s in rollout.sampled.tolist()]
+        [
+            s and not (algorithm.truncated == "mask" and rollout.finish == "length")
+            for s in rollout.sampled.tolist()
+        ]
         for rollout in rollouts
     ]
     counts = [sum(mine) for mine in trained]
@@ -209,7 +237,11 @@ def correction(gaps: list[float], t: int, algorithm) -> float:
         return 1.0
     if name == "geometric":
         return float(low <= math.exp(statistics.fmean(gaps)) <= high)
-    ratio = math.prod(math.exp(gap) for gap in gaps) if name.startswith("sequence") else math.exp(gaps[t])
+    ratio = (
+        math.prod(math.exp(gap) for gap in gaps)
+        if name.startswith("sequence")
+        else math.exp(gaps[t])
+    )
     if name.endswith("truncate"):
         return min(ratio, high)
     return ratio if low <= ratio <= high else 0.0
@@ -218,11 +250,17 @@ def correction(gaps: list[float], t: int, algorithm) -> float:
 def kl(logp: float, ref: float, algorithm) -> tuple[float, float]:
     """A token's KL to the reference policy, and its derivative by logp."""
     d = ref - logp
-    value, slope = {"k2": (d * d / 2, -d), "k3": (math.exp(d) - d - 1, 1 - math.exp(d))}[algorithm.kl]
-    return (algorithm.kl_max, 0.0) if algorithm.kl_max and value > algorithm.kl_max else (value, slope)
+    value, slope = {"k2": (d * d / 2, -d), "k3": (math.exp(d) - d - 1, 1 - math.exp(d))}[
+        algorithm.kl_estimator
+    ]
+    return (
+        (algorithm.kl_max, 0.0) if algorithm.kl_max and value > algorithm.kl_max else (value, slope)
+    )
 
 
-def sequence_loss(w, v, logps, old, ref, sampler, entropy, A, algorithm) -> tuple[float, list[float]]:
+def sequence_loss(
+    w, v, logps, old, ref, sampler, entropy, A, algorithm
+) -> tuple[float, list[float]]:
     """Loss of one sequence's trained tokens, and its derivative by their log-probs, each a list over them."""
     n = len(w)
     shifts = [logps[t] - old[t] for t in range(n)]
@@ -233,7 +271,10 @@ def sequence_loss(w, v, logps, old, ref, sampler, entropy, A, algorithm) -> tupl
         ratio = math.exp(sum(shifts) / n if together else shifts[t])
         term, by_ratio, direct = surrogate(ratio, logps[t], A[t], algorithm)
         c, (divergence, by_logp) = correction(gaps, t, algorithm), kl(logps[t], ref[t], algorithm)
-        total += w[t] * (c * term - algorithm.entropy_coef * entropy[t]) + v[t] * algorithm.kl_coef * divergence
+        total += (
+            w[t] * (c * term - algorithm.entropy_coef * entropy[t])
+            + v[t] * algorithm.kl_coef * divergence
+        )
         slopes[t] += w[t] * c * direct + v[t] * algorithm.kl_coef * by_logp
         for s in range(n) if together else [t]:
             slopes[s] += w[t] * c * by_ratio * ratio / (n if together else 1)
@@ -241,13 +282,23 @@ def sequence_loss(w, v, logps, old, ref, sampler, entropy, A, algorithm) -> tupl
 
 
 def policy_loss(
-    rollouts, logps, old, ref, algorithm, group: int, max_new: int, chosen=None, sampler=None, entropy=None, values=None
+    rollouts,
+    logps,
+    old,
+    ref,
+    algorithm,
+    group: int,
+    max_new: int,
+    chosen=None,
+    sampler=None,
+    entropy=None,
+    values=None,
 ) -> tuple[float, list[np.ndarray]]:
     """The loss of the optimizer step of the chosen rollouts (all), among those of an RL step, and its derivative by the
     log-prob of every token; logps, old, ref and so on hold one array a rollout, as long as its tokens."""
     zeros = [np.zeros(len(r.tokens)) for r in rollouts]
     sampler, entropy = sampler or [r.logps for r in rollouts], entropy or zeros
-    old = sampler if algorithm.old == "sampler" else old
+    old = sampler if algorithm.old_policy == "sampler" else old
     A, _ = advantages_of(rollouts, old, ref, algorithm, group, max_new, values)
     weights = token_weights(rollouts, algorithm, max_new, chosen)
     kl_weights = token_weights(rollouts, algorithm, max_new, chosen, algorithm.kl_weight)
@@ -264,7 +315,11 @@ def policy_loss(
 
 def value_loss(value: float, old: float, target: float, algorithm) -> tuple[float, float]:
     """Of one token, and its derivative by the value."""
-    bound = min(max(value, old - algorithm.value_clip), old + algorithm.value_clip) if algorithm.value_clip else value
+    bound = (
+        min(max(value, old - algorithm.value_clip), old + algorithm.value_clip)
+        if algorithm.value_clip
+        else value
+    )
     half = 0.5 * algorithm.value_coef
     if (bound - target) ** 2 > (value - target) ** 2:
         return half * (bound - target) ** 2, 0.0
@@ -278,20 +333,30 @@ def hidden(model: qwen.QwenConfig, params, tokens):
     """Qwen2 again, one sequence a row: tokens i32[N, T] -> [N, T, E] after the final norm, in the params' precision."""
     T, half = tokens.shape[1], model.head_dim // 2
     angles = np.arange(T)[:, None] * model.rope_theta ** (-np.arange(half) / half)
-    norm = lambda x, scale: x / jnp.sqrt((x * x).mean(-1, keepdims=True) + model.rms_norm_eps) * scale
+    norm = lambda x, scale: (
+        x / jnp.sqrt((x * x).mean(-1, keepdims=True) + model.rms_norm_eps) * scale
+    )
 
     def rotate(x):  # [N, H, T, D]
         a, b = x[..., :half], x[..., half:]
-        return jnp.concatenate([a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1)
+        return jnp.concatenate(
+            [a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1
+        )
 
     x = params["embed"][tokens]
     for i in range(model.num_hidden_layers):
         p = {name: leaf[i] for name, leaf in params["layers"].items()}
         h = norm(x, p["attn_norm"])
-        heads = lambda name, h=h, p=p: jnp.einsum("nte,ehd->nhtd", h, p[name]) + p[f"{name}_bias"][:, None]
-        spread = lambda x: jnp.repeat(x, model.num_attention_heads // model.num_key_value_heads, axis=1)
+        heads = lambda name, h=h, p=p: (
+            jnp.einsum("nte,ehd->nhtd", h, p[name]) + p[f"{name}_bias"][:, None]
+        )
+        spread = lambda x: jnp.repeat(
+            x, model.num_attention_heads // model.num_key_value_heads, axis=1
+        )
         q, k, v = rotate(heads("q")), spread(rotate(heads("k"))), spread(heads("v"))
-        scores = jnp.where(np.tri(T, dtype=bool), q @ k.swapaxes(2, 3) / math.sqrt(model.head_dim), -jnp.inf)
+        scores = jnp.where(
+            np.tri(T, dtype=bool), q @ k.swapaxes(2, 3) / math.sqrt(model.head_dim), -jnp.inf
+        )
         x = x + jnp.einsum("nhtd,hde->nte", jax.nn.softmax(scores) @ v, p["o"])
         h = norm(x, p["mlp_norm"])
         x = x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
@@ -323,19 +388,27 @@ def doubles(params):
     return jax.tree.map(lambda x: np.asarray(x, np.float64), params)
 
 
-def naive(params, rollouts, temperature: float, model: qwen.QwenConfig = MODEL) -> tuple[list, list]:
+def naive(
+    params, rollouts, temperature: float, model: qwen.QwenConfig = MODEL
+) -> tuple[list, list]:
     """Log-prob, and entropy before it, of every token of every rollout, f64."""
     with jax.enable_x64(True):
-        values = rows_logps(model, doubles(params), padded([r.tokens for r in rollouts]), temperature)
+        values = rows_logps(
+            model, doubles(params), padded([r.tokens for r in rollouts]), temperature
+        )
     cut = lambda x: [row[: len(r.tokens)] for row, r in zip(np.asarray(x), rollouts, strict=True)]
     return cut(values[0]), cut(values[1])
 
 
-def naive_gradient(params, rollouts, slopes, temperature: float, model: qwen.QwenConfig = MODEL) -> qwen.Params:
+def naive_gradient(
+    params, rollouts, slopes, temperature: float, model: qwen.QwenConfig = MODEL
+) -> qwen.Params:
     """sum_t slope_t grad logp_t, over every token of every rollout, f64."""
     tokens = padded([r.tokens for r in rollouts])
     with jax.enable_x64(True):
-        return jax.device_get(gradient_of_logps(model, doubles(params), tokens, padded(slopes), temperature))
+        return jax.device_get(
+            gradient_of_logps(model, doubles(params), tokens, padded(slopes), temperature)
+        )
 
 
 @partial(jax.jit, static_argnums=0)
@@ -355,7 +428,9 @@ def adamw(params, gradients, settings, rates):
         for i, name in enumerate(names):
             m[i] = settings.b1 * m[i] + (1 - settings.b1) * g[i]
             v[i] = settings.b2 * v[i] + (1 - settings.b2) * g[i] ** 2
-            step = m[i] / (1 - settings.b1**t) / (np.sqrt(v[i] / (1 - settings.b2**t)) + settings.eps)
+            step = (
+                m[i] / (1 - settings.b1**t) / (np.sqrt(v[i] / (1 - settings.b2**t)) + settings.eps)
+            )
             decay = 0.0 if "norm" in name or "bias" in name else settings.weight_decay
             leaves[i] = leaves[i] - rate * (step + decay * leaves[i])
     return jax.tree.unflatten(tree, leaves)
@@ -363,5 +438,7 @@ def adamw(params, gradients, settings, rates):
 
 def difference(got, want) -> float:
     """The largest relative norm of the difference of two leaves, over a tree."""
-    one = lambda a, b: float(np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(np.asarray(b)))
+    one = lambda a, b: float(
+        np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(np.asarray(b))
+    )
     return max(jax.tree.leaves(jax.tree.map(one, got, want)))

@@ -15,7 +15,9 @@ from runs import ROOT, RUN
 
 BLOCK = re.compile(r"(?:<!-- (.*?) -->\n)?```sh\n(.*?)```", re.DOTALL)
 FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOUND = [(file, *match) for file in FILES for match in BLOCK.findall(file.read_text(encoding="utf-8"))]
+FOUND = [
+    (file, *match) for file in FILES for match in BLOCK.findall(file.read_text(encoding="utf-8"))
+]
 name = lambda block: f"{block[0].stem}-{next(line for line in block[2].splitlines() if line)[:40]}"
 
 
@@ -23,7 +25,11 @@ name = lambda block: f"{block[0].stem}-{next(line for line in block[2].splitline
 def test_every_block_says_how_it_is_tested(block):
     _, mark, text = block
     kind, _, rest = mark.partition(": ")
-    assert kind in ("runs", "small", "slow", "test command") or (kind == "needs" and rest) or kind == "tested", text
+    assert (
+        kind in ("runs", "small", "slow", "test command")
+        or (kind == "needs" and rest)
+        or kind == "tested"
+    ), text
     assert kind != "tested" or (ROOT / rest).exists()
 
 
@@ -33,10 +39,14 @@ def run(text: str, environment, directory: Path) -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         text = text.replace("8000", str(free.getsockname()[1]))
-    text = "".join(line for line in text.splitlines(keepends=True) if not line.startswith("pip install"))
+    text = "".join(
+        line for line in text.splitlines(keepends=True) if not line.startswith("pip install")
+    )
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     environment = environment | {"PYTHONPATH": str(ROOT), "PATH": path}
-    done = subprocess.run(["bash", "-em", "-c", text], cwd=directory, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        ["bash", "-em", "-c", text], cwd=directory, env=environment, capture_output=True, text=True
+    )
     assert done.returncode in (0, 143), f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
@@ -53,8 +63,15 @@ def test_it_runs(block, environment, tmp_path):
 
 @pytest.mark.parametrize("block", [block for block in FOUND if block[1] == "small"], ids=name)
 def test_it_runs_small(block, environment, tmp_path):
-    small = [*RUN[1:], "--config.train.steps=2", "--config.warm_start.steps=2", "--config.eval.every=0"]
-    grow = lambda line: " ".join([line, *small, "--workdir", "runs/small"]) if "jzero.main" in line else line
+    small = [
+        *RUN[1:],
+        "--config.train.steps=2",
+        "--config.warm_start.steps=2",
+        "--config.eval.every=0",
+    ]
+    grow = lambda line: (
+        " ".join([line, *small, "--workdir", "runs/small"]) if "jzero.main" in line else line
+    )
     run("\n".join(map(grow, block[2].splitlines())), environment, tmp_path)
     assert list(tmp_path.glob("runs/*/summary.json"))
 

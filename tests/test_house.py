@@ -57,7 +57,11 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            package = ["jzero", *path.relative_to(ROOT / "jzero").parts][: -node.level] if node.level else []
+            package = (
+                ["jzero", *path.relative_to(ROOT / "jzero").parts][: -node.level]
+                if node.level
+                else []
+            )
             base = ".".join([*package, *([node.module] if node.module else [])])
             names |= {f"{base}.{alias.name}" for alias in node.names}
     inside = {name.split(".")[1] for name in names if name.startswith("jzero.")}
@@ -74,7 +78,9 @@ def test_imports_point_one_way(path):
     assert own in LEVEL, f"give {own} a level in {__file__}"
     for other in imports(path) - {own}:
         assert other in LEVEL, f"{name} imports {other}, which has no level in {__file__}"
-        assert LEVEL[other] < LEVEL[own] or (name, other) in ALLOWED, f"{name} must not import {other}"
+        assert LEVEL[other] < LEVEL[own] or (name, other) in ALLOWED, (
+            f"{name} must not import {other}"
+        )
 
 
 @pytest.mark.parametrize("path", FILES, ids=module)
@@ -82,7 +88,10 @@ def test_sizes(path):
     lines = len(path.read_text(encoding="utf-8").splitlines())
     assert lines <= FILE_LINES, f"{path} has {lines} lines"
     for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (module(path), node.name) not in LONG_FUNCTIONS:
+        if (
+            isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and (module(path), node.name) not in LONG_FUNCTIONS
+        ):
             length = node.end_lineno - node.lineno + 1
             assert length <= FUNCTION_LINES, f"{path}:{node.lineno} {node.name} has {length} lines"
 
@@ -95,9 +104,13 @@ def forbidden(node: ast.AST) -> str | None:
     match node:
         case ast.Call(func=ast.Name(id=name)) if name in FORBIDDEN_CALLS:
             return name
-        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if name in FORBIDDEN_NAMES:
+        case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name) if (
+            name in FORBIDDEN_NAMES
+        ):
             return name
-        case ast.Import(names=names) if found := {a.name.split(".")[0] for a in names} & FORBIDDEN_MODULES:
+        case ast.Import(names=names) if (
+            found := {a.name.split(".")[0] for a in names} & FORBIDDEN_MODULES
+        ):
             return f"import {found.pop()}"
         case ast.ImportFrom(module=str(name)) if name.split(".")[0] in FORBIDDEN_MODULES:
             return f"import {name}"
@@ -134,7 +147,9 @@ def test_forbidden_is_found(source):
     assert any(forbidden(node) for node in ast.walk(ast.parse(source)))
 
 
-@pytest.mark.parametrize("source", ["jax.eval_shape(f)", "model.eval()", "run(x, shell=False)", "np.load(x)"])
+@pytest.mark.parametrize(
+    "source", ["jax.eval_shape(f)", "model.eval()", "run(x, shell=False)", "np.load(x)"]
+)
 def test_allowed_is_not_found(source):
     assert not any(forbidden(node) for node in ast.walk(ast.parse(source)))
 
@@ -152,12 +167,16 @@ print(time.process_time() - start, *[name for name in sys.argv[cut + 1:] if name
 
 def probe(modules: list[str], packages: list[str]) -> tuple[float, list[str]]:
     command = [sys.executable, "-c", PROBE, *modules, "--", *packages]
-    seconds, *found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    seconds, *found = subprocess.run(
+        command, cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout.split()
     return float(seconds), found
 
 
 def test_graders_start_without_jax():
-    modules = [f"jzero.{name}" for name in map(module, FILES) if name.split(".")[0] in ("tasks", "grade")]
+    modules = [
+        f"jzero.{name}" for name in map(module, FILES) if name.split(".")[0] in ("tasks", "grade")
+    ]
     if not modules:
         pytest.skip("jzero.tasks and jzero.grade do not exist yet")
     assert probe(modules, ["jax", "flax", "torch", "tensorflow"])[1] == []

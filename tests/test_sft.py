@@ -15,10 +15,12 @@ import slow
 from runs import PROGRAM, ROOT, finish, timeless
 from test_turns import QWEN25
 
-from jzero import config, sft, tokenizer, update
-from jzero.sharding import train_mesh
+from jzero import config, sft
+from jzero.distributed.mesh import train_mesh
+from jzero.model import tokenizer
 from jzero.tasks import TASKS
-from jzero.update import learning_rate
+from jzero.training import learner
+from jzero.training.optimizer import learning_rate
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 TOKENIZER = tokenizer.countdown()
@@ -44,8 +46,11 @@ QWEN3 = """{%- set ns = namespace(query=0) %}{%- for message in messages %}
 
 
 def test_a_completion_ends_and_is_trained_on():
-    for prompt, completion in [("3 7=4\n", "7-3=4 yes\n<answer>7-3</answer>"), ("1 1=2\n", "<answer>1+1</answer>")]:
-        tokens, trained = sft.completed(TOKENIZER, prompt, completion)
+    for prompt, completion in [
+        ("3 7=4\n", "7-3=4 yes\n<answer>7-3</answer>"),
+        ("1 1=2\n", "<answer>1+1</answer>"),
+    ]:
+        tokens, trained = sft.encode_completion(TOKENIZER, prompt, completion)
         assert tokenizer.decode(TOKENIZER, tokens[: trained.index(True)]) == prompt
         assert tokenizer.decode(TOKENIZER, tokens[trained.index(True) :]) == completion
         assert tokens[-1] == TOKENIZER.eos_token_id and all(trained[trained.index(True) :])
@@ -58,7 +63,9 @@ def scanned(tok, text: str, wanted: int) -> tuple[list[int], list[bool]]:
     start, end = (tok.convert_tokens_to_ids(f"<|im_{name}|>") for name in ("start", "end"))
     ids = ids[: len(ids) - ids[::-1].index(end)]
     header = [start, *tok.encode("assistant\n")]
-    begins = [i + len(header) for i in range(len(ids)) if ids[i : i + len(header)] == header][-wanted:]
+    begins = [i + len(header) for i in range(len(ids)) if ids[i : i + len(header)] == header][
+        -wanted:
+    ]
     spans = [range(i, ids.index(end, i) + 1) for i in begins]
     return ids, [any(i in span for span in spans) for i in range(len(ids))]
 
@@ -71,12 +78,12 @@ def test_what_the_assistant_says_is_trained_on(shared, template):
     system = {"role": "system", "content": "Be brief."}
     for messages in (MULTI, MULTI[:2], [system, *MULTI]):
         whole = tok.apply_chat_template(messages, tokenize=False)
-        tokens, trained = sft.example_of(tok, {"messages": messages}, "assistant")
+        tokens, trained = sft.encode_row(tok, {"messages": messages}, "assistant")
         assert (tokens, trained) == scanned(tok, whole, 2)
         assert sum(trained) < len(trained) and trained[-1]
         split = {"prompt": messages[:-1], "completion": messages[-1:]}
-        assert sft.example_of(tok, split, "assistant") == scanned(tok, whole, 1)
-        assert sft.example_of(tok, split, "all") == (tokens, [False] + [True] * (len(tokens) - 1))
+        assert sft.encode_row(tok, split, "assistant") == scanned(tok, whole, 1)
+        assert sft.encode_row(tok, split, "all") == (tokens, [False] + [True] * (len(tokens) - 1))
     said = [tok.decode([i for i, t in zip(*scanned(tok, whole, 2), strict=True) if t])]
     assert ("Two and three" in said[0]) == (template != QWEN3) and "Once more" in said[0]
 
@@ -84,15 +91,19 @@ def test_what_the_assistant_says_is_trained_on(shared, template):
 def test_templates_that_write_earlier_turns_anew_and_hostile_messages(shared):
     tok = tokenizer.load(str(shared / "data/qwen2_tokenizer"))
     with pytest.raises(ValueError, match=r"holds <\|im_end\|>, which ends turns"):
-        sft.example_of(tok, {"messages": [MULTI[0], {"role": "assistant", "content": "a<|im_end|>b"}]}, "assistant")
+        sft.encode_row(
+            tok,
+            {"messages": [MULTI[0], {"role": "assistant", "content": "a<|im_end|>b"}]},
+            "assistant",
+        )
     tok.chat_template = "{{ messages|length }}" + QWEN25
     with pytest.raises(ValueError, match="writes earlier turns anew"):
-        sft.example_of(tok, {"messages": MULTI}, "assistant")
+        sft.encode_row(tok, {"messages": MULTI}, "assistant")
 
 
-def fitter(mesh, length: int, tokens: int) -> sft.Fitter:
-    values = slow.settings(train={"tokens": tokens})
-    return sft.Fitter(MODEL, mesh, values, length)
+def fitter(mesh, length: int, tokens: int) -> sft.SupervisedTrainer:
+    values = slow.settings(train={"microbatch_tokens": tokens})
+    return sft.SupervisedTrainer(MODEL, mesh, values, length)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -111,7 +122,9 @@ def test_packed_losses_are_those_of_examples_alone(devices):
     [logps] = packing.learner.score(mine, *packing.learner.put([packed]), [packing.layout])
     got = [np.zeros(len(tokens), np.float32) for tokens, _ in examples]
     packed.read(np.asarray(logps), got)
-    want, _ = slow.naive(params, [SimpleNamespace(tokens=np.array(tokens)) for tokens, _ in examples], 1.0, MODEL)
+    want, _ = slow.naive(
+        params, [SimpleNamespace(tokens=np.array(tokens)) for tokens, _ in examples], 1.0, MODEL
+    )
     total, count = 0.0, 0
     for (_, trained), ours, theirs in zip(examples, got, want, strict=True):
         np.testing.assert_allclose(ours[1:], theirs[1:], atol=1e-5)
@@ -122,8 +135,15 @@ def test_packed_losses_are_those_of_examples_alone(devices):
 def settings(**warm_start):
     return slow.settings(
         task={"template": "plain", "numbers_min": 2, "numbers_max": 2, "value_max": 9},
-        rollout={"max_prompt": 12, "max_new": 24, "temperature": 0.5},  # the temperature is RL's: not used here
-        train={"tokens": 72, "minibatches": 2},  # several microbatches; the minibatches are RL's
+        rollout={
+            "max_prompt_tokens": 12,
+            "max_new_tokens": 24,
+            "temperature": 0.5,
+        },  # the temperature is RL's: not used here
+        train={
+            "microbatch_tokens": 72,
+            "minibatches": 2,
+        },  # several microbatches; the minibatches are RL's
         optimizer={"lr": 1e3, "eps": 1e-4, "weight_decay": 0.1},
         warm_start={"steps": 3, "batch": 5, "lr": 0.02, "warmup_steps": 2, "tries": 1} | warm_start,
     )
@@ -131,15 +151,17 @@ def settings(**warm_start):
 
 def test_warm_start_is_adamw_on_the_mean_nll():
     config = settings()
-    policy = update.policy(MODEL, config, train_mesh(1, 1, 1, jax.devices()[:1]))
+    policy = learner.policy_learner(MODEL, config, train_mesh(1, 1, 1, jax.devices()[:1]))
     start = slow.random_params(MODEL)
     steps = []
-    got = sft.warm_start(policy, config, TOKENIZER, slow.placed(policy, start), lambda: steps.append(None))
+    got = sft.warm_start(
+        policy, config, TOKENIZER, slow.placed(policy, start), lambda: steps.append(None)
+    )
     assert len(steps) == 3
 
     def gradient(params, step):
         pairs = [TASKS["countdown"].warm_start(config.task, 0, step * 5 + i, 1) for i in range(5)]
-        examples = [sft.completed(TOKENIZER, *pair) for pair in pairs]
+        examples = [sft.encode_completion(TOKENIZER, *pair) for pair in pairs]
         trained = [np.array(mask) for _, mask in examples]
         items = [SimpleNamespace(tokens=np.array(tokens)) for tokens, _ in examples]
         slopes = [-1.0 * mine / sum(map(np.sum, trained)) for mine in trained]
@@ -155,15 +177,19 @@ def test_warm_start_is_adamw_on_the_mean_nll():
 
 def test_interruption_and_missing_examples(monkeypatch):
     config = settings()
-    policy = update.policy(MODEL, config, train_mesh(1, 1, 1, jax.devices()[:1]))
+    policy = learner.policy_learner(MODEL, config, train_mesh(1, 1, 1, jax.devices()[:1]))
 
     def stop():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sft.warm_start(policy, config, TOKENIZER, slow.placed(policy, slow.random_params(MODEL)), stop)
+        sft.warm_start(
+            policy, config, TOKENIZER, slow.placed(policy, slow.random_params(MODEL)), stop
+        )
     monkeypatch.setitem(TASKS, "countdown", TASKS["countdown"]._replace(warm_start=None))
-    with pytest.raises(ValueError, match="task.name=countdown has no warm-start examples; set warm_start.steps=0"):
+    with pytest.raises(
+        ValueError, match="task.name=countdown has no warm-start examples; set warm_start.steps=0"
+    ):
         sft.warm_start(policy, config, TOKENIZER, {}, stop)
 
 
@@ -171,21 +197,27 @@ def test_interruption_and_missing_examples(monkeypatch):
 
 SIZES = (
     "model.arch.num_hidden_layers=1 model.arch.hidden_size=32 model.arch.intermediate_size=64 model.arch.head_dim=16 "
-    "model.arch.num_attention_heads=2 model.arch.num_key_value_heads=1 model.logit_chunk=4096 sft.batch=8 "
-    "sft.length=128 train.tokens=256 train.checkpoint_every=4 eval.every=5 eval.problems=12 optimizer.lr=1e-2"
+    "model.arch.num_attention_heads=2 model.arch.num_key_value_heads=1 model.logit_chunk=4096 sft.batch_size=8 "
+    "sft.pack_length=128 train.microbatch_tokens=256 train.checkpoint_every=4 eval.every=5 eval.problems=12 optimizer.lr=1e-2"
 )
 
 
 def start(environment, workdir: Path, *more: str) -> subprocess.Popen:
     changes = [f"--config.{each}" for each in (*SIZES.split(), *more)]
-    command = [sys.executable, *PROGRAM, f"--config={ROOT}/configs/sft.py:tiny", f"--workdir={workdir}", *changes]
+    command = [
+        sys.executable,
+        *PROGRAM,
+        f"--config={ROOT}/configs/sft.py:tiny",
+        f"--workdir={workdir}",
+        *changes,
+    ]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_a_killed_run_resumes_to_the_same_numbers(environment, tmp_path):
     """Of the task's own examples; the export starts another run."""
-    settings = "sft.data=countdown", "warm_start.steps=28", "warm_start.batch=8"
+    settings = "sft.data=countdown", "warm_start.steps=28", "warm_start.batch_size=8"
     out, _ = finish(start(environment, tmp_path / "whole", *settings))
     assert "224 examples, 12 held out; 28 steps of 8" in out
     process = start(environment, tmp_path / "killed", *settings)
@@ -200,7 +232,10 @@ def test_a_killed_run_resumes_to_the_same_numbers(environment, tmp_path):
     losses = json.loads((tmp_path / "killed/summary.json").read_text())["eval_all"]
     assert list(losses) == ["before", *(f"step_{n}" for n in range(5, 28, 5)), "after"]
     assert losses["after"]["eval/loss"] < 0.7 * losses["before"]["eval/loss"]
-    files = [(tmp_path / name / "export-28/model.safetensors").read_bytes() for name in ("whole", "killed")]
+    files = [
+        (tmp_path / name / "export-28/model.safetensors").read_bytes()
+        for name in ("whole", "killed")
+    ]
     assert files[0] == files[1]
     model = f"model.path={tmp_path}/whole/export-28"
     finish(start(environment, tmp_path / "on", model, *settings, "warm_start.steps=1"))
@@ -215,14 +250,30 @@ def write(path: Path, rows: list[dict]) -> str:
 
 def conversations(tmp_path: Path, **changes) -> config.Config:
     """Of two sets, one of messages and one of prompts with completions, under a template of one's own."""
-    talk = lambda i: [{"role": "user", "content": f"{i}+1="}, {"role": "assistant", "content": f"{i + 1}"}]
+    talk = lambda i: [
+        {"role": "user", "content": f"{i}+1="},
+        {"role": "assistant", "content": f"{i + 1}"},
+    ]
     one = write(tmp_path / "one.jsonl", [{"messages": talk(i), "source": "x"} for i in range(20)])
-    two = write(tmp_path / "two.jsonl", [{"prompt": f"{i}-1=", "completion": str(i - 1)} for i in range(10)])
-    (tmp_path / "chat.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")
-    arch = config.Arch(hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, head_dim=8)
+    two = write(
+        tmp_path / "two.jsonl", [{"prompt": f"{i}-1=", "completion": str(i - 1)} for i in range(10)]
+    )
+    (tmp_path / "chat.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    arch = config.ArchitectureConfig(
+        hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, head_dim=8
+    )
     arch.num_key_value_heads = 1
-    values = slow.settings(sft={"data": f"{one},{two}", "template": str(tmp_path / "chat.jinja")} | changes)
-    values.model.arch, values.sft.batch, values.sft.length, values.eval.problems = arch, 6, 16, 4
+    values = slow.settings(
+        sft={"data": f"{one},{two}", "template": str(tmp_path / "chat.jinja")} | changes
+    )
+    values.model.arch, values.sft.batch_size, values.sft.pack_length, values.eval.problems = (
+        arch,
+        6,
+        16,
+        4,
+    )
     values.sft.eval_data = values.sft.eval_data or one
     return values
 
@@ -232,10 +283,14 @@ def test_epochs_of_mixed_sets(tmp_path, capsys):
     rows = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 10 and rows[4]["sft/epoch"] == 1 and rows[-1]["sft/epoch"] == 2
     assert summary["eval_all"]["after"]["eval/loss"] == rows[-1]["eval/loss"]
-    assert sum(row["sft/tokens"] for row in rows) == 2 * (sum(len(str(i + 1)) + 1 for i in range(20)) + 10 + 11)
+    assert sum(row["sft/tokens"] for row in rows) == 2 * (
+        sum(len(str(i + 1)) + 1 for i in range(20)) + 10 + 11
+    )
     exported = tokenizer.load(summary["export"])
     assert exported.chat_template == (tmp_path / "chat.jinja").read_text()
-    again = sft.train(conversations(tmp_path, epochs=2), tmp_path / "run")  # it is done: nothing changes
+    again = sft.train(
+        conversations(tmp_path, epochs=2), tmp_path / "run"
+    )  # it is done: nothing changes
     assert again["eval_all"] == summary["eval_all"] and "resumed" in capsys.readouterr().out
 
 
@@ -253,9 +308,9 @@ def test_weights_of_sets(tmp_path):
         ({"data": "COLUMNS"}, "it needs messages, or prompt and completion"),
         ({"weights": (1.0,)}, "a positive number for each of the 2 sets"),
         ({"weights": (1.0, 0.0)}, "a positive number for each of the 2 sets"),
-        ({"template": "nowhere.jinja"}, "sft.template=nowhere.jinja"),
+        ({"template": "nowhere.jinja"}, "sft.chat_template=nowhere.jinja"),
         ({"loss": "user"}, "sft.loss='user' is not one of assistant, all"),
-        ({"length": 3}, "every example is longer than sft.length=3"),
+        ({"length": 3}, "every example is longer than sft.pack_length=3"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(tmp_path, changes, message):

@@ -13,12 +13,15 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from jzero import algorithms, config, hosts, learn, train
-from jzero.batch import Item, pack
-from jzero.model import hf
-from jzero.session import export, read_base
-from jzero.sharding import train_mesh
-from jzero.types import Grade, Layout
+from jzero import algorithms, config, train
+from jzero.distributed import interrupt
+from jzero.distributed.mesh import train_mesh
+from jzero.model import huggingface
+from jzero.run.base_model import export_model, read_base_model
+from jzero.training.credit import token_weights, turn_rewards
+from jzero.training.packing import TrainingSequence, pack
+from jzero.training.step import microbatch_rows, update_metrics
+from jzero.types import Grade, RowLayout
 
 ROLLOUTS = slow.random_rollouts(1, 4, 4)
 GROUPS = [ROLLOUTS[i : i + 4] for i in range(0, 16, 4)]
@@ -29,8 +32,8 @@ GROUPS = [ROLLOUTS[i : i + 4] for i in range(0, 16, 4)]
 def test_token_weights(weight, truncated):
     config = slow.settings(algorithm={"weight": weight, "truncated": truncated})
     chosen = list(range(16))
-    weights = learn.token_weights(ROLLOUTS, chosen, weight, config)
-    want = slow.token_weights(ROLLOUTS, config.algorithm, config.rollout.max_new)
+    weights = token_weights(ROLLOUTS, chosen, weight, config)
+    want = slow.token_weights(ROLLOUTS, config.algorithm, config.rollout.max_new_tokens)
     for i in chosen:
         np.testing.assert_allclose(weights[i], want[i], rtol=1e-6)
 
@@ -40,21 +43,28 @@ def test_rewards_of_truncated_rollouts():
     cut, whole = (ends(finish=finish, grade=Grade(0.7, False, "")) for finish in ("length", "stop"))
     for truncated, score in (("grade", 0.7), ("mask", 0.7), ("fixed", -0.5)):
         config = slow.settings(algorithm={"truncated": truncated, "truncated_score": -0.5})
-        assert learn.rewards_of(cut, config) == [score] and learn.rewards_of(whole, config) == [0.7]
+        assert turn_rewards(cut, config) == [score] and turn_rewards(whole, config) == [0.7]
     config = slow.settings(algorithm={"truncated_penalty": 0.5})
-    assert learn.rewards_of(cut, config) == pytest.approx([0.2]) and learn.rewards_of(whole, config) == [0.7]
+    assert turn_rewards(cut, config) == pytest.approx([0.2]) and turn_rewards(whole, config) == [
+        0.7
+    ]
     with pytest.raises(AssertionError, match="was not graded"):
-        learn.rewards_of(ends(grade=None), config)
+        turn_rewards(ends(grade=None), config)
 
 
 def test_rollout_metrics():
     values = train.rollout_metrics(ROLLOUTS, 4)
-    scores, lengths = [r.grade.score for r in ROLLOUTS], [len(r.tokens) - r.prompt_length for r in ROLLOUTS]
+    scores, lengths = (
+        [r.grade.score for r in ROLLOUTS],
+        [len(r.tokens) - r.prompt_length for r in ROLLOUTS],
+    )
     assert values["reward/mean"] == pytest.approx(sum(scores) / 16)
     assert values["reward/accuracy"] == sum(r.grade.correct for r in ROLLOUTS) / 16
     same = [len({r.grade.score for r in group}) == 1 for group in GROUPS]
     assert values["reward/zero_variance_groups"] == sum(same) / 4 >= 0.25
-    assert values["rollout/length"] == sum(lengths) / 16 and values["rollout/length_max"] == max(lengths)
+    assert values["rollout/length"] == sum(lengths) / 16 and values["rollout/length_max"] == max(
+        lengths
+    )
     assert values["rollout/truncated"] == sum(r.finish == "length" for r in ROLLOUTS) / 16
     assert values["rollout/tokens"] == sum(lengths)
 
@@ -78,24 +88,29 @@ def test_update_metrics_are_means_over_tokens_of_all_optimizer_steps():
         "grad_norm": 4.0,
         "skipped": 1.0,
     }
-    values = learn.update_metrics([one, two], [])
+    values = update_metrics([one, two], [])
     assert values["policy/entropy"] == 50 / 40 and values["policy/clip_fraction"] == 6 / 40
     assert values["policy/mismatch"] == 0.05  # before any update
     assert values["optimizer/loss"] == pytest.approx(0.2) and values["optimizer/grad_norm"] == 3.0
     assert values["optimizer/skipped"] == 0.5 and "policy/kl" not in values
-    assert learn.update_metrics([one | {"kl": 4.0}], [])["policy/kl"] == 0.4
+    assert update_metrics([one | {"kl": 4.0}], [])["policy/kl"] == 0.4
     nothing = dict.fromkeys(one, 0.0)
-    assert all(np.isfinite(x) for x in learn.update_metrics([nothing], []).values())
+    assert all(np.isfinite(x) for x in update_metrics([nothing], []).values())
 
 
 # -- shapes of a run ---------------------------------------------------------------------------------------------------
 
 
 def test_microbatch_rows():
-    layout, mesh = Layout(6, 2, 12), train_mesh(2, 2, 2)
-    rows = lambda tokens: learn.microbatch_rows(slow.settings(train={"tokens": tokens}), mesh, layout)
+    layout, mesh = RowLayout(6, 2, 12), train_mesh(2, 2, 2)
+    rows = lambda tokens: microbatch_rows(
+        slow.settings(train={"microbatch_tokens": tokens}), mesh, layout
+    )
     assert [rows(120), rows(239), rows(240), rows(1000)] == [4, 4, 8, 32]
-    with pytest.raises(ValueError, match=r"train.tokens=119 .* set it to at least 120, or lower train.row_slots"):
+    with pytest.raises(
+        ValueError,
+        match=r"train.microbatch_tokens=119 .* set it to at least 120, or lower train.packs_per_row",
+    ):
         rows(119)
 
 
@@ -108,11 +123,18 @@ def test_microbatch_rows():
     seed=st.integers(0, 99),
 )
 @hypothesis_settings(deadline=None, max_examples=40)
-def test_a_run_never_needs_more_microbatches_than_it_compiled(group, row_slots, buckets, minibatches, tokens, seed):
+def test_a_run_never_needs_more_microbatches_than_it_compiled(
+    group, row_slots, buckets, minibatches, tokens, seed
+):
     """More would be another shape, and another compilation in the middle of a run."""
     config = slow.settings(
-        rollout={"group": group},
-        train={"row_slots": row_slots, "buckets": buckets, "minibatches": minibatches, "tokens": tokens},
+        rollout={"group_size": group},
+        train={
+            "packs_per_row": row_slots,
+            "pack_buckets": buckets,
+            "minibatches": minibatches,
+            "microbatch_tokens": tokens,
+        },
     )
     trainer = train.build(config, None).trainer
     rng = np.random.default_rng(seed)
@@ -120,11 +142,13 @@ def test_a_run_never_needs_more_microbatches_than_it_compiled(group, row_slots, 
 
     def item():
         length = 6 + int(rng.choice([12, rng.integers(1, 13)]))
-        return Item(np.ones(length, np.int32), 6, floats[:length], floats[:length])
+        return TrainingSequence(np.ones(length, np.int32), 6, floats[:length], floats[:length])
 
     groups = [[item() for _ in range(group)] for _ in range(4 // minibatches)]
     for packed, most in zip(
-        pack(groups, trainer.layouts, trainer.rows, trainer.microbatches), trainer.microbatches, strict=True
+        pack(groups, trainer.layouts, trainer.rows, trainer.microbatches),
+        trainer.microbatches,
+        strict=True,
     ):
         assert packed.batch.tokens.shape[0] == max(1, most)
 
@@ -132,12 +156,21 @@ def test_a_run_never_needs_more_microbatches_than_it_compiled(group, row_slots, 
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"mesh": {"tensor": 4, "data": 1, "fsdp": -1}}, "mesh.tensor=4 does not divide the model's 2 key-value heads"),
-        ({"mesh": {"data": 3, "fsdp": 1}}, "mesh data=3 fsdp=1 tensor=1 does not fill the 8 devices"),
-        ({"train": {"tokens": 7}}, "train.tokens=7 holds less than one row"),
-        ({"rollout": {"pages": 1, "page": 4}}, "rollout.pages=1 is too small"),
+        (
+            {"mesh": {"tensor": 4, "data": 1, "fsdp": -1}},
+            "mesh.tensor=4 does not divide the model's 2 key-value heads",
+        ),
+        (
+            {"mesh": {"data": 3, "fsdp": 1}},
+            "mesh data=3 fsdp=1 tensor=1 does not fill the 8 devices",
+        ),
+        ({"train": {"microbatch_tokens": 7}}, "train.microbatch_tokens=7 holds less than one row"),
+        ({"rollout": {"num_pages": 1, "page_size": 4}}, "rollout.num_pages=1 is too small"),
         ({"model": {"path": "/no/such/directory"}}, "no such directory"),
-        ({"model": {"tokenizer": "/no/such/directory"}}, "no tokenizer in model.tokenizer=/no/such/directory"),
+        (
+            {"model": {"tokenizer": "/no/such/directory"}},
+            "no tokenizer in model.tokenizer=/no/such/directory",
+        ),
     ],
 )
 def test_build_refuses(changes, message):
@@ -167,14 +200,37 @@ def test_check_refuses_and_writes_nothing(tmp_path):
 def run_config(steps: int, **algorithm) -> config.Config:
     """Seconds to compile, milliseconds to run."""
     return slow.settings(
-        model={"arch": config.Arch(hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8)},
-        task={"template": "plain", "numbers_min": 2, "numbers_max": 2, "value_max": 9, "format_score": 0.3},
-        rollout={"max_prompt": 16, "max_new": 24, "slots": 16, "page": 8, "chunk": 8, "temperature": 1.0},
+        model={
+            "arch": config.ArchitectureConfig(
+                hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8
+            )
+        },
+        task={
+            "template": "plain",
+            "numbers_min": 2,
+            "numbers_max": 2,
+            "value_max": 9,
+            "format_score": 0.3,
+        },
+        rollout={
+            "max_prompt_tokens": 16,
+            "max_new_tokens": 24,
+            "num_slots": 16,
+            "page_size": 8,
+            "decode_steps": 8,
+            "temperature": 1.0,
+        },
         algorithm=vars(algorithms.PRESETS[algorithm.pop("name")](**algorithm)),
-        warm_start={"steps": 30, "batch": 8, "lr": 2e-2, "tries": 1},
+        warm_start={"steps": 30, "batch_size": 8, "lr": 2e-2, "tries": 1},
         optimizer={"lr": 1e-3, "schedule": "constant"},
-        critic={"warmup": 1},
-        train={"steps": steps, "tokens": 320, "row_slots": 1, "minibatches": 2, "checkpoint_every": 2},
+        critic={"warmup_steps": 1},
+        train={
+            "steps": steps,
+            "microbatch_tokens": 320,
+            "packs_per_row": 1,
+            "minibatches": 2,
+            "checkpoint_every": 2,
+        },
         eval={"problems": 8, "samples": 1, "greedy": False},
     )
 
@@ -193,24 +249,38 @@ def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path, qu
 
     def numbers(workdir):
         rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-        timed = lambda name: name.startswith(("time/", "compile/", "eval")) or name.endswith("per_second")
+        timed = lambda name: (
+            name.startswith(("time/", "compile/", "eval")) or name.endswith("per_second")
+        )
         return [{name: value for name, value in row.items() if not timed(name)} for row in rows]
 
     whole, resumed = numbers(tmp_path / "whole"), numbers(tmp_path / "resumed")
     assert len(whole) == 4 and whole == resumed
     assert all(row["critic/loss"] > 0 for row in whole)
-    assert "optimizer/grad_norm" not in whole[0] and whole[1]["optimizer/grad_norm"] > 0  # the critic's warm-up
-    weights = [(tmp_path / name / "export-4/model.safetensors").read_bytes() for name in ("whole", "resumed")]
+    assert (
+        "optimizer/grad_norm" not in whole[0] and whole[1]["optimizer/grad_norm"] > 0
+    )  # the critic's warm-up
+    weights = [
+        (tmp_path / name / "export-4/model.safetensors").read_bytes()
+        for name in ("whole", "resumed")
+    ]
     assert weights[0] == weights[1]
     summary = json.loads((tmp_path / "whole/summary.json").read_text())
     assert summary["steps"] == 4 and summary["export"] == str(tmp_path / "whole/export-4")
-    earlier = [(tmp_path / name / "export-3/model.safetensors").read_bytes() for name in ("whole", "resumed")]
+    earlier = [
+        (tmp_path / name / "export-3/model.safetensors").read_bytes()
+        for name in ("whole", "resumed")
+    ]
     assert earlier[0] == earlier[1] != weights[0]  # train.export_every
-    assert not (tmp_path / "whole/export-2").exists() and (tmp_path / "resumed/export-2").exists()  # where it ended
+    assert (
+        not (tmp_path / "whole/export-2").exists() and (tmp_path / "resumed/export-2").exists()
+    )  # where it ended
 
 
 def test_a_critic_starts_from_the_policy_or_from_another_model(tmp_path):
-    settings = slow.settings(algorithm=vars(algorithms.PRESETS["ppo"]()), train={"tokens": 240})
+    settings = slow.settings(
+        algorithm=vars(algorithms.PRESETS["ppo"]()), train={"microbatch_tokens": 240}
+    )
     run = train.build(settings, None)
     policy = run.trainer.policy
     params = slow.placed(policy, slow.random_params(policy.model))
@@ -224,17 +294,23 @@ def test_a_critic_starts_from_the_policy_or_from_another_model(tmp_path):
 
     other = replace(policy.model, hidden_size=48, tie_word_embeddings=False)
     weights = slow.random_params(other)
-    hf.save(tmp_path / "critic", other, weights, dtype="float32", hf_config_extra={})
+    huggingface.save(tmp_path / "critic", other, weights, dtype="float32", hf_config_extra={})
     settings.critic.path = str(tmp_path / "critic")
     run = train.build(settings, None)
-    state = train.initial_state(run, slow.placed(run.trainer.policy, slow.random_params(policy.model)))
+    state = train.initial_state(
+        run, slow.placed(run.trainer.policy, slow.random_params(policy.model))
+    )
     jax.tree.map(np.testing.assert_array_equal, state.critic.params["layers"], weights["layers"])
     assert jax.tree.map(np.shape, state.critic.params) == jax.tree.map(
         np.shape, train.abstract_state(run).critic.params
     )
-    hf.save(tmp_path / "small", slow.MODEL, slow.random_params(), dtype="float32", hf_config_extra={})
+    huggingface.save(
+        tmp_path / "small", slow.MODEL, slow.random_params(), dtype="float32", hf_config_extra={}
+    )
     settings.critic.path = str(tmp_path / "small")
-    with pytest.raises(ValueError, match="small has a vocabulary of 61, the policy one of 112: give a model with"):
+    with pytest.raises(
+        ValueError, match="small has a vocabulary of 61, the policy one of 112: give a model with"
+    ):
         train.build(settings, None)
 
 
@@ -243,7 +319,9 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path, quick_run
     [row] = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     rounds = row["rollout/rounds"]
     assert 1 < rounds <= 7 and row["rollout/tokens"] > 0
-    samples = [json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()]
+    samples = [
+        json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()
+    ]
     later = [sample for sample in samples if int(sample["id"].split("/")[-1]) >= 4 * train.ROUNDS]
     assert later and len({sample["score"] for sample in samples[:4]}) > 1  # mixed groups come first
 
@@ -254,12 +332,12 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path, quick_run
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_at_the_next_check_and_a_second_one_at_once(number, capsys):
     before = signal.getsignal(number)
-    with hosts.Stop() as stop:
+    with interrupt.StopSignal() as stop:
         stop.soon()
         stop.together()
         os.kill(os.getpid(), number)
         for check in (stop.soon, stop.together):
-            with pytest.raises(hosts.Interrupted, match=number.name):
+            with pytest.raises(interrupt.Interrupted, match=number.name):
                 check()
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), number)
@@ -269,23 +347,38 @@ def test_a_signal_stops_at_the_next_check_and_a_second_one_at_once(number, capsy
 
 
 def test_reference_is_the_first_policy_whenever_it_was_killed(tmp_path):
-    run = train.build(slow.settings(mesh={"data": 2, "fsdp": 2, "tensor": 2}, algorithm={"kl_coef": 0.1}), None)
+    run = train.build(
+        slow.settings(mesh={"data": 2, "fsdp": 2, "tensor": 2}, algorithm={"kl_coef": 0.1}), None
+    )
     policy = run.trainer.policy
     params = slow.placed(policy, slow.random_params(policy.model))
     first = train.reference(run, tmp_path, 0, params, oldest=0)
     jax.tree.map(np.testing.assert_array_equal, first, params)
     later = jax.tree.map(lambda x: x + 1, params)
     for step in (3, 0):  # resumed later, and resumed at step 0 once more
-        jax.tree.map(np.testing.assert_array_equal, train.reference(run, tmp_path, step, later, oldest=0), params)
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            train.reference(run, tmp_path, step, later, oldest=0),
+            params,
+        )
     jax.tree.map(lambda x, s: x.sharding == s or pytest.fail(), first, policy.shardings)
 
 
 def test_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it(tmp_path):
-    run = train.build(slow.settings(algorithm={"kl_coef": 0.1, "reference_every": 2}, train={"tokens": 240}), None)
+    run = train.build(
+        slow.settings(
+            algorithm={"kl_coef": 0.1, "reference_every": 2}, train={"microbatch_tokens": 240}
+        ),
+        None,
+    )
     policy = run.trainer.policy
-    at = [slow.placed(policy, jax.tree.map(lambda x, n=n: x + n, slow.random_params(policy.model))) for n in range(6)]
+    at = [
+        slow.placed(policy, jax.tree.map(lambda x, n=n: x + n, slow.random_params(policy.model)))
+        for n in range(6)
+    ]
     held = lambda step, now, oldest: round(
-        float(train.reference(run, tmp_path, step, at[now], oldest)["norm"][0]) - float(at[0]["norm"][0])
+        float(train.reference(run, tmp_path, step, at[now], oldest)["norm"][0])
+        - float(at[0]["norm"][0])
     )
     made = lambda: sorted(int(path.name) for path in (tmp_path / "reference").iterdir())
     assert [held(step, step, 0) for step in (0, 2, 4)] == [0, 2, 4] and made() == [0, 2, 4]
@@ -293,23 +386,30 @@ def test_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it(tmp
 
 
 def test_export_is_whole_or_made_again(tmp_path):
-    base, rollout = read_base(slow.settings().model), slow.settings().rollout
-    written = {"max_position_embeddings": 32768, "bos_token_id": 3, "eos_token_id": 99, "dtype": "float16"}
+    base, rollout = read_base_model(slow.settings().model), slow.settings().rollout
+    written = {
+        "max_position_embeddings": 32768,
+        "bos_token_id": 3,
+        "eos_token_id": 99,
+        "dtype": "float16",
+    }
     base = base._replace(hf_config=written)
     params = slow.random_params(base.model)
     target = tmp_path / "export-3"
-    assert export(target, base, rollout, params, "float32") == str(target)
+    assert export_model(target, base, rollout, params, "float32") == str(target)
     files = {path.name: path.read_bytes() for path in target.iterdir()}
     written = json.loads(files["config.json"])
-    assert written["max_position_embeddings"] == 32768 and written["bos_token_id"] == 3  # the loaded model's own
+    assert (
+        written["max_position_embeddings"] == 32768 and written["bos_token_id"] == 3
+    )  # the loaded model's own
     assert written["dtype"] == written["torch_dtype"] == "float32"
     assert written["eos_token_id"] == base.stops[0]
     (target / "generation_config.json").unlink()  # killed before the end
     (target / "tokenizer.json").write_text("{")
-    export(target, base, rollout, params, "float32")
+    export_model(target, base, rollout, params, "float32")
     assert {path.name: path.read_bytes() for path in target.iterdir()} == files
     again = jax.tree.map(lambda x: x + 1, params)
-    export(target, base, rollout, again, "float32")  # whole: stays
+    export_model(target, base, rollout, again, "float32")  # whole: stays
     assert {path.name: path.read_bytes() for path in target.iterdir()} == files
-    config, _ = hf.load_config(target)
+    config, _ = huggingface.load_config(target)
     assert config == base.model

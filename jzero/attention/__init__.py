@@ -20,10 +20,16 @@ __all__ = ["decode_kv", "encode_kv", "kv_storage", "packed", "paged", "write"]
 class Backend(NamedTuple):
     packed: Callable[..., jax.Array]  # (q, k, v, segments, layout)
     paged: Callable[..., jax.Array]  # (q, k_pool, v_pool, table, lengths, shared, KV heads)
-    pool_rows: Callable[[int, int], tuple[int, int]]  # (K, D) of a device -> (rows, width) of a token in its pools
+    pool_rows: Callable[
+        [int, int], tuple[int, int]
+    ]  # (K, D) of a device -> (rows, width) of a token in its pools
 
 
-MODULES = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}  # platform of a mesh's devices -> its kernels; xla for any other
+MODULES = {
+    "tpu": "tpu",
+    "gpu": "gpu",
+    "cuda": "gpu",
+}  # platform of a mesh's devices -> its kernels; xla for any other
 
 
 def choose(name: str, mesh: Mesh) -> Backend:
@@ -34,7 +40,9 @@ def choose(name: str, mesh: Mesh) -> Backend:
     return Backend(kernels.packed, kernels.paged, kernels.pool_rows)
 
 
-def split(packed: Callable, tensor: int, rows: tuple[str, ...] = (), mesh: Mesh | None = None) -> Callable:
+def split_over_mesh(
+    packed: Callable, tensor: int, rows: tuple[str, ...] = (), mesh: Mesh | None = None
+) -> Callable:
     """`packed` by shard_map, as nothing can split a kernel by itself: rows over the mesh axes `rows`, heads over tensor
     (KV heads that do not divide are repeated; query heads that do not are not split). mesh: None inside another."""
 

@@ -12,10 +12,15 @@ from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-from jzero.types import Layout
+from jzero.types import RowLayout
 
 LANES = 128
-BLOCKS = (512, 384, 256, 128)  # of queries and of keys, fastest first; 2048 does not fit the scratch memory
+BLOCKS = (
+    512,
+    384,
+    256,
+    128,
+)  # of queries and of keys, fastest first; 2048 does not fit the scratch memory
 COMPUTE_TOKENS = 512  # that paged attention reads at a time
 
 
@@ -23,7 +28,7 @@ class RowMask(masks.Mask):
     """Which blocks of a row the kernel visits, by the layout alone; which keys a query sees is `visible`, from a number
     that every query carries: splash computes a mask from (q_sequence[query], key)."""
 
-    def __init__(self, layout: Layout, length: int):
+    def __init__(self, layout: RowLayout, length: int):
         self.layout, self.length = layout, length
         self.q_sequence = np.zeros(length, np.int32)  # given with every call
         self.mask_function = functools.partial(visible, layout.prefix)
@@ -46,37 +51,52 @@ def visible(prefix: int, code: jax.Array, key: jax.Array) -> jax.Array:
 
 
 @functools.cache
-def kernel(layout: Layout, length: int, block: int, heads: int, interpret: bool) -> Any:
+def kernel(layout: RowLayout, length: int, block: int, heads: int, interpret: bool) -> Any:
     """Splash for one row. Held as NumPy arrays: it outlives the trace that made it."""
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
         mask = masks.MultiHeadMask([RowMask(layout, length)] * heads)
-        backward = dict.fromkeys(("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), block)
+        backward = dict.fromkeys(
+            ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), block
+        )
         sizes = splash.BlockSizes(block, block, **backward)
         make = functools.partial(splash.make_splash_mha, head_shards=1, q_seq_shards=1)
         return jax.device_get(make(mask, block_sizes=sizes, interpret=interpret))
 
 
-def packed(q, k, v, segments, layout: Layout, interpret: bool = False) -> jax.Array:
+def packed(q, k, v, segments, layout: RowLayout, interpret: bool = False) -> jax.Array:
     """Needs each segment of a slot to be one run of tokens, as packing makes them."""
     P, _, N = layout
     _, T, H, D = q.shape
-    block = next(b for b in (T + -T % LANES, *BLOCKS) if b <= BLOCKS[0] and -T % b <= max(T // 8, LANES - 1))
+    block = next(
+        b for b in (T + -T % LANES, *BLOCKS) if b <= BLOCKS[0] and -T % b <= max(T // 8, LANES - 1)
+    )
     length = T + -T % block
     if length >= 1 << 16:
-        raise ValueError(f"a row of {T} tokens: splash attention here takes fewer than 65536; set model.attention=xla")
+        raise ValueError(
+            f"a row of {T} tokens: splash attention here takes fewer than 65536; set model.attention=xla"
+        )
     by_head = lambda x: jnp.pad(x, ((0, 0), (0, length - T), (0, 0), (0, 0))).swapaxes(1, 2)
     segments = jnp.pad(segments, ((0, 0), (0, length - T)))
     t = np.arange(length)
     opens = (segments != jnp.roll(segments, 1, axis=1)) | (t == 0) | ((t >= P) & ((t - P) % N == 0))
     codes = lax.cummax(jnp.where(opens, t, 0), axis=1) << 16 | t
-    real = (segments > 0).astype(jnp.int32)  # padding sees padding, itself at least: no row without a key
+    real = (segments > 0).astype(
+        jnp.int32
+    )  # padding sees padding, itself at least: no row without a key
     of = kernel(layout, length, block, H, interpret)
 
     def row(q, k, v, code, real) -> Any:
-        infos = [info._replace(q_sequence=code) for info in (of.fwd_mask_info, of.dq_mask_info, of.dkv_mask_info)]
-        return splash.SplashAttentionKernel(*infos, **of.kwargs)(q, k, v, splash.SegmentIds(real, real))
+        infos = [
+            info._replace(q_sequence=code)
+            for info in (of.fwd_mask_info, of.dq_mask_info, of.dkv_mask_info)
+        ]
+        return splash.SplashAttentionKernel(*infos, **of.kwargs)(
+            q, k, v, splash.SegmentIds(real, real)
+        )
 
-    out: jax.Array = jax.vmap(row)(by_head(q * D**-0.5), by_head(k), by_head(v), codes.astype(jnp.int32), real)
+    out: jax.Array = jax.vmap(row)(
+        by_head(q * D**-0.5), by_head(k), by_head(v), codes.astype(jnp.int32), real
+    )
     return out.swapaxes(1, 2)[:, :T].astype(q.dtype)
 
 

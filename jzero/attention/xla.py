@@ -6,25 +6,31 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jzero.types import Layout
+from jzero.types import RowLayout
 
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
 QUERY_BLOCK = 512  # queries whose scores exist at a time
 
 
-def packed(q, k, v, segments: jax.Array, layout: Layout, attend: Callable[..., jax.Array] | None = None) -> jax.Array:
+def packed(
+    q, k, v, segments: jax.Array, layout: RowLayout, attend: Callable[..., jax.Array] | None = None
+) -> jax.Array:
     """Causal attention within segments; slots also see their row's prefix. q [B, T, H, D], k and v [B, T, K, D],
     segments i32[B, T] (0 = padding), T = layout.tokens -> [B, T, H, D]. Kernels bring their own `attend`."""
     P, S, N = layout
     B, _, H, D = q.shape
     attend = attend or attend_blocks
     slots = lambda x: x[:, P:].reshape(B * S, N, *x.shape[2:])
-    with_prefix = lambda x: jnp.concatenate([jnp.repeat(x[:, :P], S, axis=0), slots(x)], axis=1) if P else slots(x)
+    with_prefix = lambda x: (
+        jnp.concatenate([jnp.repeat(x[:, :P], S, axis=0), slots(x)], axis=1) if P else slots(x)
+    )
     body = attend(slots(q), with_prefix(k), with_prefix(v), slots(segments), with_prefix(segments))
     body = body.reshape(B, S * N, H, D)
     if not P:
         return body
-    return jnp.concatenate([attend(*(x[:, :P] for x in (q, k, v, segments, segments))), body], axis=1)
+    return jnp.concatenate(
+        [attend(*(x[:, :P] for x in (q, k, v, segments, segments))), body], axis=1
+    )
 
 
 def visible(q_segments, k_segments, prefix: int, start=0) -> jax.Array:
@@ -39,11 +45,16 @@ def visible(q_segments, k_segments, prefix: int, start=0) -> jax.Array:
 def attend_blocks(q, k, v, q_segments, k_segments) -> jax.Array:
     """q [R, N, H, D], of the last N of M tokens; k and v [R, M, K, D], of which the first M - N are shared."""
     R, N, H, D = q.shape
-    block = lambda q, segments, start: attend_block(q, k, v, segments, k_segments, k.shape[1] - N, start)
+    block = lambda q, segments, start: attend_block(
+        q, k, v, segments, k_segments, k.shape[1] - N, start
+    )
     if N <= QUERY_BLOCK or N % QUERY_BLOCK:
         return block(q, q_segments, 0)
     blocks = lambda x: x.reshape(R, N // QUERY_BLOCK, QUERY_BLOCK, *x.shape[2:]).swapaxes(0, 1)
-    out = lax.map(lambda x: jax.checkpoint(block)(*x), (blocks(q), blocks(q_segments), jnp.arange(0, N, QUERY_BLOCK)))
+    out = lax.map(
+        lambda x: jax.checkpoint(block)(*x),
+        (blocks(q), blocks(q_segments), jnp.arange(0, N, QUERY_BLOCK)),
+    )
     return out.swapaxes(0, 1).reshape(R, N, H, D)
 
 
@@ -53,7 +64,9 @@ def attend_block(q, k, v, q_segments, k_segments, prefix: int, start) -> jax.Arr
     M, K = k.shape[1:3]
     G = H // K
     grouped = q.reshape(R, N, K, G, D).transpose(0, 2, 3, 1, 4).reshape(R, K, G * N, D)
-    scores = jnp.einsum("rknd,rkmd->rknm", grouped, k.transpose(0, 2, 1, 3), preferred_element_type=jnp.float32)
+    scores = jnp.einsum(
+        "rknd,rkmd->rknm", grouped, k.transpose(0, 2, 1, 3), preferred_element_type=jnp.float32
+    )
     seen = visible(q_segments, k_segments, prefix, start)[:, None, None]
     scores = jnp.where(seen, scores.reshape(R, K, G, N, M) * D**-0.5, MASKED)
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(R, K, G * N, M)
@@ -73,7 +86,9 @@ def to_rows(x: jax.Array, rows: int, width: int) -> jax.Array:
     *lead, K, D = x.shape
     together = width // D
     pad = lambda x, *last: jnp.pad(x, [(0, 0)] * len(lead) + [(0, n) for n in last])
-    return pad(pad(x, rows * together - K, 0).reshape(*lead, rows, together * D), 0, width - together * D)
+    return pad(
+        pad(x, rows * together - K, 0).reshape(*lead, rows, together * D), 0, width - together * D
+    )
 
 
 def kv_storage(dtype: str, platform: str):
@@ -93,7 +108,9 @@ def decode_kv(x: jax.Array, dtype) -> jax.Array:
     return x.astype(dtype)
 
 
-def write(pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array | None = None) -> jax.Array:
+def write(
+    pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array | None = None
+) -> jax.Array:
     """Put whole pages x [W, page, heads, dim] at pages[W] of the pool, or tokens x [S, heads, dim] at (pages[S],
     offsets[S]). By rows of a flattened view: any other spelling makes XLA re-lay-out the whole pool."""
     K, _, page, D = pool.shape
@@ -116,7 +133,9 @@ def paged(q, k_pool, v_pool, table, lengths, shared, kv_heads: int = 0) -> jax.A
     def read(rows, visible, q, carry):
         """Fold one page a row into the softmax: q [n, K, m, D], rows i32[n], visible bool[n, page]."""
         best, total, out = carry
-        keys, values = (decode_kv(pool[:, rows], jnp.float32) for pool in (k_pool, v_pool))  # [K, n, page, D]
+        keys, values = (
+            decode_kv(pool[:, rows], jnp.float32) for pool in (k_pool, v_pool)
+        )  # [K, n, page, D]
         scores = jnp.einsum("nkmd,knpd->nkmp", q, keys)
         scores = jnp.where(visible[:, None, None], scores, MASKED)
         new = jnp.maximum(best, scores.max(-1))
@@ -127,21 +146,34 @@ def paged(q, k_pool, v_pool, table, lengths, shared, kv_heads: int = 0) -> jax.A
     def block_page(carry):
         j, *softmax = carry
         visible = jnp.broadcast_to((j < shared)[:, None], (N, page))
-        return j + 1, *read(lax.dynamic_index_in_dim(table[::B], j, 1, keepdims=False), visible, of_block, softmax)
+        return j + 1, *read(
+            lax.dynamic_index_in_dim(table[::B], j, 1, keepdims=False), visible, of_block, softmax
+        )
 
     def own_page(carry):
         j, *softmax = carry
         at = first + j
-        rows = jnp.take_along_axis(table, jnp.minimum(at, table.shape[1] - 1)[:, None], axis=1)[:, 0]
+        rows = jnp.take_along_axis(table, jnp.minimum(at, table.shape[1] - 1)[:, None], axis=1)[
+            :, 0
+        ]
         visible = at[:, None] * page + jnp.arange(page)[None] < lengths[:, None]
         return j + 1, *read(rows, visible, of_slot, softmax)
 
     of_slot = (q.astype(jnp.float32) * D**-0.5).reshape(S, K, G, D)
     of_block = of_slot.reshape(N, B, K, G, D).swapaxes(1, 2).reshape(N, K, B * G, D)
-    init = (0, jnp.full(of_block.shape[:3], MASKED), jnp.zeros(of_block.shape[:3]), jnp.zeros(of_block.shape))
+    init = (
+        0,
+        jnp.full(of_block.shape[:3], MASKED),
+        jnp.zeros(of_block.shape[:3]),
+        jnp.zeros(of_block.shape),
+    )
     _, *softmax = lax.while_loop(lambda carry: carry[0] < shared.max(), block_page, init)
-    to_slots = lambda x: x.reshape(N, K, B, G, *x.shape[3:]).swapaxes(1, 2).reshape(S, K, G, *x.shape[3:])
+    to_slots = lambda x: (
+        x.reshape(N, K, B, G, *x.shape[3:]).swapaxes(1, 2).reshape(S, K, G, *x.shape[3:])
+    )
     first = jnp.repeat(shared, B)
     most = (lengths - first * page).max()
-    _, _, total, out = lax.while_loop(lambda carry: carry[0] * page < most, own_page, (0, *map(to_slots, softmax)))
+    _, _, total, out = lax.while_loop(
+        lambda carry: carry[0] * page < most, own_page, (0, *map(to_slots, softmax))
+    )
     return (out / total[..., None]).reshape(S, H, D)

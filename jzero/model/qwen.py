@@ -33,19 +33,24 @@ class QwenConfig:
     tie_word_embeddings: bool
     rope_theta: float
     rms_norm_eps: float
-    value_head: bool = False  # a scalar of every hidden state (critic) instead of logits; not of Hugging Face
+    value_head: bool = (
+        False  # a scalar of every hidden state (critic) instead of logits; not of Hugging Face
+    )
 
     @classmethod
     def from_hf(cls, hf: dict[str, Any]) -> "QwenConfig":
         """Read a config.json; refuse what `forward` would silently compute differently."""
         rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
         rope_type = rope.get("rope_type", rope.get("type", "default"))
-        windowed = hf.get("use_sliding_window") or "sliding_attention" in (hf.get("layer_types") or ())
+        windowed = hf.get("use_sliding_window") or "sliding_attention" in (
+            hf.get("layer_types") or ()
+        )
         model_type = hf.get("model_type")
         refusals = {
             f"{model_type=}: only qwen2 and qwen3": model_type not in ("qwen2", "qwen3"),
             f"{rope_type=}: only default": rope_type != "default",
-            f"hidden_act={hf.get('hidden_act')!r}: only silu": hf.get("hidden_act", "silu") != "silu",
+            f"hidden_act={hf.get('hidden_act')!r}: only silu": hf.get("hidden_act", "silu")
+            != "silu",
             "sliding-window attention: set use_sliding_window to false": windowed,
             "attention_bias=true on qwen3": model_type == "qwen3" and hf.get("attention_bias"),
             "quantization_config: load the unquantized checkpoint": hf.get("quantization_config"),
@@ -53,7 +58,8 @@ class QwenConfig:
         if reasons := [reason for reason, refused in refusals.items() if refused]:
             raise ValueError(f"config.json is not implemented here: {'; '.join(reasons)}")
         values = hf | {
-            "head_dim": hf.get("head_dim") or hf.get("hidden_size", 0) // hf.get("num_attention_heads", 1),
+            "head_dim": hf.get("head_dim")
+            or hf.get("hidden_size", 0) // hf.get("num_attention_heads", 1),
             "rope_theta": rope.get("rope_theta") or hf.get("rope_theta", 10000.0),
             "tie_word_embeddings": hf.get("tie_word_embeddings", False),
         }
@@ -65,7 +71,9 @@ class QwenConfig:
     def to_hf(self, dtype: str, extra: dict[str, Any] | None = None) -> dict[str, Any]:
         """A config.json for `transformers`; `extra` are entries beside ours: eos_token_id, ..."""
         ours = asdict(self) | {
-            "architectures": [{"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[self.model_type]],
+            "architectures": [
+                {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[self.model_type]
+            ],
             "hidden_act": "silu",
             "use_sliding_window": False,
             "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
@@ -76,11 +84,17 @@ class QwenConfig:
         return (extra or {}) | ours
 
 
-def param(rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
+def param(
+    rngs: nnx.Rngs, init: Callable, shape: tuple[int, ...], axes: tuple[str, ...]
+) -> nnx.Param:
     return nnx.Param(init(rngs.params(), shape, jnp.float32), axes=axes)
 
 
-normal, ones, zeros = jax.nn.initializers.normal(0.02), jax.nn.initializers.ones, jax.nn.initializers.zeros
+normal, ones, zeros = (
+    jax.nn.initializers.normal(0.02),
+    jax.nn.initializers.ones,
+    jax.nn.initializers.zeros,
+)
 
 
 class Layer(nnx.Module):
@@ -108,7 +122,9 @@ class Layer(nnx.Module):
             self.q_norm = param(rngs, ones, (D,), ("norm",))
             self.k_norm = param(rngs, ones, (D,), ("norm",))
 
-    def __call__(self, x, rope: tuple, attend: Attend, layer: jax.Array, carry: Any) -> tuple[jax.Array, Any]:
+    def __call__(
+        self, x, rope: tuple, attend: Attend, layer: jax.Array, carry: Any
+    ) -> tuple[jax.Array, Any]:
         """x [B*T,E] -> x [B*T,E], carry; rope holds the batch's shape. Flat, so that the gradient of every weight is
         one plain matmul: XLA:CPU takes 2.4 times as long to contract two axes."""
         h = rms_norm(x, self.attn_norm[...], self.eps)
@@ -118,7 +134,9 @@ class Layer(nnx.Module):
         else:
             q, k = rms_norm(q, self.q_norm[...], self.eps), rms_norm(k, self.k_norm[...], self.eps)
         shaped = lambda x: x.reshape(*rope[0].shape[:2], *x.shape[1:])  # [B*T,H,D] -> [B,T,H,D]
-        out, carry = attend(rotate(shaped(q), rope), rotate(shaped(k), rope), shaped(v), layer, carry)
+        out, carry = attend(
+            rotate(shaped(q), rope), rotate(shaped(k), rope), shaped(v), layer, carry
+        )
         x = x + out.reshape(x.shape[0], -1) @ self.o[...].reshape(-1, x.shape[-1])
         h = rms_norm(x, self.mlp_norm[...], self.eps)
         return x + (jax.nn.silu(h @ self.gate[...]) * (h @ self.up[...])) @ self.down[...], carry
@@ -182,7 +200,9 @@ def abstract(config: QwenConfig) -> Params:
 def logical_axes(config: QwenConfig) -> Params:
     """The tree of `init` with a tuple of logical axis names, one per dimension, at every leaf."""
     state = nnx.state(nnx.eval_shape(lambda: Qwen(config, nnx.Rngs(0))))
-    axes = nnx.to_pure_dict(jax.tree.map(lambda p: p.axes, state, is_leaf=lambda p: isinstance(p, nnx.Param)))
+    axes = nnx.to_pure_dict(
+        jax.tree.map(lambda p: p.axes, state, is_leaf=lambda p: isinstance(p, nnx.Param))
+    )
     return axes | {"layers": {name: ("layers", *names) for name, names in axes["layers"].items()}}
 
 
@@ -209,7 +229,15 @@ REMAT: dict[str, Callable] = {  # what the backward pass of a layer recomputes
 
 
 def forward(
-    config: QwenConfig, params: Params, tokens, positions, attend: Attend, carry: Any = None, *, dtype, remat="none"
+    config: QwenConfig,
+    params: Params,
+    tokens,
+    positions,
+    attend: Attend,
+    carry: Any = None,
+    *,
+    dtype,
+    remat="none",
 ) -> tuple[jax.Array, Any]:
     """tokens, positions i32[B,T] -> hidden [B,T,E] after the final norm, and `carry` (any pytree: KV pages) as `attend`
     left it. Its q and k are rotated, its q is not scaled."""
@@ -228,15 +256,32 @@ def forward(
     return x.reshape(*tokens.shape, -1), carry
 
 
-def head(config: QwenConfig, params: Params, hidden: jax.Array, dtype: Any, part: slice = slice(None)) -> jax.Array:
+def head(
+    config: QwenConfig, params: Params, hidden: jax.Array, dtype: Any, part: slice = slice(None)
+) -> jax.Array:
     """hidden [..., E] -> fp32 logits [..., part of V]; the product is in `dtype`, its accumulation in fp32."""
     tied = config.tie_word_embeddings
-    spec, weight = ("...e,ve->...v", params["embed"][part]) if tied else ("...e,ev->...v", params["lm_head"][:, part])
-    return jnp.einsum(spec, hidden.astype(dtype), weight.astype(dtype), preferred_element_type=jnp.float32)
+    spec, weight = (
+        ("...e,ve->...v", params["embed"][part])
+        if tied
+        else ("...e,ev->...v", params["lm_head"][:, part])
+    )
+    return jnp.einsum(
+        spec, hidden.astype(dtype), weight.astype(dtype), preferred_element_type=jnp.float32
+    )
 
 
 def token_logps(
-    config: QwenConfig, params, hidden, targets, *, temperature, chunk, dtype, place=same, place_logits=same
+    config: QwenConfig,
+    params,
+    hidden,
+    targets,
+    *,
+    temperature,
+    chunk,
+    dtype,
+    place=same,
+    place_logits=same,
 ) -> tuple[jax.Array, jax.Array]:
     """log p(target) and entropy, f32[B,T] both, of p = softmax(logits / temperature); hidden [B,T,E], targets i32[B,T].
 

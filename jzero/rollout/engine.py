@@ -17,11 +17,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import attention
-from jzero.config import Rollout as Settings
+from jzero.config import RolloutConfig as Settings
 from jzero.model import qwen
 from jzero.rollout import sampling
-from jzero.rollout.pages import Pages
-from jzero.types import Layout
+from jzero.rollout.pages import PageAllocator
+from jzero.types import RowLayout
 
 
 class Prefix(NamedTuple):
@@ -56,8 +56,14 @@ class Placement:
     shared: int  # their first so many tokens
     reached: int = 0  # tokens whose KV dispatched calls may write
     paused: bool = False  # it keeps its pages and does not decode
-    resumed: tuple[int, int, int] = (0, 0, 0)  # of the next call: the next input, its position, limit; 0: as it was
-    given: list[int] = field(default_factory=list)  # tokens that its next steps take instead of sampling
+    resumed: tuple[int, int, int] = (
+        0,
+        0,
+        0,
+    )  # of the next call: the next input, its position, limit; 0: as it was
+    given: list[int] = field(
+        default_factory=list
+    )  # tokens that its next steps take instead of sampling
 
 
 SCRATCH = 0  # the page that idle slots write to
@@ -81,42 +87,62 @@ class Engine:
     samples_per_slot, colocated_cpus = 1, None  # of JetStream's interface
 
     def __init__(
-        self, config: qwen.QwenConfig, settings: Settings, mesh: Mesh, stop_ids: tuple[int, ...], dtype: str, backend=""
+        self,
+        config: qwen.QwenConfig,
+        settings: Settings,
+        mesh: Mesh,
+        stop_ids: tuple[int, ...],
+        dtype: str,
+        backend="",
     ):
         """backend: config.Model.attention."""
         self.config, self.settings, self.mesh, self.dtype = config, settings, mesh, jnp.dtype(dtype)
         self.shards = mesh.shape["slots"]
-        self.shard_slots = -(-settings.slots // self.shards)
+        self.shard_slots = -(-settings.num_slots // self.shards)
         self.max_concurrent_decodes = self.shards * self.shard_slots
-        self.block = math.gcd(self.shard_slots, settings.group)  # neighbours, where a group's samples tend to sit
-        self.max_total = settings.total
-        self.per_slot = -(-self.max_total // settings.page)
-        self.max_prefill_length = self.per_slot * settings.page
-        share = -(-settings.pages // self.shards) if settings.pages else self.shard_slots * self.per_slot
+        self.block = math.gcd(
+            self.shard_slots, settings.group_size
+        )  # neighbours, where a group's samples tend to sit
+        self.max_total = settings.longest_episode
+        self.per_slot = -(-self.max_total // settings.page_size)
+        self.max_prefill_length = self.per_slot * settings.page_size
+        share = (
+            -(-settings.num_pages // self.shards)
+            if settings.num_pages
+            else self.shard_slots * self.per_slot
+        )
         self.shard_pages = share + 1
         if share < self.per_slot:
             raise ValueError(
-                f"rollout.pages={settings.pages} is too small: one sequence of {self.max_total} tokens takes "
-                f"{self.per_slot} pages of {settings.page} on each of {self.shards} devices"
+                f"rollout.num_pages={settings.num_pages} is too small: one sequence of {self.max_total} tokens takes "
+                f"{self.per_slot} pages of {settings.page_size} on each of {self.shards} devices"
             )
         divides = config.num_key_value_heads % mesh.shape["tensor"] == 0
-        self.kv_axis = "tensor" if divides else None  # as `sharding` leaves weights whole that do not divide
+        self.kv_axis = (
+            "tensor" if divides else None
+        )  # as `sharding` leaves weights whole that do not divide
         self.attention = attention.choose(backend, mesh)
         self.storage = attention.kv_storage(settings.kv_dtype, mesh.devices.flat[0].platform)
         tensor, V, kind = mesh.shape["tensor"], config.vocab_size, mesh.devices.flat[0].device_kind
         free = (settings.top_k, settings.top_p, settings.min_p) == (0, 1, 0)
         self.logits_axis = "tensor" if free and tensor > 1 and V % tensor == 0 else ""
-        parted = free and tensor == 1 and kind in ("TPU v5", "TPU7x")  # whose VMEM holds no logits of a whole batch
+        parted = (
+            free and tensor == 1 and kind in ("TPU v5", "TPU7x")
+        )  # whose VMEM holds no logits of a whole batch
         part = sampling.PART if parted else V
         self.vocabulary = [slice(at, min(at + part, V)) for at in range(0, V, part)]
         self.stop_ids = tuple(stop_ids)
         self.pages = [
-            Pages(self.shard_pages, settings.page, self.shard_slots, self.per_slot) for _ in range(self.shards)
+            PageAllocator(self.shard_pages, settings.page_size, self.shard_slots, self.per_slot)
+            for _ in range(self.shards)
         ]
         self.placed: dict[int, Placement] = {}  # slot -> what decodes there
 
     def get_prefix_destination_sharding(self) -> Prefix:
-        kv, rest = (NamedSharding(self.mesh, P(*axes)) for axes in ((None, "slots", None, self.kv_axis), ("slots",)))
+        kv, rest = (
+            NamedSharding(self.mesh, P(*axes))
+            for axes in ((None, "slots", None, self.kv_axis), ("slots",))
+        )
         return Prefix(kv, kv, rest, rest)
 
     def load_params(self, params: qwen.Params, shardings: qwen.Params) -> qwen.Params:
@@ -132,10 +158,14 @@ class Engine:
 
     def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and shardings of the decode state."""
-        L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
+        L, K, D = (
+            self.config.num_hidden_layers,
+            self.config.num_key_value_heads,
+            self.config.head_dim,
+        )
         split = self.mesh.shape["tensor"] if self.kv_axis else 1
         rows, width = self.attention.pool_rows(K // split, D)
-        shape = (split * rows, self.shards * L * self.shard_pages, self.settings.page, width)
+        shape = (split * rows, self.shards * L * self.shard_pages, self.settings.page_size, width)
         pool = self._abstract(shape, self.storage, P(self.kv_axis, "slots"))
         slot = lambda dtype: self._abstract((self.max_concurrent_decodes,), dtype, P("slots"))
         return {"k": pool, "v": pool} | {name: slot(dtype) for name, dtype in SLOTS.items()}
@@ -149,17 +179,25 @@ class Engine:
         the rest. Returns (index of the page in the prefix, pool page) of those to write. Raises OutOfPages."""
         assert placement.slot not in self.placed, f"{placement.slot=} is taken"
         shard, slot = divmod(placement.slot, self.shard_slots)
-        pages, page = self.pages[shard], self.settings.page
-        near = (divmod(p.slot, self.shard_slots) for p in self.placed.values() if p.group == placement.group)
-        full = next((pages.owned[s][: placement.shared // page] for other, s in near if other == shard), [])
-        new = pages.reserve(slot, min(placement.length + self.settings.chunk, placement.limit), full)
+        pages, page = self.pages[shard], self.settings.page_size
+        near = (
+            divmod(p.slot, self.shard_slots)
+            for p in self.placed.values()
+            if p.group == placement.group
+        )
+        full = next(
+            (pages.owned[s][: placement.shared // page] for other, s in near if other == shard), []
+        )
+        new = pages.reserve(
+            slot, min(placement.length + self.settings.decode_steps, placement.limit), full
+        )
         self.placed[placement.slot], placement.reached = placement, placement.length
         return list(enumerate(new, start=len(full)))[: -(-placement.length // page) - len(full)]
 
     def reserve(self, slot: int) -> int:
         """Pages for the slot's next call -> how many tokens it may then have. Raises OutOfPages."""
         shard, local = divmod(slot, self.shard_slots)
-        reach = min(self.placed[slot].reached + self.settings.chunk, self.placed[slot].limit)
+        reach = min(self.placed[slot].reached + self.settings.decode_steps, self.placed[slot].limit)
         self.pages[shard].reserve(local, reach)
         return reach
 
@@ -175,14 +213,23 @@ class Engine:
         placement.resumed, placement.given = (tokens[0], position, limit), tokens[1:]
 
     def prefill_multisampling(
-        self, *, params, padded_tokens: np.ndarray, true_length: np.ndarray, requests: np.ndarray, temperature, seed
+        self,
+        *,
+        params,
+        padded_tokens: np.ndarray,
+        true_length: np.ndarray,
+        requests: np.ndarray,
+        temperature,
+        seed,
     ) -> Prefix:
         """padded_tokens i32[n, T] (T whole pages, n over all shards), true_length i32[n], requests i32[n, G],
         temperature f32[n], seed a key -> Prefix with G first tokens for each prompt."""
         arrays = self._put(padded_tokens, true_length, requests, temperature)
         return self._programs["prefill"](params, seed, *arrays)
 
-    def prefill(self, *, params, padded_tokens, true_length, request=0, temperature=1.0, seed) -> Prefix:
+    def prefill(
+        self, *, params, padded_tokens, true_length, request=0, temperature=1.0, seed
+    ) -> Prefix:
         """JetStream's single request: padded_tokens i32[T], true_length int. It is row 0 of shard 0."""
         one = {"padded_tokens": padded_tokens, "true_length": true_length, "requests": [request]}
         rows = {name: np.array([x] * self.shards, np.int32) for name, x in one.items()}
@@ -190,20 +237,34 @@ class Engine:
         return self.prefill_multisampling(params=params, temperature=heat, seed=seed, **rows)
 
     def insert(self, prefix: Prefix, decode_state, placement: Placement, temperature: float = 1.0):
-        return self.bulk_insert(prefix, decode_state, [(placement, self.place(placement))], temperature)
+        return self.bulk_insert(
+            prefix, decode_state, [(placement, self.place(placement))], temperature
+        )
 
     def bulk_insert(self, prefix: Prefix, decode_state, placements: list, temperature: float):
         """Write the pages that `place` took, and start the slots. placements: (Placement, its pages to write)."""
-        rows, width = prefix.k.shape[1] // self.shards, prefix.k.shape[2] // self.settings.page
-        by_shard = [[each for each in placements if each[0].slot // self.shard_slots == s] for s in range(self.shards)]
+        rows, width = prefix.k.shape[1] // self.shards, prefix.k.shape[2] // self.settings.page_size
+        by_shard = [
+            [each for each in placements if each[0].slot // self.shard_slots == s]
+            for s in range(self.shards)
+        ]
         count = bucket(max(map(len, by_shard)), 8)
-        slots = np.full((self.shards, 6, count), self.shard_slots, np.int32)  # an absent slot is dropped
+        slots = np.full(
+            (self.shards, 6, count), self.shard_slots, np.int32
+        )  # an absent slot is dropped
         pages = np.zeros((self.shards, 2, rows * width + count), np.int32)
         for shard, items in enumerate(by_shard):
             copies = []
             for i, (p, writes) in enumerate(items):
                 row = p.row % rows
-                slots[shard, :, i] = p.slot % self.shard_slots, row, p.sample, p.length, p.limit, p.request
+                slots[shard, :, i] = (
+                    p.slot % self.shard_slots,
+                    row,
+                    p.sample,
+                    p.length,
+                    p.limit,
+                    p.request,
+                )
                 copies += [(row * width + index, page) for index, page in writes]
             pages[shard, :, : len(copies)] = np.array(copies, np.int32).reshape(-1, 2).T
         arguments = self._put(slots, pages, np.full(self.shards, temperature, np.float32))
@@ -227,19 +288,22 @@ class Engine:
         same = ((table == table[:, :1]) | ~placed[..., None]).all(axis=1) & placed[:, :1]
         full = np.full(self.max_concurrent_decodes, self.max_total)
         full[list(self.placed)] = [placement.length for placement in self.placed.values()]
-        full = full.reshape(-1, self.block).min(axis=1) // self.settings.page
+        full = full.reshape(-1, self.block).min(axis=1) // self.settings.page_size
         return np.minimum(np.cumprod(same, axis=1).sum(axis=1), full).astype(np.int32)
 
     def _turns(self) -> list[np.ndarray]:
         """What a call does to slots between turns: i32[slots, 3] `resumed`, or a limit of 0, and the first of `given`
         i32[slots, C], then -1. Nothing where episodes have one turn."""
-        if self.settings.turns == 1:
+        if self.settings.max_turns == 1:
             return []
         resumed = np.zeros((self.max_concurrent_decodes, 3), np.int32)
-        given = np.full((self.max_concurrent_decodes, self.settings.chunk), -1, np.int32)
+        given = np.full((self.max_concurrent_decodes, self.settings.decode_steps), -1, np.int32)
         for slot, placement in self.placed.items():
             resumed[slot], placement.resumed = placement.resumed, (0, 0, 0)
-            now, placement.given = placement.given[: self.settings.chunk], placement.given[self.settings.chunk :]
+            now, placement.given = (
+                placement.given[: self.settings.decode_steps],
+                placement.given[self.settings.decode_steps :],
+            )
             given[slot, : len(now)] = now
         return [resumed, given]
 
@@ -248,14 +312,18 @@ class Engine:
 
     def programs(self, params, prefills: list[tuple[int, int]]) -> dict[str, tuple[Any, tuple]]:
         """(jitted, abstract arguments) of every program; prefills: rows a shard and tokens a row of each."""
-        shards, count, page = self.shards, bucket(self.shard_slots, 8), self.settings.page
+        shards, count, page = self.shards, bucket(self.shard_slots, 8), self.settings.page_size
         slots = lambda shape, dtype=jnp.int32: self._abstract(shape, dtype, P("slots"))
         key = jax.eval_shape(lambda: jax.random.key(0))
         key, state = self._abstract((), key.dtype, P()), self.abstract_state()
-        L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
+        L, K, D = (
+            self.config.num_hidden_layers,
+            self.config.num_key_value_heads,
+            self.config.head_dim,
+        )
         out: dict[str, tuple[Any, tuple]] = {}
         for rows, T in prefills:
-            n, first = rows * shards, (rows * shards, self.settings.group)
+            n, first = rows * shards, (rows * shards, self.settings.group_size)
             inputs = slots((n, T)), slots((n,)), slots(first), slots((n,), jnp.float32)
             out[f"prefill {rows}x{T}"] = self._programs["prefill"], (params, key, *inputs)
             place = self.get_prefix_destination_sharding()
@@ -266,7 +334,11 @@ class Engine:
             out[f"insert {rows}x{T}"] = self._programs["insert"], (state, prefix, *inputs)
         S = self.max_concurrent_decodes
         inputs = slots((S, self.per_slot)), slots((S,), jnp.bool_), slots((S // self.block,))
-        inputs += (slots((S, 3)), slots((S, self.settings.chunk))) if self.settings.turns > 1 else ()
+        inputs += (
+            (slots((S, 3)), slots((S, self.settings.decode_steps)))
+            if self.settings.max_turns > 1
+            else ()
+        )
         return out | {"generate": (self._programs["generate"], (params, state, key, *inputs))}
 
     def _abstract(self, shape, dtype, spec: P) -> jax.ShapeDtypeStruct:
@@ -280,16 +352,22 @@ class Engine:
 
         def program(function, in_specs, out_specs, donate=()):
             specs = {"in_specs": in_specs, "out_specs": out_specs}
-            mapped = jax.shard_map(function, mesh=self.mesh, **specs, axis_names=manual, check_vma=False)
+            mapped = jax.shard_map(
+                function, mesh=self.mesh, **specs, axis_names=manual, check_vma=False
+            )
             return jax.jit(mapped, donate_argnums=donate, compiler_options=options)
 
         seventh = self.mesh.devices.flat[0].device_kind == "TPU7x"
-        options = {"xla_tpu_control_large_2nd_minor_layout_for_x16": False} if seventh else None  # or it copies weights
-        turns = 2 * (self.settings.turns > 1)
+        options = (
+            {"xla_tpu_control_large_2nd_minor_layout_for_x16": False} if seventh else None
+        )  # or it copies weights
+        turns = 2 * (self.settings.max_turns > 1)
         return {
             "prefill": program(self._prefill, (P(), P(), *arrays(4)), PREFIX),
             "insert": program(self._insert, (STATE, PREFIX, *arrays(3)), STATE, donate=0),
-            "generate": program(self._generate, (P(), STATE, P(), *arrays(3 + turns)), (STATE, P("slots")), donate=1),
+            "generate": program(
+                self._generate, (P(), STATE, P(), *arrays(3 + turns)), (STATE, P("slots")), donate=1
+            ),
         }
 
     def _over_tensor(self, function, in_specs, out_specs):
@@ -297,26 +375,46 @@ class Engine:
         if self.mesh.shape["tensor"] == 1:
             return function
         names = {"tensor"}
-        return jax.shard_map(function, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False)
+        return jax.shard_map(
+            function, in_specs=in_specs, out_specs=out_specs, axis_names=names, check_vma=False
+        )
 
     def _prefill(self, params, seed, tokens, lengths, requests, temperature):
-        L, K, D = self.config.num_hidden_layers, self.config.num_key_value_heads, self.config.head_dim
+        L, K, D = (
+            self.config.num_hidden_layers,
+            self.config.num_key_value_heads,
+            self.config.head_dim,
+        )
         (n, T), tensor = tokens.shape, self.mesh.shape["tensor"]
         segments = (jnp.arange(T)[None] < lengths[:, None]).astype(jnp.int32)
 
         def attend(q, k, v, layer, carry):
             # As decoding will read them back from the pool.
-            k, v = (attention.decode_kv(attention.encode_kv(x, self.storage), self.dtype) for x in (k, v))
+            k, v = (
+                attention.decode_kv(attention.encode_kv(x, self.storage), self.dtype)
+                for x in (k, v)
+            )
             put = lambda kv, x: lax.dynamic_update_index_in_dim(kv, x, layer, 0)
-            return packed(q, k, v, segments, Layout(0, 1, T)), (put(carry[0], k), put(carry[1], v))
+            return packed(q, k, v, segments, RowLayout(0, 1, T)), (
+                put(carry[0], k),
+                put(carry[1], v),
+            )
 
-        packed = self.attention.packed if tensor == 1 else attention.split(self.attention.packed, tensor)
+        packed = (
+            self.attention.packed
+            if tensor == 1
+            else attention.split_over_mesh(self.attention.packed, tensor)
+        )
         empty = jnp.zeros((L, n, T, K, D), self.dtype)
         positions = jnp.broadcast_to(jnp.arange(T), (n, T))
-        hidden, (k, v) = qwen.forward(self.config, params, tokens, positions, attend, (empty, empty), dtype=self.dtype)
+        hidden, (k, v) = qwen.forward(
+            self.config, params, tokens, positions, attend, (empty, empty), dtype=self.dtype
+        )
         last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
         each = lambda x: jnp.repeat(x, requests.shape[1], axis=0)
-        first, logps = self._sample(params, last, seed, requests.ravel(), each(lengths), each(temperature), each)
+        first, logps = self._sample(
+            params, last, seed, requests.ravel(), each(lengths), each(temperature), each
+        )
         return Prefix(k, v, first.reshape(requests.shape), logps.reshape(requests.shape))
 
     def _sample(self, params, hidden, seed, requests, positions, temperature, each=lambda x: x):
@@ -326,8 +424,12 @@ class Engine:
         u = sampling.uniforms(seed, requests, positions, len(self.vocabulary))
 
         def run(weight, hidden, u, temperature):
-            head = lambda hidden, part: each(qwen.head(self.config, {name: weight}, hidden, self.dtype, part))
-            return sampling.sample(head, self.vocabulary, hidden, u, temperature, self.settings, axis)
+            head = lambda hidden, part: each(
+                qwen.head(self.config, {name: weight}, hidden, self.dtype, part)
+            )
+            return sampling.sample(
+                head, self.vocabulary, hidden, u, temperature, self.settings, axis
+            )
 
         run = self._over_tensor(run, (spec, P(), P(), P()), P()) if axis else run
         return run(params[name], hidden, u, temperature)
@@ -335,11 +437,13 @@ class Engine:
     def _insert(self, state, prefix: Prefix, slots, pages, temperature):
         slots, (source, target) = slots[0], pages[0]
         L, n, T, K, D = prefix.k.shape
-        page = self.settings.page
+        page = self.settings.page_size
         layers = (jnp.arange(L)[:, None] * self.shard_pages + target[None]).ravel()
         heads = P(self.kv_axis)
         write = self._over_tensor(attention.write, (heads, P(None, None, *heads), P()), heads)
-        chosen = lambda x: x.reshape(L, n * T // page, page, K, D)[:, source].reshape(-1, page, K, D)
+        chosen = lambda x: x.reshape(L, n * T // page, page, K, D)[:, source].reshape(
+            -1, page, K, D
+        )
         slot, row, sample, length, limit, request = slots
         first = prefix.tokens.at[row, sample].get(mode="clip")
         new = {
@@ -350,18 +454,28 @@ class Engine:
             "temperature": jnp.broadcast_to(temperature, slot.shape),
             "active": ~self._stops(first) & (length + 1 < limit),
         }
-        pools = {name: write(state[name], chosen(x), layers) for name, x in (("k", prefix.k), ("v", prefix.v))}
+        pools = {
+            name: write(state[name], chosen(x), layers)
+            for name, x in (("k", prefix.k), ("v", prefix.v))
+        }
         return pools | {name: state[name].at[slot].set(x, mode="drop") for name, x in new.items()}
 
     def _stops(self, tokens):
-        return jnp.isin(tokens, jnp.array(self.stop_ids, jnp.int32)) if self.stop_ids else jnp.zeros(tokens.shape, bool)
+        return (
+            jnp.isin(tokens, jnp.array(self.stop_ids, jnp.int32))
+            if self.stop_ids
+            else jnp.zeros(tokens.shape, bool)
+        )
 
     def _generate(self, params, state, seed, table, keep, shared, resumed=None, given=None):
-        S, C = self.shard_slots, self.settings.chunk
+        S, C = self.shard_slots, self.settings.decode_steps
         params = jax.tree.map(lambda x: x.astype(self.dtype), params)
         state = state | {"active": state["active"] & keep}
         if resumed is not None:
-            now = {name: jnp.where(resumed[:, 2] > 0, resumed[:, i], state[name]) for i, name in enumerate(RESUMED)}
+            now = {
+                name: jnp.where(resumed[:, 2] > 0, resumed[:, i], state[name])
+                for i, name in enumerate(RESUMED)
+            }
             state = state | now | {"active": state["active"] | (resumed[:, 2] > 0)}
 
         def going(active):
@@ -379,25 +493,32 @@ class Engine:
             out = ResultTokens(put(out.tokens, token), put(out.logps, logp), counts)
             return c + 1, going(state["active"]), state, out
 
-        empty = ResultTokens(jnp.zeros((S, C), jnp.int32), jnp.zeros((S, C), jnp.float32), jnp.zeros(S, jnp.int32))
+        empty = ResultTokens(
+            jnp.zeros((S, C), jnp.int32), jnp.zeros((S, C), jnp.float32), jnp.zeros(S, jnp.int32)
+        )
         start = (0, going(state["active"]), state, empty)
         return lax.while_loop(lambda carry: (carry[0] < C) & carry[1], step, start)[2:]
 
     def _decode(self, params, state, seed, table, shared, given):
         """One token for every slot of the shard; idle slots write to the scratch page."""
         active, tokens, positions = (state[name] for name in ("active", "tokens", "positions"))
-        page, pools = self.settings.page, (state["k"], state["v"])
+        page, pools = self.settings.page_size, (state["k"], state["v"])
         at = jnp.take_along_axis(table, (positions // page)[:, None], axis=1)[:, 0]
         at = jnp.where(active, at, SCRATCH)
         lengths = jnp.where(active, positions + 1, 1)
 
         def attend(q, k, v, layer, pools):
             first = layer * self.shard_pages
-            out, pools = attend_token(q, k, v, pools, first + at, positions % page, first + table, lengths, shared)
+            out, pools = attend_token(
+                q, k, v, pools, first + at, positions % page, first + table, lengths, shared
+            )
             return out.astype(q.dtype), pools
 
         def one_token(q, k, v, pools, at, offsets, *rest):
-            pools = tuple(attention.write(pool, x[:, 0], at, offsets) for pool, x in zip(pools, (k, v), strict=True))
+            pools = tuple(
+                attention.write(pool, x[:, 0], at, offsets)
+                for pool, x in zip(pools, (k, v), strict=True)
+            )
             return self.attention.paged(q[:, 0], *pools, *rest, k.shape[2])[:, None], pools
 
         pool, heads = P(self.kv_axis), P(None, None, self.kv_axis)
@@ -405,12 +526,18 @@ class Engine:
         attend_token = self._over_tensor(one_token, in_specs, (heads, pool))
         inputs = tokens[:, None], positions[:, None]
         hidden, (k, v) = qwen.forward(self.config, params, *inputs, attend, pools, dtype=self.dtype)
-        token, logp = self._sample(params, hidden[:, 0], seed, state["requests"], positions + 1, state["temperature"])
+        token, logp = self._sample(
+            params, hidden[:, 0], seed, state["requests"], positions + 1, state["temperature"]
+        )
         stops = self._stops(token)
         if given is not None:
             token, stops = jnp.where(given >= 0, given, token), stops & (given < 0)
         going = active & ~stops & (positions + 2 < state["limits"])
-        new = {"tokens": jnp.where(active, token, tokens), "positions": positions + active, "active": going}
+        new = {
+            "tokens": jnp.where(active, token, tokens),
+            "positions": positions + active,
+            "active": going,
+        }
         return state | {"k": k, "v": v} | new, token, logp
 
 

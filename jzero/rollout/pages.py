@@ -9,12 +9,14 @@ class OutOfPages(Exception):
     """The pool has no free page; the caller preempts a sequence and tries again."""
 
 
-class Pages:
+class PageAllocator:
     def __init__(self, count: int, page: int, slots: int, per_slot: int):
         self.page = page
         self.free = list(range(count - 1, 0, -1))
         self.refs = np.zeros(count, np.int32)
-        self.table = np.zeros((slots, per_slot), np.int32)  # page ids of each slot; unused entries are scratch
+        self.table = np.zeros(
+            (slots, per_slot), np.int32
+        )  # page ids of each slot; unused entries are scratch
         self.owned: list[list[int]] = [[] for _ in range(slots)]
 
     def reserve(self, slot: int, tokens: int, shared: Sequence[int] = ()) -> list[int]:

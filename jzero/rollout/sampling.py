@@ -7,15 +7,19 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jzero.config import Rollout as Settings
+from jzero.config import RolloutConfig as Settings
 
 BLOCK = 128
 PART = 396 * BLOCK  # a third of Qwen's vocabulary
 
 
-def uniforms(seed: jax.Array, requests: jax.Array, positions: jax.Array, count: int = 1) -> jax.Array:
+def uniforms(
+    seed: jax.Array, requests: jax.Array, positions: jax.Array, count: int = 1
+) -> jax.Array:
     """f32[S, count] in [0, 1): a function of (seed, request, position) alone."""
-    one = lambda r, p: jax.random.uniform(jax.random.fold_in(jax.random.fold_in(seed, r), p), (count,))
+    one = lambda r, p: jax.random.uniform(
+        jax.random.fold_in(jax.random.fold_in(seed, r), p), (count,)
+    )
     return jax.vmap(one)(requests, positions)
 
 
@@ -30,21 +34,29 @@ def sample(
     heat = jnp.where(greedy, 1.0, temperature)
     token, logit, mass, best = (jnp.full(heat.shape, x) for x in (0, 0.0, 0.0, -jnp.inf))
     for part, u in zip(parts, noise.T, strict=True):
-        hidden, token, logit, mass, best = lax.optimization_barrier((hidden, token, logit, mass, best))  # one by one
+        hidden, token, logit, mass, best = lax.optimization_barrier(
+            (hidden, token, logit, mass, best)
+        )  # one by one
         logits = head(hidden, part)
         first = part.start + device * logits.shape[1]
         logits = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % BLOCK)), constant_values=-jnp.inf)
         top = logits.max(axis=-1)
-        probs = jnp.exp((logits - top[:, None]) / heat[:, None])  # in the other order fp32 loses digits
+        probs = jnp.exp(
+            (logits - top[:, None]) / heat[:, None]
+        )  # in the other order fp32 loses digits
         here = top, block_sums(probs).sum(axis=-1)
         tops, masses = lax.all_gather(here, axis) if axis else (x[None] for x in here)
         most = jnp.maximum(best, tops.max(axis=0))
-        upto = jnp.cumsum(masses * jnp.exp((tops - most) / heat), axis=0)  # of each device, then what was before
+        upto = jnp.cumsum(
+            masses * jnp.exp((tops - most) / heat), axis=0
+        )  # of each device, then what was before
         total = upto[-1] + mass * jnp.exp((best - most) / heat)
         below = jnp.where(device > 0, upto[device - 1], 0)
         drawn = invert(restrict(probs, filter), (u * total - below) / (upto[device] - below))
         drawn = jnp.where(greedy, logits.argmax(axis=-1), drawn).astype(jnp.int32)
-        value = jnp.take_along_axis(cut(logits, drawn // BLOCK), drawn[:, None] % BLOCK, axis=1)[:, 0]
+        value = jnp.take_along_axis(cut(logits, drawn // BLOCK), drawn[:, None] % BLOCK, axis=1)[
+            :, 0
+        ]
         owner = jnp.where(greedy, tops.argmax(axis=0), (upto <= u * total).sum(axis=0))
         taken = jnp.where(greedy, tops.max(axis=0) > best, owner < len(upto))
         new = jnp.where(owner == device, first + drawn, 0), jnp.where(owner == device, value, 0)
@@ -95,7 +107,9 @@ def invert(probs: jax.Array, u: jax.Array) -> jax.Array:
 def block_sums(x: jax.Array) -> jax.Array:
     """[S, n * BLOCK] -> [S, n]. The blocks as an array would be a copy on TPUs; CPUs sum them faster."""
     windows = lambda x: lax.reduce_window(x, 0.0, lax.add, (1, BLOCK), (1, BLOCK), "valid")
-    return lax.platform_dependent(x, tpu=windows, default=lambda x: x.reshape(len(x), -1, BLOCK).sum(axis=-1))
+    return lax.platform_dependent(
+        x, tpu=windows, default=lambda x: x.reshape(len(x), -1, BLOCK).sum(axis=-1)
+    )
 
 
 def cut(x: jax.Array, block: jax.Array) -> jax.Array:

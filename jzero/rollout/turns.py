@@ -5,20 +5,21 @@ import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
-from jzero import config, tokenizer
-from jzero.grade.pool import Pool
+from jzero import config
+from jzero.grading.pool import Pool
+from jzero.model import tokenizer
 from jzero.rollout.engine import Engine
-from jzero.rollout.sample import Sequence
+from jzero.rollout.sequence import Sequence
 from jzero.tasks import TASKS
 from jzero.types import Grade, Problem
 
 
 @dataclass
-class Talk:
+class TurnGrader:
     """With the environment."""
 
     pool: Pool
-    task: config.Task
+    task: config.TaskConfig
     engine: Engine
     tokenizer: tokenizer.PreTrainedTokenizerFast
     problem: Callable[[int], Problem]  # of the sequences' number of the prompt
@@ -28,7 +29,7 @@ class Talk:
     def submit(self, sequence: Sequence) -> None:
         """The turn that ended; where another may follow the task is asked for a reply."""
         key, problem = (sequence.prompt, sequence.sample), self.problem(sequence.prompt)
-        more = len(sequence.turns) < self.engine.settings.turns
+        more = len(sequence.turns) < self.engine.settings.max_turns
         earlier = [(turn.text, turn.grade) for turn in sequence.turns[:-1]] if more else None
         self.out[key] = sequence
         self.pool.submit(key, problem.task, sequence.text, problem.gold, self.task, earlier)

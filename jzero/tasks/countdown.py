@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from jzero.tasks import data
+from jzero.tasks import problem_sets
 from jzero.types import Grade, Problem
 
-TEMPLATES = data.TEXTS["countdown"]
+TEMPLATES = problem_sets.TEXTS["countdown"]
 HELD_OUT = 4  # one problem in so many is held out
 LARGEST = 9999  # intermediate value a procedural problem may need
 DRAWS = 20000  # random draws without a fitting problem before giving up
@@ -24,7 +24,9 @@ REPEATS = 1000  # draws without a new problem after which there is no other
 LONGEST = 200  # characters of an equation
 DEPTH = 32  # nested parentheses of an equation
 WARM_LARGEST = 99  # intermediate value of a warm start's try: two digits keep lines short and arithmetic learnable
-HINDSIGHT = 0.25  # share of its examples whose target is their last try's value: how " yes" is learnt
+HINDSIGHT = (
+    0.25  # share of its examples whose target is their last try's value: how " yes" is learnt
+)
 MOST = 6  # tries of an example
 
 
@@ -51,7 +53,11 @@ class Attempt(NamedTuple):
 
 def held_out(numbers: Sequence[int], target: int) -> bool:
     """The split of a problem, by what it is: True is never trained on."""
-    return hashlib.blake2b(f"{sorted(numbers)}={target}".encode(), digest_size=4).digest()[0] % HELD_OUT == 0
+    return (
+        hashlib.blake2b(f"{sorted(numbers)}={target}".encode(), digest_size=4).digest()[0]
+        % HELD_OUT
+        == 0
+    )
 
 
 def attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> Attempt:
@@ -61,7 +67,9 @@ def attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> Attempt
     while len(left) > 1:
         pair = [left.pop(int(rng.random() * len(left))) for _ in range(2)]
         (a, a_text), (b, b_text) = sorted(pair, key=lambda node: -node[0])
-        results = [("-", a - b)] + [(op, v) for op, v in (("+", a + b), ("*", a * b)) if v <= largest]
+        results = [("-", a - b)] + [
+            (op, v) for op, v in (("+", a + b), ("*", a * b)) if v <= largest
+        ]
         if b and a % b == 0:
             results.append(("/", a // b))
         op, value = results[int(rng.random() * len(results))]
@@ -71,7 +79,7 @@ def attempt(numbers: Sequence[int], rng: random.Random, largest: int) -> Attempt
     return Attempt(steps, text[1:-1] if steps else text, value)
 
 
-def draw(task: data.Settings, rng: random.Random, wanted: bool) -> Row:
+def draw(task: problem_sets.Settings, rng: random.Random, wanted: bool) -> Row:
     """Random numbers and a target one of their expressions reaches, from the held-out split if `wanted`."""
     for _ in range(DRAWS):
         count = task.numbers_min + int(rng.random() * (task.numbers_max - task.numbers_min + 1))
@@ -86,8 +94,10 @@ def draw(task: data.Settings, rng: random.Random, wanted: bool) -> Row:
 
 
 def prompt(template: str, numbers: Sequence[int], target: int) -> str:
-    question = data.TEXTS["words"]["countdown"].format(numbers=list(numbers), target=target)
-    return TEMPLATES[template].format(question=question, spaced=" ".join(map(str, numbers)), target=target)
+    question = problem_sets.TEXTS["words"]["countdown"].format(numbers=list(numbers), target=target)
+    return TEMPLATES[template].format(
+        question=question, spaced=" ".join(map(str, numbers)), target=target
+    )
 
 
 def made(row: Row, template: str, id: str) -> Problem:
@@ -95,23 +105,26 @@ def made(row: Row, template: str, id: str) -> Problem:
     return Problem(id, "countdown", text, {"numbers": list(row.numbers), "target": row.target})
 
 
-def train_problems(task: data.Settings, seed: int, step: int, count: int) -> list[Problem]:
+def train_problems(task: problem_sets.Settings, seed: int, step: int, count: int) -> list[Problem]:
     """The problems of one step; a published set is shuffled anew every epoch."""
     indices = range(step * count, (step + 1) * count)
     if task.data:
-        rows = data.stream([_published(task.data)[0]], (), seed)
+        rows = problem_sets.stream([_published(task.data)[0]], (), seed)
     else:
-        rows = {i: draw(task, random.Random(f"countdown/{seed}/train/{i}"), wanted=False) for i in indices}
+        rows = {
+            i: draw(task, random.Random(f"countdown/{seed}/train/{i}"), wanted=False)
+            for i in indices
+        }
     return [made(rows[i], task.template, f"countdown/train/{i}") for i in indices]
 
 
-def eval_problems(task: data.Settings, count: int) -> list[Problem]:
+def eval_problems(task: problem_sets.Settings, count: int) -> list[Problem]:
     """`count` distinct held-out problems, the same in every run."""
     if task.data:
         rows = _published(task.data)[1]
-        drawn = iter(random.Random(data.EVAL_SEED).sample(rows, min(count, len(rows))))
+        drawn = iter(random.Random(problem_sets.EVAL_SEED).sample(rows, min(count, len(rows))))
     else:
-        rng = random.Random(f"countdown/{data.EVAL_SEED}/eval")
+        rng = random.Random(f"countdown/{problem_sets.EVAL_SEED}/eval")
         drawn = iter(lambda: draw(task, rng, wanted=True), None)
     found, misses = dict[Any, Row](), 0
     while len(found) < count and misses < REPEATS and (row := next(drawn, None)):
@@ -129,8 +142,14 @@ def to_rows(dataset: Any, source: str) -> list[Row]:
     """The problems of a published set: columns nums (or numbers) and target, or input and gt_answer."""
     names = set(dataset.column_names)
     if {"input", "gt_answer"} <= names:
-        golds = [json.loads(gold) if isinstance(gold, str) else gold for gold in dataset["gt_answer"][:]]
-        columns = [gold["numbers"] for gold in golds], [gold["target"] for gold in golds], dataset["input"][:]
+        golds = [
+            json.loads(gold) if isinstance(gold, str) else gold for gold in dataset["gt_answer"][:]
+        ]
+        columns = (
+            [gold["numbers"] for gold in golds],
+            [gold["target"] for gold in golds],
+            dataset["input"][:],
+        )
     elif {"nums", "numbers"} & names and "target" in names:
         columns = dataset["nums" if "nums" in names else "numbers"][:], dataset["target"][:]
     else:
@@ -139,14 +158,16 @@ def to_rows(dataset: Any, source: str) -> list[Row]:
             "and gt_answer"
         )
     rows = zip(*columns, strict=True)
-    return [Row(tuple(map(int, numbers)), int(target), *prompt) for numbers, target, *prompt in rows]
+    return [
+        Row(tuple(map(int, numbers)), int(target), *prompt) for numbers, target, *prompt in rows
+    ]
 
 
 @functools.cache
 def _published(source: str) -> tuple[list[Row], list[Row]]:
     """(train, held-out) rows. Held out are the distinct rows of its test split or, without one, those the hash says."""
-    rows = to_rows(data.split(source, "train"), source)
-    apart = data.load(source).get("test")
+    rows = to_rows(problem_sets.load_split(source, "train"), source)
+    apart = problem_sets.load(source).get("test")
     test = [row for row in rows if held_out(*row.key)] if apart is None else to_rows(apart, source)
     distinct = {row.key: row for row in test}
     train = [row for row in rows if row.key not in distinct]
@@ -155,10 +176,26 @@ def _published(source: str) -> tuple[list[Row], list[Row]]:
     return train, list(distinct.values())
 
 
-_TOKEN = re.compile(r"[ \t\r\n]*(0|[1-9][0-9]*|[-+*/(){}×·⋅÷−]|\\(?:times|cdot|div|d?frac)(?![a-zA-Z]))[ \t\r\n]*")
-_SPELLINGS = {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "\\times": "*", "\\cdot": "*", "\\div": "/"}
+_TOKEN = re.compile(
+    r"[ \t\r\n]*(0|[1-9][0-9]*|[-+*/(){}×·⋅÷−]|\\(?:times|cdot|div|d?frac)(?![a-zA-Z]))[ \t\r\n]*"
+)
+_SPELLINGS = {
+    "×": "*",
+    "·": "*",
+    "⋅": "*",
+    "÷": "/",
+    "−": "-",
+    "\\times": "*",
+    "\\cdot": "*",
+    "\\div": "/",
+}
 _PYTHON = _SPELLINGS | {"\\frac": "frac", "\\dfrac": "frac", "{": "[", "}": "]"}
-_OPERATIONS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_OPERATIONS = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
 
 
 def parse(text: str) -> tuple[list[int], Fraction | None]:
@@ -170,7 +207,9 @@ def parse(text: str) -> tuple[list[int], Fraction | None]:
         raise ValueError(text)
     numbers = [int(token) for token in tokens if token.isdigit()]
     try:
-        return numbers, _value(ast.parse(" ".join(_PYTHON.get(token, token) for token in tokens), mode="eval").body)
+        return numbers, _value(
+            ast.parse(" ".join(_PYTHON.get(token, token) for token in tokens), mode="eval").body
+        )
     except SyntaxError as error:
         raise ValueError(text) from error
     except ZeroDivisionError:
@@ -197,7 +236,7 @@ def extract(response: str) -> str | None:
     return answer.strip() if tag else None
 
 
-def grade(response: str, gold: Any, task: data.Settings) -> Grade:
+def grade(response: str, gold: Any, task: problem_sets.Settings) -> Grade:
     """1 for an expression, or equation, that has the target's value, task.format_score for another, else 0."""
     answer = extract(response)
     if answer is None:
@@ -218,7 +257,7 @@ def grade(response: str, gold: Any, task: data.Settings) -> Grade:
     return Grade(1.0, True, "correct")
 
 
-def example(task: data.Settings, seed: int, index: int, tries: float) -> tuple[str, str]:
+def example(task: problem_sets.Settings, seed: int, index: int, tries: float) -> tuple[str, str]:
     """The index-th (prompt, response) before RL: "3 7 12=16", then
         12-3=9,9*7=63?16 no
         7-3=4,12+4=16?16 yes
@@ -246,10 +285,12 @@ def example(task: data.Settings, seed: int, index: int, tries: float) -> tuple[s
     return asked, "\n".join([*lines, f"<answer>{a.expression}</answer>"])
 
 
-def max_tokens(task: data.Settings, tries: float) -> int:
+def max_tokens(task: problem_sets.Settings, tries: float) -> int:
     """Upper bound on a response's tokens under the countdown tokenizer: one a character, words and tags one each."""
     steps, most = task.numbers_max - 1, max(WARM_LARGEST, task.value_max)
     # A line's last step has no comma, but a verdict.
     line = steps * len(f"{most}*{most}={most},") + len(f"?{task.target_max}\n")
     answer = 2 + task.numbers_max * len(str(task.value_max)) + steps + 2 * max(steps - 1, 0)
-    return (MOST if tries > 1 else 1) * line + answer + 3  # </think>, its newline and the end of the sequence
+    return (
+        (MOST if tries > 1 else 1) * line + answer + 3
+    )  # </think>, its newline and the end of the sequence

@@ -1,0 +1,500 @@
+"""The command: whole runs in processes of their own, killed and resumed, and one clear line for every mistake."""
+
+import hashlib
+import json
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import ROOT, RUN, STEPS, finish, launch, rows, timeless, wait_for
+
+from jzero.run import metrics
+
+
+def digests(directory: Path) -> dict[str, str]:
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
+
+
+@pytest.fixture(scope="module")
+def finished(environment, tmp_path_factory) -> Path:
+    """The workdir of a run that nothing interrupted."""
+    workdir = tmp_path_factory.mktemp("runs") / "whole"
+    out, _ = finish(launch(environment, workdir))
+    assert f"step {STEPS}/{STEPS}  reward" in out
+    return workdir
+
+
+def test_a_run_leaves_its_files(finished):
+    names = {path.name for path in finished.iterdir()}
+    files = {"config.json", "versions.json", "metrics.jsonl", "samples.jsonl", "summary.json"}
+    assert names == files | {"checkpoints", "tensorboard", f"export-{STEPS}"}
+    summary = json.loads((finished / "summary.json").read_text())
+    documented = {
+        "config",
+        "steps",
+        "seconds",
+        "seconds_by_phase",
+        "peak_rss_bytes",
+        "eval",
+        "eval_greedy",
+    }
+    assert summary.keys() >= documented | {"export", "versions"}
+    assert summary["config"] == json.loads((finished / "config.json").read_text())
+    assert summary["steps"] == STEPS and summary["export"] == str(finished / f"export-{STEPS}")
+    assert (
+        summary["versions"] == json.loads((finished / "versions.json").read_text())
+        and summary["versions"]["jax"]
+    )
+    for name in ("eval", "eval_greedy"):
+        assert summary[name].keys() == {"countdown"}
+        assert summary[name]["countdown"].keys() == {"before", "after_warm_start", "after"}
+        assert all(0 <= value <= 1 for value in summary[name]["countdown"].values())
+    phases = summary["seconds_by_phase"]
+    assert phases.keys() >= {
+        "sample",
+        "grade",
+        "update",
+        "eval",
+        "warm_start",
+        "checkpoint",
+        "export",
+    }
+    assert 0.5 * summary["seconds"] < sum(phases.values()) <= summary["seconds"]
+    assert 10**8 < summary["peak_rss_bytes"] < 10**11
+
+
+def test_metrics_and_samples(finished):
+    lines = rows(finished / "metrics.jsonl")
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
+    assert set(metrics.STEP_LINE) - {"sft/loss", "eval/loss"} <= lines[0].keys()
+    evaluated = [line["step"] for line in lines if "eval/accuracy" in line]
+    assert evaluated == list(range(2, STEPS + 1, 2))
+    keys = {frozenset(name for name in line if not name.startswith("eval")) for line in lines}
+    assert len(keys) <= 2  # "time/checkpoint" is only in some
+    assert all(np.isfinite(list(line.values())).all() for line in lines)
+    assert len({line["reward/mean"] for line in lines}) > 3 and any(
+        line["optimizer/grad_norm"] for line in lines
+    )
+    assert max(line["policy/mismatch"] for line in lines) < 0.1
+    assert (
+        lines[0]["compile/programs"] > 1
+        and lines[-1]["compile/programs"] == 0 == lines[-1]["compile/seconds"]
+    )
+    assert all(line["publish/bytes"] > 10**4 for line in lines)
+    assert all(
+        line["policy/clip_fraction"] == 0 for line in lines
+    )  # one optimizer step a step: on policy
+    samples = rows(finished / "samples.jsonl")
+    assert [row["step"] for row in samples] == [
+        step for step in range(1, STEPS + 1) for _ in range(2)
+    ]
+    documented = {
+        "id",
+        "sample",
+        "prompt",
+        "response",
+        "gold",
+        "score",
+        "advantage",
+        "reason",
+        "tokens",
+        "finish",
+    }
+    assert all(row.keys() >= documented for row in samples)
+    assert len({row["advantage"] for row in samples}) > 3
+    assert len({row["id"] for row in samples}) == STEPS
+
+
+@pytest.mark.peer
+def test_export_loads_in_transformers_and_says_the_same(finished):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    import jax
+    import jax.numpy as jnp
+    import slow
+
+    from jzero.model import huggingface
+
+    export = finished / f"export-{STEPS}"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(export)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(export).eval()
+    assert theirs.generation_config.eos_token_id in (
+        tokenizer.eos_token_id,
+        [tokenizer.eos_token_id],
+    )
+    model, _ = huggingface.load_config(export)
+    params = huggingface.load(export, model)
+    prompt = tokenizer("3 5=8\n", add_special_tokens=False)["input_ids"]
+    greedy = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0].tolist()
+    with torch.no_grad():
+        logits = theirs(torch.tensor([greedy])).logits[0].numpy()
+    ours = jax.jit(slow.forward, static_argnums=0)(model, params, jnp.array([greedy]))[0]
+    np.testing.assert_allclose(ours, logits, atol=2e-4, rtol=0)
+    new = np.asarray(ours)[len(prompt) - 1 : -1].argmax(-1).tolist()
+    assert new == greedy[len(prompt) :] and len(new) > 3
+
+
+def test_a_run_stopped_three_times_equals_one_that_was_not(environment, finished, tmp_path):
+    """kill -9 at a random moment, SIGTERM, SIGINT: each time the same command goes on."""
+    workdir = tmp_path / "run"
+    log = workdir / "metrics.jsonl"
+    process = launch(environment, workdir)
+    wait_for(process, log, 4)
+    time.sleep(random.random() * 0.2)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not (workdir / "summary.json").exists()
+
+    reached = 0
+    for number, least in ((signal.SIGTERM, 9), (signal.SIGINT, 13)):
+        process = launch(environment, workdir)
+        wait_for(process, log, least)
+        process.send_signal(number)
+        out, err = finish(process)
+        summary = json.loads((workdir / "summary.json").read_text())
+        assert least <= summary["steps"] < STEPS and summary["export"] is None
+        assert (
+            f"{number.name}: stopped after step {summary['steps']}; the same command resumes" in out
+        )
+        assert f"{number.name}: saving a checkpoint; again to stop at once" in err
+        assert (
+            f"resumed {workdir} at step" in out and "warm start" not in err
+        )  # nothing is done twice
+        assert [row["step"] for row in rows(log)] == list(range(1, summary["steps"] + 1))
+        assert summary["steps"] > reached
+        reached = summary["steps"]
+
+    finish(launch(environment, workdir))
+    assert timeless(log) == timeless(finished / "metrics.jsonl")
+    same = (
+        "samples.jsonl",
+        f"export-{STEPS}/model.safetensors",
+        f"export-{STEPS}/config.json",
+        "config.json",
+    )
+    for name in same:
+        assert (workdir / name).read_bytes() == (finished / name).read_bytes(), name
+    leaves = lambda path: json.loads((path / f"checkpoints/{STEPS}/host/metadata").read_text())[
+        "leaves"
+    ]
+    assert leaves(workdir) == leaves(finished)  # optimizer moments, too
+    ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (workdir, finished))
+    for name in ("config", "steps", "eval", "eval_greedy", "eval_all"):
+        assert ours[name] == theirs[name]
+    assert ours["seconds"] > 0.5 * theirs["seconds"]  # of all its processes
+
+
+def test_a_finished_run_may_be_run_again(environment, finished, tmp_path):
+    workdir = tmp_path / "again"
+    shutil.copytree(finished, workdir)
+    before = digests(workdir)
+    out, err = finish(launch(environment, workdir))
+    assert f"resumed {workdir} at step {STEPS}" in out and "error" not in err
+    changed = {name for name, digest in digests(workdir).items() if before.get(name) != digest}
+    assert all(name == "summary.json" or name.startswith("tensorboard/") for name in changed)
+    ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (workdir, finished))
+    assert ours["eval"] == theirs["eval"] and ours["steps"] == STEPS and ours["export"]
+
+
+def test_an_export_is_a_model_to_train_and_export_again(environment, finished, tmp_path):
+    source = finished / f"export-{STEPS}"
+    changes = (
+        f"model.path={source}",
+        "warm_start.steps=0",
+        "train.steps=1",
+        "eval.every=0",
+        "train.minibatches=2",
+    )
+    finish(launch(environment, tmp_path / "run", *(f"--config.{change}" for change in changes)))
+    before, after = (
+        json.loads((path / "summary.json").read_text())["eval"]
+        for path in (finished, tmp_path / "run")
+    )
+    assert after["countdown"]["before"] == before["countdown"]["after"]
+    [config, again] = [
+        json.loads((path / "config.json").read_text())
+        for path in (source, tmp_path / "run/export-1")
+    ]
+    assert config == again
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+# A process that imports once and forks for every command: what a shell would see, without three seconds an import.
+FORKS = """
+import json, os, sys, traceback
+from jzero import main, train
+
+for line in sys.stdin:
+    job = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number, path in ((1, job["out"]), (2, job["err"])):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv, code = ["jzero.main", *job["argv"]], 0
+        try:
+            main.run()
+        except SystemExit as exit:
+            code = exit.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def command(environment, tmp_path_factory):
+    """argv -> exit code, stdout, stderr."""
+    out, err = (tmp_path_factory.mktemp("streams") / name for name in ("out", "err"))
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS],
+        cwd=ROOT,
+        env=environment,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    )
+
+    def call(*argv: str) -> tuple[int, str, str]:
+        process.stdin.write(json.dumps({"argv": argv, "out": str(out), "err": str(err)}) + "\n")
+        process.stdin.flush()
+        code = process.stdout.readline()
+        assert code, process.stderr.read()
+        return int(code), out.read_text(), err.read_text()
+
+    yield call
+    process.communicate()
+
+
+def refused(command, *argv: str) -> str:
+    code, _, err = command(*argv)
+    lines = [line for line in err.split("\n") if line.strip()]
+    assert code == 2 and len(lines) == 1 and lines[0].startswith("error: "), f"{code} {err}"
+    return lines[0].removeprefix("error: ")
+
+
+TINY = RUN[0]
+MISTAKES = {
+    "missing model directory": (
+        ["--config.model.path=/no/such/model"],
+        "no such directory: /no/such/model",
+    ),
+    "empty model directory": (
+        ["--config.model.path=tests"],
+        "no config.json in tests: it is not a Hugging Face model",
+    ),
+    "model is a file": (
+        ["--config.model.path=README.md"],
+        "README.md is a file: give the directory",
+    ),
+    "unreachable hub": (
+        ["--config.model.path=Qwen/Qwen2.5-0.5B"],
+        "the hub is unreachable or has no such model: Q",
+    ),
+    "missing tokenizer": (
+        ["--config.model.tokenizer=/no/such"],
+        "no tokenizer in model.tokenizer=/no/such",
+    ),
+    "missing data": (["--config.task.data=/no/such.json"], "data /no/such.json cannot be loaded"),
+    "wrong dtype": (
+        ["--config.model.dtype=float16"],
+        "model.dtype='float16' is not one of bfloat16, float32",
+    ),
+    "unknown field": (
+        ["--config.rollout.groop=4"],
+        "no field rollout.groop; did you mean rollout.group_size",
+    ),
+    "unknown section": (
+        ["--config.optimiser.lr=1"],
+        "no field optimiser.lr; did you mean optimizer.lr",
+    ),
+    "too deep": (
+        ["--config.optimizer.lr.x=1"],
+        "no field optimizer.lr.x; did you mean optimizer.lr",
+    ),
+    "nothing like it": (["--config.zzz=1"], "no field zzz; --help lists them"),
+    "a section": (["--config.rollout=1"], "no field rollout"),
+    "wrong type": (
+        ["--config.optimizer.lr=abc"],
+        "optimizer.lr=abc: could not convert string to float: 'abc'",
+    ),
+    "not an integer": (
+        ["--config.rollout.num_slots=1.5"],
+        "--config.rollout.num_slots=1.5: invalid literal for int()",
+    ),
+    "not a boolean": (["--config.eval.greedy=maybe"], "--config.eval.greedy=maybe"),
+    "no value": (["--config.rollout.num_slots"], "rollout.num_slots"),
+    "unknown flag": (["--wrokdir=x"], "Unknown command line flag 'wrokdir'. Did you mean: workdir"),
+    "argument": (
+        ["train"],
+        "unknown arguments train: settings are given as --config.section.field=value",
+    ),
+    "group of one": (
+        ["--config.rollout.group_size=1"],
+        "rollout.group_size=1: the group_mean_std baseline needs a group of at",
+    ),
+    "short slot": (
+        ["--config.train.pack_length=8"],
+        "train.pack_length=8 is shorter than what may follow a prompt",
+    ),
+    "few tokens": (
+        ["--config.train.microbatch_tokens=8"],
+        "train.microbatch_tokens=8 holds less than one row of ",
+    ),
+    "unknown task": (["--config.task.name=countup"], "task.name='countup' is not one of countdown"),
+    "unknown template": (
+        ["--config.task.template=r2"],
+        "task.template='r2' is not one of r1, qwen_chat, plain",
+    ),
+    "long examples": (["--config.rollout.max_new_tokens=15"], "a warm-start example may have "),
+    "mesh": (["--config.mesh.data=3"], "mesh data=3 fsdp=1 tensor=1 does not fill the 2 devices"),
+    "tensor": (
+        [
+            "--config.mesh.data=1",
+            "--config.mesh.tensor=2",
+            "--config.model.arch.num_key_value_heads=1",
+        ],
+        "mesh.tensor=2 does not divide the model's 1 key-value heads",
+    ),
+    "few pages": (["--config.rollout.num_pages=1"], "rollout.num_pages=1 is too small"),
+    "few problems": (
+        ["--config.eval.problems=99999999", "--config.task.numbers_max=3"],
+        "eval.problems=99999999 is",
+    ),
+    "no problems": (["--config.task.target_max=0"], "no countdown problem found"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line(command, tmp_path, mistake):
+    arguments, message = MISTAKES[mistake]
+    workdir = tmp_path / "run"
+    assert message in refused(command, TINY, f"--workdir={workdir}", *arguments)
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize(
+    "recipe, message",
+    [
+        ([], "give a recipe: --config configs/countdown.py"),
+        (["--config=configs/no.py"], "No such file or directory: 'configs/no.py'"),
+        (
+            ["--config=configs/no.py", "--config.train.steps=3"],
+            "No such file or directory: 'configs/no.py'",
+        ),
+        (["--config=configs"], "configs"),
+        (["--config="], "Path to config file is an empty string"),
+        (
+            ["--config=configs/countdown.py:tyni"],
+            "no preset 'tyni' in this recipe; there are tiny, qwen2.5",
+        ),
+        (
+            ["--config=configs/countdown.py:tiny,gpro"],
+            "no algorithm 'gpro'; there are grpo, dr_grpo",
+        ),
+        (["--config.train.steps=3", "--config=configs/countdown.py:tiny"], "--config"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
+)
+def test_a_mistake_in_the_recipe_is_one_line(command, tmp_path, recipe, message):
+    assert message in refused(command, *recipe, f"--workdir={tmp_path / 'run'}")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_workdir_that_cannot_be_used(command, finished, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    assert "file is not a directory that can be written to" in refused(
+        command, TINY, f"--workdir={tmp_path}/file"
+    )
+    assert "file is not a directory that can be written to" in refused(
+        command, TINY, f"--workdir={tmp_path}/file/run"
+    )
+    assert (tmp_path / "file").read_text() == "mine"
+    before = digests(finished)
+    message = refused(
+        command,
+        *RUN,
+        f"--workdir={finished}",
+        "--config.train.seed=5",
+        "--config.rollout.group_size=8",
+    )
+    assert (
+        "is of another run (rollout.group_size: 4 -> 8; train.seed: 0 -> 5)" in message
+        and "another --workdir" in message
+    )
+    assert digests(finished) == before
+
+
+def test_a_corrupt_checkpoint(environment, finished, tmp_path):
+    workdir = tmp_path / "run"
+    shutil.copytree(finished, workdir)
+    (workdir / f"checkpoints/{STEPS}/host/metadata").write_text('{"host": {"st')
+    before = digests(workdir)
+    _, err = finish(launch(environment, workdir), code=2)
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert (
+        f"checkpoint {workdir}/checkpoints/{STEPS} cannot be read" in err
+        and "to resume from step 16" in err
+    )
+    unchanged = {name for name, digest in digests(workdir).items() if before.get(name) == digest}
+    assert {name for name in before if not name.startswith("tensorboard/")} <= unchanged
+
+
+def test_help(command):
+    code, out, err = command("--help")
+    assert code == 0 and not err
+    for text in (
+        "--config configs/countdown.py",
+        "--workdir DIR",
+        "Presets: tiny, qwen2.5-0.5b",
+        "tiny,dr_grpo",
+    ):
+        assert text in out
+    for text in ("--config.rollout.group_size=8", "G: rollouts a prompt", "--config.mesh.tensor=1"):
+        assert text in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("field", ["path", "tokenizer"])
+def test_a_hub_that_never_answers_does_not_hang(environment, tmp_path, field):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        network = environment | {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": address}
+        process = launch(network, tmp_path / "run", f"--config.model.{field}=Qwen/Qwen2.5-0.5B")
+        try:
+            _, err = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+    assert process.returncode == 2 and "Qwen/Qwen2.5-0.5B" in err and "timed out" in err
+    assert [line for line in err.split("\n") if line][-1].startswith("error: ")
+
+
+@pytest.mark.slow
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_its_batch(environment, tmp_path):
+    workdir = tmp_path / "run"
+    process = launch(environment, workdir, "--config.optimizer.lr=1e30", "--config.eval.every=0")
+    _, err = finish(process, code=1)
+    path = workdir / "nonfinite_step_2.npz"
+    assert "FloatingPointError: step 2: policy/entropy" in err and f"its batch is in {path}" in err
+    with np.load(path) as batch:
+        assert batch["tokens_0"].shape == batch["weights_0"].shape and batch["weights_0"].any()
+    assert [row["step"] for row in rows(workdir / "metrics.jsonl")] == [1]

