@@ -116,7 +116,7 @@ def main() -> None:
     for eta in given.eta:
         found.append(
             measure(
-                replace(settings, rollout=replace(settings.rollout, eta=eta)),
+                replace(settings, rollout=replace(settings.rollout, max_staleness=eta)),
                 given.steps,
                 given.alpha,
             )

@@ -6,4 +6,4 @@ os.environ.setdefault(
     "TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"
 )  # that PyTorch was not found is as intended
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

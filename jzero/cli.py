@@ -19,6 +19,7 @@ from ml_collections import config_flags
 
 from jzero import config
 from jzero.distributed import processes
+from jzero.errors import UserError
 
 
 def fail(message: str) -> NoReturn:
@@ -30,13 +31,10 @@ def fail(message: str) -> NoReturn:
 
 @contextlib.contextmanager
 def mistakes() -> Iterator[None]:
-    """Ends the process with one line for a ValueError that jzero raised; those of others are no user's mistake."""
+    """Ends the process with one line, and status 2, for a UserError. Other errors keep their traceback."""
     try:
         yield
-    except ValueError as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        if not (where.line or "").startswith("raise ValueError"):
-            raise
+    except UserError as error:
         fail(" ".join(str(error).split()))
     except Exception as error:
         if not processes.has_peers():

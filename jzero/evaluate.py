@@ -15,6 +15,7 @@ import numpy as np
 from jzero import cli, config
 from jzero.distributed import processes
 from jzero.distributed.mesh import param_shardings, train_mesh
+from jzero.errors import UserError
 from jzero.files import fill_template
 from jzero.grading.pool import Pool
 from jzero.model import huggingface
@@ -100,7 +101,7 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:
     seed = settings.train.seed
     todo = dict(suites.problems(spec, settings.task, settings.eval.limit, seed) for spec in specs)
     if not todo or len(todo) < len(specs) or not evaluation_kinds(settings.eval, 1.0):
-        raise ValueError(
+        raise UserError(
             f"--suite {','.join(specs)}: give every suite once, and set eval.samples or eval.greedy"
         )
     summary: dict[str, Any] = {}
@@ -110,7 +111,7 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:
             fit = drop_long_prompts(problems, sampler, name)
             if not fit:
                 longest = settings.rollout.max_prompt_tokens
-                raise ValueError(
+                raise UserError(
                     f"suite {name}: no prompt has at most rollout.max_prompt_tokens={longest} tokens"
                 )
             summary[name] = {"problems": len(fit), "dropped": len(problems) - len(fit), "kinds": {}}

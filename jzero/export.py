@@ -13,6 +13,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from pydantic import TypeAdapter
 
 from jzero import cli, config
+from jzero.errors import UserError
 from jzero.files import read_jsonl
 from jzero.model import hub, huggingface, qwen
 from jzero.run import checkpoint, metrics
@@ -69,11 +70,11 @@ def card(
 def run(given: Any) -> str:
     workdir, out, name = given.workdir, given.out, given.push_to_hub
     if out.exists() and not (given.force and (out / "config.json").exists()):
-        raise ValueError(
+        raise UserError(
             f"--out {out} exists: give another, or --force to replace what was exported there"
         )
     if given.revision and not name:
-        raise ValueError(
+        raise UserError(
             f"--revision={given.revision} is a branch on the hub: give --push-to-hub, too"
         )
     try:
@@ -82,11 +83,11 @@ def run(given: Any) -> str:
         )
         saved = checkpoint.Checkpoints(workdir, None)
     except (OSError, ValueError) as error:
-        raise ValueError(
+        raise UserError(
             f"--workdir {workdir} has no run of this version of jzero: {error}"
         ) from None
     if not (steps := saved.steps()) or given.step not in (None, *steps):
-        raise ValueError(f"--step={given.step}: {workdir} has checkpoints of steps {steps}")
+        raise UserError(f"--step={given.step}: {workdir} has checkpoints of steps {steps}")
     step, base = steps[-1] if given.step is None else given.step, read_base_model(settings.model)
     items, host = saved.items(step, {"params": qwen.abstract(base.model)})
     unfinished = out.with_name(f".{out.name}.partial")

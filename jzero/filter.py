@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jzero import cli
+from jzero.errors import UserError
 from jzero.files import write_atomic
 from jzero.tasks import problem_sets, suites
 
@@ -17,7 +18,7 @@ def by_rate(rates: dict[int, float], count: int, least: float, most: float) -> s
     """Rows whose pass rate is strictly between the two."""
     known = rates.keys() & range(count)
     if not known:
-        raise ValueError(
+        raise UserError(
             f"--rates knows none of the {count} rows: evaluate this set as --suite name=DATA"
         )
     return {i for i in known if least < rates[i] < most}
@@ -40,7 +41,7 @@ def read_rates(path: str) -> dict[int, float]:
         rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
         return {int(row["id"].rpartition("/")[2]): float(row["accuracy"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(
+        raise UserError(
             f"--rates {path} is not a file that jzero.evaluate wrote ({error})"
         ) from None
 
@@ -63,9 +64,9 @@ def main() -> None:
     parser.add_argument("--ngram", type=int, default=8)
     given = parser.parse_args()
     if not given.rates and not given.against:
-        raise ValueError("nothing to filter by: give --rates or --against")
+        raise UserError("nothing to filter by: give --rates or --against")
     if given.ngram < 1:
-        raise ValueError(f"--ngram={given.ngram} must be at least 1")
+        raise UserError(f"--ngram={given.ngram} must be at least 1")
     dataset = problem_sets.load_split(given.data, "train", "test")
     count, kept = len(dataset), {}
     if given.rates:

@@ -16,6 +16,7 @@ from typing import Any
 
 from jzero import cli, config, evaluate, train
 from jzero.distributed import processes
+from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.rollout.sampler import drop_long_prompts
 from jzero.run.workdir import check_workdir
@@ -72,7 +73,7 @@ def remote(given: Any, settings: config.Config, pool: Pool) -> Any:
             LookupError,
             TypeError,
         ) as error:  # it may be another server
-            raise ValueError(
+            raise UserError(
                 f"--base-url {given.base_url}: {error}; the same command goes on from here"
             ) from error
         found, lengths = (
@@ -113,9 +114,9 @@ def run(given: Any, settings: config.Config) -> None:
         given.out.with_name(f".{given.out.name}"),
     )
     if given.base_url and not importlib.util.find_spec("openai"):
-        raise ValueError("--base-url needs the package openai: pip install openai")
+        raise UserError("--base-url needs the package openai: pip install openai")
     if out.exists() and not header.exists():
-        raise ValueError(f"--out {out} exists, and not from this command: give another")
+        raise UserError(f"--out {out} exists, and not from this command: give another")
     sets = (
         math_problems.sets(settings.task).train if task.templates is math_problems.TEMPLATES else []
     )
@@ -131,7 +132,7 @@ def run(given: Any, settings: config.Config) -> None:
             )[0]
             sample = lambda chunk, i: [each.turns[-1] for each in sampler.gathered(of(chunk, i))]
         if n < 1 or rollout.max_turns > 1 or not problems:
-            raise ValueError(
+            raise UserError(
                 f"--n={n} and {len(problems)} problems must be 1 or more (--limit), {rollout.max_turns=} 1"
             )
         digest = zlib.crc32(repr(problems).encode())

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 from tqdm import tqdm
 
+from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.grading.verdict import TEMPLATES
 
@@ -43,7 +44,7 @@ def submit(pool: Pool, where: str, line: bytes, verifier: str) -> object:
         elif not isinstance(gold, dict):
             gold = row["meta"]
         if not isinstance(prediction, str) or template not in TEMPLATES:
-            raise ValueError(f"prediction must be a string, template one of {', '.join(TEMPLATES)}")
+            raise UserError(f"prediction must be a string, template one of {', '.join(TEMPLATES)}")
         settings = SimpleNamespace(
             template=template, verifier=verifier, grade_seconds=5.0, format_score=0.0
         )

@@ -30,6 +30,7 @@ from tqdm import tqdm
 from jzero import algorithms, cli, config, main
 from jzero.distributed.mesh import decode_mesh, make_mesh, train_mesh
 from jzero.distributed.publish import decoder_shardings, gather_program
+from jzero.errors import UserError
 from jzero.files import fill_template, write_atomic
 from jzero.model import huggingface, qwen, tokenizer
 from jzero.rollout.engine import Engine
@@ -64,12 +65,12 @@ def devices(topology: str) -> list[Any]:
         return cuda(family, int(shape))
     sizes = re.fullmatch(r"\d+(x\d+)+", shape)
     if family not in TPUS or not sizes or shape.count("x") + 1 != TPUS[family]:
-        raise ValueError(
+        raise UserError(
             f"--topology={topology!r} is not known: v5e:2x4 (also 1x1 2x2 4x4 4x8 8x8 8x16 16x16), v6e:2x4 (as v5e), "
             f"v5p:2x2x2 (also 2x2x1 2x2x4 ...), tpu7x:2x2x1, {', '.join(f'{name}:8' for name in DATA['gpus'])}"
         )
     if importlib.util.find_spec("libtpu") is None:
-        raise ValueError("compiling for TPUs needs libtpu: pip install 'jzero[tpu]'")
+        raise UserError("compiling for TPUs needs libtpu: pip install 'jzero[tpu]'")
     os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -80,13 +81,13 @@ def devices(topology: str) -> list[Any]:
     try:
         return list(topologies.get_topology_desc(topology, "tpu", **bounds).devices)
     except jax.errors.JaxRuntimeError as error:
-        raise ValueError(f"--topology={topology}: {error}") from error
+        raise UserError(f"--topology={topology}: {error}") from error
 
 
 def cuda(family: str, count: int) -> list[Any]:
     """GPUs of one host, as XLA describes them."""
     if importlib.util.find_spec("jax_cuda12_plugin") is None:
-        raise ValueError(
+        raise UserError(
             f"compiling for {family} needs CUDA's compiler: pip install 'jzero[cuda12]'"
         )
     gpu = DATA["gpus"][family]
@@ -172,7 +173,7 @@ def named(name: str) -> str:
     """The hub id of "qwen2.5-3b", "Qwen2.5-3B" or "Qwen/Qwen2.5-3B"."""
     ids = {key: hub for hub in KNOWN for key in (hub.lower(), hub.split("/")[1].lower())}
     if name.lower() not in ids:
-        raise ValueError(
+        raise UserError(
             f"no known model {name!r}; there are {', '.join(hub.split('/')[1] for hub in KNOWN)}"
         )
     return ids[name.lower()]

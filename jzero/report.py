@@ -14,6 +14,7 @@ import jinja2
 import numpy as np
 
 from jzero import cli, config
+from jzero.errors import UserError
 from jzero.files import read_jsonl, write_atomic
 from jzero.run import metrics
 
@@ -64,7 +65,7 @@ def spread(samples: list[dict[str, Any]], runs: int) -> list[dict[str, Any]]:
 def read(workdir: Path, runs: int) -> dict[str, Any]:
     """What the page has of one of `runs` workdirs."""
     if not (workdir / "metrics.jsonl").exists():
-        raise ValueError(f"{workdir} has no metrics.jsonl: give the --workdir of a run")
+        raise UserError(f"{workdir} has no metrics.jsonl: give the --workdir of a run")
     steps, samples = (read_jsonl(workdir / f"{name}.jsonl") for name in ("metrics", "samples"))
     files = {name: workdir / f"{name}.json" for name in ("config", "versions", "summary")}
     run = {

@@ -27,6 +27,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 from starlette import applications, exceptions, requests, responses, routing
 
 from jzero import cli, config, evaluate
+from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import tokenizer
 from jzero.rollout.engine import Engine, Placement
@@ -124,7 +125,7 @@ class Server:
                 SAME.get(name),
                 getattr(self.engine.settings, name, None),
             ):
-                raise ValueError(
+                raise UserError(
                     f"{name}={x}: leave it out; filters are the server's, as --config.rollout.top_p"
                 )
         if given.model != self.name:
@@ -132,7 +133,7 @@ class Server:
                 404, f"there is no model {given.model}, only {self.name}"
             )
         if given.logprobs == 1 and given.temperature and not chat:
-            raise ValueError(
+            raise UserError(
                 "logprobs=1: the likeliest token is known with temperature=0 only; ask for logprobs=0"
             )
         if chat:
@@ -151,7 +152,7 @@ class Server:
                 or not 0 <= min(ids) <= max(ids) < self.engine.config.vocab_size
             ):
                 sizes = f"has {len(ids)} tokens and {new} to follow, of {longest} in all (--config.rollout.max_episode_tokens)"
-                raise ValueError(
+                raise UserError(
                     f"prompt {i} {sizes}: it needs one of the vocabulary at least, and one to follow"
                 )
             for j in range(i * given.n, (i + 1) * given.n):

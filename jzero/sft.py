@@ -16,6 +16,7 @@ from jzero.algorithms import grpo
 from jzero.config import validate
 from jzero.distributed import collectives, interrupt, processes
 from jzero.distributed.mesh import train_mesh
+from jzero.errors import UserError
 from jzero.model import qwen, tokenizer
 from jzero.run.base_model import load_params, read_base_model
 from jzero.run.clock import Clock
@@ -76,7 +77,7 @@ def warm_start(
     """`warm_start.steps` supervised steps on the task's own examples; every step draws new ones."""
     warm, example = settings.warm_start, TASKS[settings.task.name].warm_start
     if example is None:
-        raise ValueError(
+        raise UserError(
             f"task.name={settings.task.name} has no warm-start examples; set warm_start.steps=0"
         )
     optimizer = replace(
@@ -124,7 +125,7 @@ def encode_conversation(
     turn included. Encoded piece by piece, as what decoding would have sampled after the generation prompt."""
     whole, end = tokenizer.render(tok, messages, generate=False), tokenizer.end_of_turn(tok)
     if any(end in str(message["content"]) for message in messages):
-        raise ValueError(
+        raise UserError(
             f"a message of sft.data holds {end}, which ends turns in this chat template: remove it"
         )
     pieces, at = [], 0
@@ -132,7 +133,7 @@ def encode_conversation(
         if message["role"] == "assistant" and i >= first:
             before = tokenizer.render(tok, messages[:i])
             if not whole.startswith(before):
-                raise ValueError(
+                raise UserError(
                     "the chat template writes earlier turns anew when later ones come: set sft.chat_template"
                 )
             begin, stop = len(before), whole.index(end, len(before)) + len(end)
@@ -175,7 +176,7 @@ def read_examples(source: str, name: str, settings: config.Config) -> Any:
         if set(columns) <= set(dataset.column_names):
             return dataset.select_columns(columns)
     there = ", ".join(dataset.column_names)
-    raise ValueError(
+    raise UserError(
         f"sft.data={source} has columns {there}: it needs messages, or prompt and completion"
     )
 
@@ -198,7 +199,7 @@ def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
     base = read_base_model(settings.model)
     if sft.chat_template:
         if not Path(sft.chat_template).is_file():
-            raise ValueError(
+            raise UserError(
                 f"sft.chat_template={sft.chat_template} is no file: give one with a chat template in Jinja"
             )
         base.tokenizer.chat_template = Path(sft.chat_template).read_text(encoding="utf-8")
@@ -236,7 +237,7 @@ def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
                     wanted = range((step - 1) * sft.batch_size, step * sft.batch_size)
                     examples = fitting([rows[i] for i in wanted])
                     if not examples:
-                        raise ValueError(
+                        raise UserError(
                             f"step {step}: every example is longer than sft.pack_length={sft.pack_length} tokens"
                         )
                     packed = fitter.pack(examples)

@@ -17,6 +17,7 @@ from jzero import algorithms, config
 from jzero.config import validate
 from jzero.distributed import collectives, interrupt, processes
 from jzero.distributed.mesh import param_shardings, split_devices, train_mesh
+from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import huggingface, qwen
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
@@ -105,7 +106,7 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 if run.stream:
                     streams = session.host["streams"]
                     if len(streams) != jax.process_count():
-                        raise ValueError(
+                        raise UserError(
                             f"with rollout.max_staleness > 0 a run of {len(streams)} processes resumes with as many"
                         )
                     run.stream.load(base64.b64decode(streams[jax.process_index()]))
@@ -147,7 +148,7 @@ def check_task(config: config.Config) -> None:
     validate(config)
     templates = TASKS[config.task.name].templates
     if config.task.template not in templates:
-        raise ValueError(
+        raise UserError(
             f"task.template={config.task.template!r} is not one of {', '.join(templates)}"
         )
     if config.rollout.max_turns > 1 and config.task.template not in TASKS[config.task.name].replies:
@@ -155,7 +156,7 @@ def check_task(config: config.Config) -> None:
             f"{name} ({', '.join(task.replies)})" for name, task in TASKS.items() if task.replies
         ]
         what = f"rollout.max_turns={config.rollout.max_turns}: task.name={config.task.name} has no replies in template"
-        raise ValueError(f"{what} {config.task.template}; there are {', '.join(known)}")
+        raise UserError(f"{what} {config.task.template}; there are {', '.join(known)}")
     rewards.check(config.task.reward)
 
 
@@ -167,7 +168,7 @@ def check(config: config.Config, workdir: Path) -> None:
     longest = TASKS[config.task.name].warm_start_tokens(config.task, config.warm_start.tries)
     if config.warm_start.steps and longest > config.rollout.max_new_tokens:
         what = f"a warm-start example may have {longest} tokens, rollout.max_new_tokens={config.rollout.max_new_tokens}"
-        raise ValueError(f"{what}: raise it to {longest}, or set warm_start.steps=0")
+        raise UserError(f"{what}: raise it to {longest}, or set warm_start.steps=0")
     check_run(config, workdir)
 
 
@@ -184,7 +185,7 @@ def build(config: config.Config, pool: Pool) -> Run:
         )
         if critic.vocab_size != architecture.vocab_size:
             what = f"critic.path={config.critic.path} has a vocabulary of {critic.vocab_size}, the policy one of"
-            raise ValueError(
+            raise UserError(
                 f"{what} {architecture.vocab_size}: give a model with the policy's tokenizer"
             )
     devices, _ = split_devices(config.mesh.decode_devices)
@@ -192,7 +193,7 @@ def build(config: config.Config, pool: Pool) -> Run:
     for heads in {each.num_key_value_heads for each in (architecture, critic) if each}:
         if heads % mesh.shape["tensor"]:
             what = f"mesh.tensor={mesh.shape['tensor']} does not divide the model's {heads} key-value heads"
-            raise ValueError(f"{what}; set it to one of their divisors")
+            raise UserError(f"{what}; set it to one of their divisors")
     sampler, publish = make_sampler(config, base, mesh, pool)
     trainer = make_trainer(config, architecture, critic, mesh)
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
@@ -308,7 +309,7 @@ def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], d
                 problems = TASKS[config.task.name].train_problems(config.task, *key, prompts)
                 if not (fit := drop_long_prompts(problems, sampler)):
                     longest = config.rollout.max_prompt_tokens
-                    raise ValueError(
+                    raise UserError(
                         f"step {step}: every prompt is longer than rollout.max_prompt_tokens={longest}"
                     )
                 rollouts, counters = sampler.rollouts(

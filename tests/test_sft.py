@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-import slow
+import reference
 from runs import PROGRAM, ROOT, finish, timeless
 from test_turns import QWEN25
 
@@ -24,7 +24,7 @@ from jzero.training.optimizer import learning_rate
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 TOKENIZER = tokenizer.countdown()
-MODEL = replace(slow.MODEL, vocab_size=len(TOKENIZER))
+MODEL = replace(reference.MODEL, vocab_size=len(TOKENIZER))
 
 
 MULTI = [
@@ -102,7 +102,7 @@ def test_templates_that_write_earlier_turns_anew_and_hostile_messages(shared):
 
 
 def fitter(mesh, length: int, tokens: int) -> sft.SupervisedTrainer:
-    values = slow.settings(train={"microbatch_tokens": tokens})
+    values = reference.settings(train={"microbatch_tokens": tokens})
     return sft.SupervisedTrainer(MODEL, mesh, values, length)
 
 
@@ -115,14 +115,14 @@ def test_packed_losses_are_those_of_examples_alone(devices):
         trained = [False, *(rng.random(n - 2) < 0.6), True]
         examples.append((rng.integers(0, len(TOKENIZER), n).tolist(), list(map(bool, trained))))
     packing = fitter(train_mesh(devices, 1, 1, jax.devices()[:devices]), 32, 64 * devices)
-    params = slow.random_params(MODEL)
+    params = reference.random_params(MODEL)
     packed = packing.pack(examples)
     assert packed.batch.segments.max() > 1  # several share a row
-    mine = slow.placed(packing.learner, params)
+    mine = reference.placed(packing.learner, params)
     [logps] = packing.learner.score(mine, *packing.learner.put([packed]), [packing.layout])
     got = [np.zeros(len(tokens), np.float32) for tokens, _ in examples]
     packed.read(np.asarray(logps), got)
-    want, _ = slow.naive(
+    want, _ = reference.naive(
         params, [SimpleNamespace(tokens=np.array(tokens)) for tokens, _ in examples], 1.0, MODEL
     )
     total, count = 0.0, 0
@@ -133,7 +133,7 @@ def test_packed_losses_are_those_of_examples_alone(devices):
 
 
 def settings(**warm_start):
-    return slow.settings(
+    return reference.settings(
         task={"template": "plain", "numbers_min": 2, "numbers_max": 2, "value_max": 9},
         rollout={
             "max_prompt_tokens": 12,
@@ -152,10 +152,10 @@ def settings(**warm_start):
 def test_warm_start_is_adamw_on_the_mean_nll():
     config = settings()
     policy = learner.policy_learner(MODEL, config, train_mesh(1, 1, 1, jax.devices()[:1]))
-    start = slow.random_params(MODEL)
+    start = reference.random_params(MODEL)
     steps = []
     got = sft.warm_start(
-        policy, config, TOKENIZER, slow.placed(policy, start), lambda: steps.append(None)
+        policy, config, TOKENIZER, reference.placed(policy, start), lambda: steps.append(None)
     )
     assert len(steps) == 3
 
@@ -165,14 +165,14 @@ def test_warm_start_is_adamw_on_the_mean_nll():
         trained = [np.array(mask) for _, mask in examples]
         items = [SimpleNamespace(tokens=np.array(tokens)) for tokens, _ in examples]
         slopes = [-1.0 * mine / sum(map(np.sum, trained)) for mine in trained]
-        return slow.naive_gradient(params, items, slopes, 1.0, MODEL)
+        return reference.naive_gradient(params, items, slopes, 1.0, MODEL)
 
     schedule = replace(config.optimizer, lr=0.02, warmup_steps=2, schedule="cosine")
     rates = [learning_rate(schedule, step, 3) for step in range(3)]
     gradients = [lambda params, step=step: gradient(params, step) for step in range(3)]
-    want = slow.adamw(start, gradients, config.optimizer, rates)
+    want = reference.adamw(start, gradients, config.optimizer, rates)
     moved = lambda params: jax.tree.map(lambda x, y: np.asarray(x) - np.asarray(y), params, start)
-    assert slow.difference(moved(got), moved(want)) < 1e-4
+    assert reference.difference(moved(got), moved(want)) < 1e-4
 
 
 def test_interruption_and_missing_examples(monkeypatch):
@@ -184,7 +184,11 @@ def test_interruption_and_missing_examples(monkeypatch):
 
     with pytest.raises(KeyboardInterrupt):
         sft.warm_start(
-            policy, config, TOKENIZER, slow.placed(policy, slow.random_params(MODEL)), stop
+            policy,
+            config,
+            TOKENIZER,
+            reference.placed(policy, reference.random_params(MODEL)),
+            stop,
         )
     monkeypatch.setitem(TASKS, "countdown", TASKS["countdown"]._replace(warm_start=None))
     with pytest.raises(
@@ -265,7 +269,7 @@ def conversations(tmp_path: Path, **changes) -> config.Config:
         hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, head_dim=8
     )
     arch.num_key_value_heads = 1
-    values = slow.settings(
+    values = reference.settings(
         sft={"data": f"{one},{two}", "template": str(tmp_path / "chat.jinja")} | changes
     )
     values.model.arch, values.sft.batch_size, values.sft.pack_length, values.eval.problems = (

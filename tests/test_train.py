@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-import slow
+import reference
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -23,17 +23,17 @@ from jzero.training.packing import TrainingSequence, pack
 from jzero.training.step import microbatch_rows, update_metrics
 from jzero.types import Grade, RowLayout
 
-ROLLOUTS = slow.random_rollouts(1, 4, 4)
+ROLLOUTS = reference.random_rollouts(1, 4, 4)
 GROUPS = [ROLLOUTS[i : i + 4] for i in range(0, 16, 4)]
 
 
 @pytest.mark.parametrize("truncated", ["grade", "fixed", "mask"])
 @pytest.mark.parametrize("weight", ["sequence_mean", "token_mean", "constant"])
 def test_token_weights(weight, truncated):
-    config = slow.settings(algorithm={"weight": weight, "truncated": truncated})
+    config = reference.settings(algorithm={"weight": weight, "truncated": truncated})
     chosen = list(range(16))
     weights = token_weights(ROLLOUTS, chosen, weight, config)
-    want = slow.token_weights(ROLLOUTS, config.algorithm, config.rollout.max_new_tokens)
+    want = reference.token_weights(ROLLOUTS, config.algorithm, config.rollout.max_new_tokens)
     for i in chosen:
         np.testing.assert_allclose(weights[i], want[i], rtol=1e-6)
 
@@ -42,9 +42,9 @@ def test_rewards_of_truncated_rollouts():
     ends = lambda **fields: replace(ROLLOUTS[0], turns=(replace(ROLLOUTS[0].turns[0], **fields),))
     cut, whole = (ends(finish=finish, grade=Grade(0.7, False, "")) for finish in ("length", "stop"))
     for truncated, score in (("grade", 0.7), ("mask", 0.7), ("fixed", -0.5)):
-        config = slow.settings(algorithm={"truncated": truncated, "truncated_score": -0.5})
+        config = reference.settings(algorithm={"truncated": truncated, "truncated_score": -0.5})
         assert turn_rewards(cut, config) == [score] and turn_rewards(whole, config) == [0.7]
-    config = slow.settings(algorithm={"truncated_penalty": 0.5})
+    config = reference.settings(algorithm={"truncated_penalty": 0.5})
     assert turn_rewards(cut, config) == pytest.approx([0.2]) and turn_rewards(whole, config) == [
         0.7
     ]
@@ -104,7 +104,7 @@ def test_update_metrics_are_means_over_tokens_of_all_optimizer_steps():
 def test_microbatch_rows():
     layout, mesh = RowLayout(6, 2, 12), train_mesh(2, 2, 2)
     rows = lambda tokens: microbatch_rows(
-        slow.settings(train={"microbatch_tokens": tokens}), mesh, layout
+        reference.settings(train={"microbatch_tokens": tokens}), mesh, layout
     )
     assert [rows(120), rows(239), rows(240), rows(1000)] == [4, 4, 8, 32]
     with pytest.raises(
@@ -127,7 +127,7 @@ def test_a_run_never_needs_more_microbatches_than_it_compiled(
     group, row_slots, buckets, minibatches, tokens, seed
 ):
     """More would be another shape, and another compilation in the middle of a run."""
-    config = slow.settings(
+    config = reference.settings(
         rollout={"group_size": group},
         train={
             "packs_per_row": row_slots,
@@ -175,7 +175,7 @@ def test_a_run_never_needs_more_microbatches_than_it_compiled(
 )
 def test_build_refuses(changes, message):
     with pytest.raises(ValueError, match=message):
-        train.build(slow.settings(**changes), None)
+        train.build(reference.settings(**changes), None)
 
 
 def test_check_refuses_and_writes_nothing(tmp_path):
@@ -192,14 +192,14 @@ def test_check_refuses_and_writes_nothing(tmp_path):
         cases.append(({}, "sealed/new", "sealed is not a directory that can be written to"))
     for changes, workdir, message in cases:
         with pytest.raises(ValueError, match=message):
-            train.check(slow.settings(**changes), tmp_path / workdir)
-    train.check(slow.settings(), tmp_path / "a/b/c")
+            train.check(reference.settings(**changes), tmp_path / workdir)
+    train.check(reference.settings(), tmp_path / "a/b/c")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "sealed"]
 
 
 def run_config(steps: int, **algorithm) -> config.Config:
     """Seconds to compile, milliseconds to run."""
-    return slow.settings(
+    return reference.settings(
         model={
             "arch": config.ArchitectureConfig(
                 hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8
@@ -278,12 +278,12 @@ def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path, qu
 
 
 def test_a_critic_starts_from_the_policy_or_from_another_model(tmp_path):
-    settings = slow.settings(
+    settings = reference.settings(
         algorithm=vars(algorithms.PRESETS["ppo"]()), train={"microbatch_tokens": 240}
     )
     run = train.build(settings, None)
     policy = run.trainer.policy
-    params = slow.placed(policy, slow.random_params(policy.model))
+    params = reference.placed(policy, reference.random_params(policy.model))
     state = train.initial_state(run, params)
     for name in ("embed", "layers", "norm"):
         jax.tree.map(np.testing.assert_array_equal, state.critic.params[name], params[name])
@@ -293,19 +293,23 @@ def test_a_critic_starts_from_the_policy_or_from_another_model(tmp_path):
     assert np.isfinite(np.asarray(state.critic.params["embed"])).all()
 
     other = replace(policy.model, hidden_size=48, tie_word_embeddings=False)
-    weights = slow.random_params(other)
+    weights = reference.random_params(other)
     huggingface.save(tmp_path / "critic", other, weights, dtype="float32", hf_config_extra={})
     settings.critic.path = str(tmp_path / "critic")
     run = train.build(settings, None)
     state = train.initial_state(
-        run, slow.placed(run.trainer.policy, slow.random_params(policy.model))
+        run, reference.placed(run.trainer.policy, reference.random_params(policy.model))
     )
     jax.tree.map(np.testing.assert_array_equal, state.critic.params["layers"], weights["layers"])
     assert jax.tree.map(np.shape, state.critic.params) == jax.tree.map(
         np.shape, train.abstract_state(run).critic.params
     )
     huggingface.save(
-        tmp_path / "small", slow.MODEL, slow.random_params(), dtype="float32", hf_config_extra={}
+        tmp_path / "small",
+        reference.MODEL,
+        reference.random_params(),
+        dtype="float32",
+        hf_config_extra={},
     )
     settings.critic.path = str(tmp_path / "small")
     with pytest.raises(
@@ -348,10 +352,11 @@ def test_a_signal_stops_at_the_next_check_and_a_second_one_at_once(number, capsy
 
 def test_reference_is_the_first_policy_whenever_it_was_killed(tmp_path):
     run = train.build(
-        slow.settings(mesh={"data": 2, "fsdp": 2, "tensor": 2}, algorithm={"kl_coef": 0.1}), None
+        reference.settings(mesh={"data": 2, "fsdp": 2, "tensor": 2}, algorithm={"kl_coef": 0.1}),
+        None,
     )
     policy = run.trainer.policy
-    params = slow.placed(policy, slow.random_params(policy.model))
+    params = reference.placed(policy, reference.random_params(policy.model))
     first = train.reference(run, tmp_path, 0, params, oldest=0)
     jax.tree.map(np.testing.assert_array_equal, first, params)
     later = jax.tree.map(lambda x: x + 1, params)
@@ -366,14 +371,16 @@ def test_reference_is_the_first_policy_whenever_it_was_killed(tmp_path):
 
 def test_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it(tmp_path):
     run = train.build(
-        slow.settings(
+        reference.settings(
             algorithm={"kl_coef": 0.1, "reference_every": 2}, train={"microbatch_tokens": 240}
         ),
         None,
     )
     policy = run.trainer.policy
     at = [
-        slow.placed(policy, jax.tree.map(lambda x, n=n: x + n, slow.random_params(policy.model)))
+        reference.placed(
+            policy, jax.tree.map(lambda x, n=n: x + n, reference.random_params(policy.model))
+        )
         for n in range(6)
     ]
     held = lambda step, now, oldest: round(
@@ -386,7 +393,7 @@ def test_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it(tmp
 
 
 def test_export_is_whole_or_made_again(tmp_path):
-    base, rollout = read_base_model(slow.settings().model), slow.settings().rollout
+    base, rollout = read_base_model(reference.settings().model), reference.settings().rollout
     written = {
         "max_position_embeddings": 32768,
         "bos_token_id": 3,
@@ -394,7 +401,7 @@ def test_export_is_whole_or_made_again(tmp_path):
         "dtype": "float16",
     }
     base = base._replace(hf_config=written)
-    params = slow.random_params(base.model)
+    params = reference.random_params(base.model)
     target = tmp_path / "export-3"
     assert export_model(target, base, rollout, params, "float32") == str(target)
     files = {path.name: path.read_bytes() for path in target.iterdir()}

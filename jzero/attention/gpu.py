@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jzero.attention import xla
+from jzero.errors import UserError
 from jzero.types import RowLayout
 
 with warnings.catch_warnings():  # deprecated in JAX 0.11, without a successor in JAX
@@ -47,7 +48,7 @@ def paged(
     page, D = k_pool.shape[2:]
     if page & (page - 1) or D & (D - 1) or D < 16:
         needs = "the GPU's paged attention needs powers of two, head_dim of at least 16; set model.attention=xla"
-        raise ValueError(f"rollout.page_size={page}, head_dim={D}: {needs}")
+        raise UserError(f"rollout.page_size={page}, head_dim={D}: {needs}")
     block = max(1, COMPUTE_TOKENS // page)
     out = paged_attention(
         (q.astype(jnp.float32) * D**-0.5).astype(k_pool.dtype),

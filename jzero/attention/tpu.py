@@ -12,6 +12,7 @@ from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
+from jzero.errors import UserError
 from jzero.types import RowLayout
 
 LANES = 128
@@ -72,7 +73,7 @@ def packed(q, k, v, segments, layout: RowLayout, interpret: bool = False) -> jax
     )
     length = T + -T % block
     if length >= 1 << 16:
-        raise ValueError(
+        raise UserError(
             f"a row of {T} tokens: splash attention here takes fewer than 65536; set model.attention=xla"
         )
     by_head = lambda x: jnp.pad(x, ((0, 0), (0, length - T), (0, 0), (0, 0))).swapaxes(1, 2)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jzero import algorithms
 from jzero.config.schema import Config, flatten
+from jzero.errors import UserError
 
 BOUNDS = tomllib.loads(Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8"))
 LEAST = dict.fromkeys(BOUNDS["at_least_1"], 1.0) | dict.fromkeys(
@@ -30,7 +31,7 @@ def validate(config: Config) -> None:
         if isinstance(value, int | float) and value < LEAST.get(name, 0):
             small.append(f"{name}={value} must be at least {LEAST.get(name, 0):g}")
     if wrong := [*wrong, *(small or combinations(config))]:  # which divide by some of them
-        raise ValueError("; ".join(wrong))
+        raise UserError("; ".join(wrong))
 
 
 def combinations(config: Config) -> Iterator[str]:

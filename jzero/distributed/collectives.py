@@ -14,6 +14,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
 from jzero.distributed.processes import has_peers
+from jzero.errors import UserError
 
 
 def local_share(count: int) -> slice:
@@ -44,7 +45,7 @@ def check_shared(path: Path) -> None:
     """Raises ValueError unless every host sees a file that the first one wrote."""
     gather_json("written")
     if not all(gather_json(path.exists())):
-        raise ValueError(
+        raise UserError(
             f"{path.parent} is not the same directory on every host: give --workdir on shared storage"
         )
 

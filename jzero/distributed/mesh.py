@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jzero.errors import UserError
 from jzero.model import qwen
 
 RULES = {  # logical axis -> mesh axis
@@ -29,15 +30,15 @@ def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = Non
     sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
     named = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
     if [*sizes.values()].count(-1) > 1 or any(size == 0 or size < -1 for size in sizes.values()):
-        raise ValueError(f"{named}: sizes are positive, and at most one is -1")
+        raise UserError(f"{named}: sizes are positive, and at most one is -1")
     try:
         train = make_mesh(devices, sizes)
     except ValueError:
-        raise ValueError(f"{named} does not fill the {len(devices)} devices") from None
+        raise UserError(f"{named} does not fill the {len(devices)} devices") from None
     tensor = train.shape["tensor"]
     local = sum(device.process_index == devices[0].process_index for device in devices)
     if local % tensor:
-        raise ValueError(
+        raise UserError(
             f"mesh.tensor={tensor} must divide the {local} devices of a host, which decode together"
         )
     return train
@@ -51,7 +52,7 @@ def split_devices(decode: int) -> tuple[list, list]:
         for n in range(jax.process_count())
     ]
     if decode >= (least := min(map(len, hosts))):
-        raise ValueError(
+        raise UserError(
             f"mesh.decode_devices={decode} leaves none of the {least} devices of a host to train"
         )
     here = hosts[jax.process_index()]

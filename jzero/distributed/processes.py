@@ -11,6 +11,7 @@ import jax
 from jax._src import distributed  # the client: JAX publishes no key-value store
 from tqdm import tqdm
 
+from jzero.errors import UserError
 from jzero.files import write_atomic
 
 PATIENCE = 24  # seconds without a sign of life after which a host is lost
@@ -22,7 +23,7 @@ def join_processes(coordinator: str | None, count: int | None, index: int | None
     """Before any device is touched; without arguments as a Cloud TPU, SLURM or Open MPI say, or alone."""
     given = [x is not None for x in (coordinator, count, index)]
     if any(given) and not all(given):
-        raise ValueError(
+        raise UserError(
             "give --coordinator HOST:PORT, --num_processes and --process_id together, or none of them"
         )
     try:
@@ -31,7 +32,7 @@ def join_processes(coordinator: str | None, count: int | None, index: int | None
         )
     except ValueError as error:
         if any(given) or "coordinator_address should be defined" not in str(error):
-            raise ValueError(f"this process cannot join the others: {error}") from error
+            raise UserError(f"this process cannot join the others: {error}") from error
         return  # alone
     if has_peers():
         threading.Thread(target=watch_peers, daemon=True).start()

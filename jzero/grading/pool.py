@@ -54,7 +54,7 @@ class _Worker:
         env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
         with theirs:
             fd = theirs.fileno()
-            command = [sys.executable, "-c", f"from jzero.grade import pool; pool.work({fd})"]
+            command = [sys.executable, "-c", f"from jzero.grading import pool; pool.work({fd})"]
             self.process = Popen(
                 command,
                 stdin=DEVNULL,

@@ -8,6 +8,7 @@ echo (the question's own formula), no gold. The verifier "fast" wants a number w
 import re
 from typing import Any
 
+from jzero.errors import UserError
 from jzero.grading.equivalence import equal
 from jzero.grading.latex_parser import read
 from jzero.types import Grade
@@ -64,7 +65,7 @@ TEMPLATES = dict(
 
 def extract(response: str, template: str) -> str | None:
     if template not in TEMPLATES:
-        raise ValueError(f"template={template!r} is not one of {', '.join(TEMPLATES)}")
+        raise UserError(f"template={template!r} is not one of {', '.join(TEMPLATES)}")
     _, thought, text = response.rpartition("</think>")
     answer = TEMPLATES[template](text) if thought or template not in ("think_boxed", "r1") else None
     answer = last_box(answer) if answer and "\\boxed" in answer else answer

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
 
+from jzero.errors import UserError
+
 SECONDS = 10  # without an answer, until the hub counts as unreachable
 
 
@@ -44,9 +46,7 @@ def push(directory: Path, name: str, branch: str | None, replace: bool) -> str:
             )
     except Exception as error:  # whatever the network and the hub's client come up with
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise ValueError(
+        raise UserError(
             f"--push-to-hub {name}: {reason}. {directory} is whole, `hf upload` pushes it"
         ) from error
-    raise ValueError(
-        f"--revision={branch} exists in {name}: give another, or --force to push to it"
-    )
+    raise UserError(f"--revision={branch} exists in {name}: give another, or --force to push to it")

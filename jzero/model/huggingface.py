@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jzero.distributed import collectives, processes
+from jzero.errors import UserError
 from jzero.model import hub
 from jzero.model.qwen import Params, QwenConfig, abstract
 
@@ -75,17 +76,17 @@ def resolve(path: str | Path) -> Path:
     if local.is_dir():
         return local
     if local.exists():
-        raise ValueError(
+        raise UserError(
             f"{path} is a file: give the directory that holds config.json and *.safetensors"
         )
     if str(path).count("/") != 1 or str(path)[0] in "./~":
-        raise ValueError(
+        raise UserError(
             f"no such directory: {path} (and it is not a hub id such as Qwen/Qwen2.5-0.5B)"
         )
     try:
         return hub.download(str(path), DOWNLOADS)
     except OSError as error:
-        raise ValueError(
+        raise UserError(
             f"no such directory, and the hub is unreachable or has no such model: {path} ({error}). "
             "Download the model where there is a network and give its directory"
         ) from error
@@ -95,11 +96,11 @@ def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
     """The model's config and the whole config.json, for the entries that are not the model's (token ids, ...)."""
     file = Path(path) / "config.json"
     if not file.is_file():
-        raise ValueError(f"no config.json in {path}: it is not a Hugging Face model directory")
+        raise UserError(f"no config.json in {path}: it is not a Hugging Face model directory")
     try:
         hf = json.loads(file.read_text())
     except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
+        raise UserError(f"{file} is not JSON: {error}") from error
     return QwenConfig.from_hf(hf), hf
 
 
@@ -111,13 +112,13 @@ def tensor_files(path: Path) -> dict[str, Path]:
             name: path / file for name, file in json.loads(index.read_text())["weight_map"].items()
         }
         if absent := {file.name for file in files.values() if not file.is_file()}:
-            raise ValueError(
+            raise UserError(
                 f"{path} lacks {summary(absent)} named in {index.name}: the download is incomplete"
             )
         return files
     single = path / "model.safetensors"
     if not single.is_file():
-        raise ValueError(
+        raise UserError(
             f"no model.safetensors in {path}: convert the checkpoint with save_pretrained"
         )
     with open_file(single) as file:
@@ -128,7 +129,7 @@ def open_file(file: Path) -> Any:
     try:
         return safe_open(file, framework="numpy")
     except SafetensorError as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
+        raise UserError(f"{file} is damaged: {error}") from error
 
 
 def summary(names: set[str]) -> str:
@@ -142,9 +143,9 @@ def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -
     expected = {tensor.name for group in leaves.values() for tensor in group}
     redundant = {"lm_head.weight"} if config.tie_word_embeddings else set()
     if missing := expected - files.keys():
-        raise ValueError(f"{path} lacks {summary(missing)}: config.json describes another model")
+        raise UserError(f"{path} lacks {summary(missing)}: config.json describes another model")
     if unexpected := files.keys() - expected - redundant:
-        raise ValueError(
+        raise UserError(
             f"{path} holds unexpected {summary(unexpected)}: config.json describes another model"
         )
 
@@ -156,7 +157,7 @@ def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -
         for slot, tensor in zip(host, group, strict=True):
             value = handles[files[tensor.name]].get_tensor(tensor.name)
             if value.shape != tensor.hf_shape:
-                raise ValueError(
+                raise UserError(
                     f"{path}: {tensor.name} is {value.shape}, config.json says {tensor.hf_shape}"
                 )
             slot[...] = tensor.ours(value)
@@ -184,11 +185,9 @@ def save(
     `hf_config_extra` are entries of config.json beside the model's own: eos_token_id, max_position_embeddings, ..."""
     path = Path(path)
     if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r}: one of {', '.join(DTYPES)}")
+        raise UserError(f"dtype={dtype!r}: one of {', '.join(DTYPES)}")
     if processes.is_first_process() and path.exists() and (path.is_file() or any(path.iterdir())):
-        raise ValueError(
-            f"{path} exists and is not an empty directory: remove it or choose another"
-        )
+        raise UserError(f"{path} exists and is not an empty directory: remove it or choose another")
     path.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as beside:
         whole = Path(beside) / path.name

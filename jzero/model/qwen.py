@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from jzero.errors import UserError
+
 Params = dict[str, Any]  # nested dict of arrays
 # (q [B,T,H,D], k [B,T,K,D], v [B,T,K,D], layer i32[], carry) -> (out, carry)
 Attend = Callable[..., tuple[jax.Array, Any]]
@@ -56,7 +58,7 @@ class QwenConfig:
             "quantization_config: load the unquantized checkpoint": hf.get("quantization_config"),
         }
         if reasons := [reason for reason, refused in refusals.items() if refused]:
-            raise ValueError(f"config.json is not implemented here: {'; '.join(reasons)}")
+            raise UserError(f"config.json is not implemented here: {'; '.join(reasons)}")
         values = hf | {
             "head_dim": hf.get("head_dim")
             or hf.get("hidden_size", 0) // hf.get("num_attention_heads", 1),
@@ -65,7 +67,7 @@ class QwenConfig:
         }
         names = [name for name in cls.__dataclass_fields__ if name != "value_head"]
         if missing := [name for name in names if name not in values]:
-            raise ValueError(f"config.json lacks {', '.join(missing)}")
+            raise UserError(f"config.json lacks {', '.join(missing)}")
         return cls(**{name: values[name] for name in names})
 
     def to_hf(self, dtype: str, extra: dict[str, Any] | None = None) -> dict[str, Any]:

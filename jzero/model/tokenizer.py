@@ -12,6 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
+from jzero.errors import UserError
 from jzero.model import hub
 
 FILES = ("*.json", "*.txt", "*.jinja")  # of a model on the hub, without its weights
@@ -36,7 +37,7 @@ def load(path: str) -> PreTrainedTokenizerFast:
         raise FileNotFoundError("no tokenizer files")
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(
+        raise UserError(
             f"no tokenizer in model.tokenizer={path} ({reason}): give a directory with tokenizer.json or "
             'vocab.json and merges.txt, a hub id that can be reached, or "" for the countdown tokenizer'
         ) from None
@@ -47,7 +48,7 @@ def render(tokenizer: PreTrainedTokenizerFast, prompt: Any, generate: bool = Tru
     if isinstance(prompt, str):
         return prompt
     if not tokenizer.chat_template:
-        raise ValueError(
+        raise UserError(
             "the prompt is messages, and this tokenizer has no chat template: choose another template"
         )
     return str(
@@ -95,7 +96,7 @@ def eos_ids(tokenizer: PreTrainedTokenizerFast, directory: str = "") -> tuple[in
     every = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
     ids = tuple(dict.fromkeys(number for number in every if number is not None))
     if not ids:
-        raise ValueError(
+        raise UserError(
             f"neither the tokenizer nor {path} names an end of sequence: set one, or use rollout.stop"
         )
     return ids

@@ -16,6 +16,7 @@ from flax.serialization import msgpack_restore, msgpack_serialize
 
 from jzero import config
 from jzero.distributed import collectives, interrupt
+from jzero.errors import UserError
 from jzero.rollout.sampler import Sampler, encode_prompt, to_rollout
 from jzero.rollout.sequence import DecodeCounters, Sequence
 from jzero.rollout.serialization import from_plain
@@ -137,7 +138,7 @@ class RolloutStream:
                     sequences = [Sequence(number, j, first + j, context, limit) for j in range(G)]
                     new.append(EpisodeGroup(number, version, sequences))
                 elif (passed := passed + 1) > prompts:
-                    raise ValueError(
+                    raise UserError(
                         f"{passed} prompts are longer than rollout.max_prompt_tokens={self.rollout.max_prompt_tokens}"
                     )
             self.groups += new

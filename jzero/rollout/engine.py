@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jzero import attention
 from jzero.config import RolloutConfig as Settings
+from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.rollout import sampling
 from jzero.rollout.pages import PageAllocator
@@ -113,7 +114,7 @@ class Engine:
         )
         self.shard_pages = share + 1
         if share < self.per_slot:
-            raise ValueError(
+            raise UserError(
                 f"rollout.num_pages={settings.num_pages} is too small: one sequence of {self.max_total} tokens takes "
                 f"{self.per_slot} pages of {settings.page_size} on each of {self.shards} devices"
             )

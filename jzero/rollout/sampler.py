@@ -12,6 +12,7 @@ from jzero import config
 from jzero.distributed import collectives, interrupt, processes
 from jzero.distributed.mesh import decode_mesh, make_mesh, split_devices
 from jzero.distributed.publish import publisher
+from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import qwen, tokenizer
 from jzero.rollout.engine import Engine
@@ -122,7 +123,7 @@ def make_sampler(
     decode, dtype = decode_mesh(mesh), settings.model.dtype
     if apart := settings.mesh.decode_devices:
         if apart % (tensor := mesh.shape["tensor"]):
-            raise ValueError(f"mesh.tensor={tensor} does not divide mesh.decode_devices={apart}")
+            raise UserError(f"mesh.tensor={tensor} does not divide mesh.decode_devices={apart}")
         decode = make_mesh(split_devices(apart)[1], {"slots": -1, "tensor": tensor})
     rollout = per_host_settings(settings.rollout, jax.process_count())
     engine = Engine(base.model, rollout, decode, base.stops, dtype, settings.model.attention)
@@ -134,7 +135,7 @@ def make_sampler(
 def per_host_settings(rollout: config.RolloutConfig, count: int) -> config.RolloutConfig:
     """The slots and pages of one of `count` hosts."""
     return replace(
-        rollout, slots=-(-rollout.num_slots // count), pages=-(-rollout.num_pages // count)
+        rollout, num_slots=-(-rollout.num_slots // count), num_pages=-(-rollout.num_pages // count)
     )
 
 

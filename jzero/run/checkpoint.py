@@ -17,6 +17,7 @@ import orbax.checkpoint as ocp
 from jax import lax
 
 from jzero import types
+from jzero.errors import UserError
 
 
 class Checkpoints:
@@ -72,7 +73,7 @@ class Checkpoints:
         for name in sorted(written.keys() | wanted.keys()):
             there, here = written.get(name, [])[:2] or None, wanted.get(name)
             if there != here:
-                raise ValueError(
+                raise UserError(
                     f"checkpoint {self.path / str(step)} holds {name} = {there}, this config wants {here}: resume with "
                     "the config it was saved with, or use another workdir"
                 )
@@ -83,14 +84,14 @@ class Checkpoints:
         items = self._read(step, **{name: read(item) for name, item in like.items()})
         sums = _summed({name: items[name] for name in like})
         if wrong := [name for name in written if sums[name] != written[name]]:
-            raise ValueError(self._damaged(step, f"{wrong[0]} is not what was saved"))
+            raise UserError(self._damaged(step, f"{wrong[0]} is not what was saved"))
         return items, host["host"]
 
     def _read(self, step: int, **items: Any) -> Any:
         try:
             return self._manager.restore(step, args=ocp.args.Composite(**items))
         except Exception as error:
-            raise ValueError(self._damaged(step, error)) from error
+            raise UserError(self._damaged(step, error)) from error
 
     def close(self) -> None:
         """Waits for the save in progress."""

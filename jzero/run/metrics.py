@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
+from jzero.errors import UserError
 from jzero.files import write_atomic
 
 # metric -> [label, format] on the step line, in this order; a metric the step does not have is left out.
@@ -62,7 +63,7 @@ class MetricsWriter:
             try:
                 self._wandb = keep(wandb.init(project=project, **of))
             except wandb.Error as error:
-                raise ValueError(
+                raise UserError(
                     f"train.wandb_project={project}: {error} Or set WANDB_MODE=offline"
                 ) from error
 
@@ -72,7 +73,7 @@ class MetricsWriter:
         if bad := [
             f"{name}={number}" for name, number in numbers.items() if not math.isfinite(number)
         ]:
-            raise ValueError(f"step {step}: not finite: {', '.join(bad)}")
+            raise UserError(f"step {step}: not finite: {', '.join(bad)}")
         _append(self._files[:1], step, [numbers])
         if self._tensorboard:
             for name, number in numbers.items():

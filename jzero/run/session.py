@@ -12,6 +12,7 @@ from tqdm import tqdm
 from jzero import config
 from jzero.config import to_json
 from jzero.distributed import collectives, processes
+from jzero.errors import UserError
 from jzero.run import checkpoint, metrics
 from jzero.run.base_model import BaseModel, export_model
 from jzero.run.clock import Clock, compilations
@@ -24,7 +25,7 @@ def check_run(config: config.Config, workdir: Path) -> None:
     """Raises ValueError where the run cannot write to, or is not the one of, the workdir. Writes nothing."""
     there = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(f"workdir {workdir}: {there} is not a directory that can be written to")
+        raise UserError(f"workdir {workdir}: {there} is not a directory that can be written to")
     if (workdir / "config.json").exists():
         check_workdir(workdir, to_json(config))
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jzero import config
 from jzero.distributed import processes
+from jzero.errors import UserError
 
 # What a resumed run may change of its config; anything else is another run.
 MAY_CHANGE = (
@@ -32,7 +33,7 @@ def check_workdir(workdir: str | os.PathLike, config_json: str) -> None:
         if name not in MAY_CHANGE and old.get(name) != new.get(name)
     ]
     if changes:
-        raise ValueError(
+        raise UserError(
             f"{path} is of another run ({'; '.join(changes)}): use another --workdir, or the same config to resume"
         )
     if old != new or not path.exists():

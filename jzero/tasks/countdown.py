@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from jzero.errors import UserError
 from jzero.tasks import problem_sets
 from jzero.types import Grade, Problem
 
@@ -87,7 +88,7 @@ def draw(task: problem_sets.Settings, rng: random.Random, wanted: bool) -> Row:
         target = attempt(numbers, rng, LARGEST).value
         if 1 <= target <= task.target_max and held_out(numbers, target) == wanted:
             return Row(numbers, target)
-    raise ValueError(
+    raise UserError(
         f"no countdown problem found in {DRAWS} draws: widen task.numbers_min..numbers_max={task.numbers_min}.."
         f"{task.numbers_max}, value_max={task.value_max} or target_max={task.target_max}"
     )
@@ -131,7 +132,7 @@ def eval_problems(task: problem_sets.Settings, count: int) -> list[Problem]:
         misses = (misses + 1) * (row.key in found)
         found.setdefault(row.key, row)
     if len(found) < count:
-        raise ValueError(
+        raise UserError(
             f"eval.problems={count} is more than the {len(found)} distinct held-out problems of {task.data or 'task'}: "
             "lower it or, without task.data, widen task.numbers_min..numbers_max, value_max or target_max"
         )
@@ -153,7 +154,7 @@ def to_rows(dataset: Any, source: str) -> list[Row]:
     elif {"nums", "numbers"} & names and "target" in names:
         columns = dataset["nums" if "nums" in names else "numbers"][:], dataset["target"][:]
     else:
-        raise ValueError(
+        raise UserError(
             f"task.data={source} has columns {sorted(names)}: countdown needs nums (or numbers) and target, or input "
             "and gt_answer"
         )
@@ -172,7 +173,7 @@ def _published(source: str) -> tuple[list[Row], list[Row]]:
     distinct = {row.key: row for row in test}
     train = [row for row in rows if row.key not in distinct]
     if not train:
-        raise ValueError(f"task.data={source} has {len(rows)} rows and none is left to train on")
+        raise UserError(f"task.data={source} has {len(rows)} rows and none is left to train on")
     return train, list(distinct.values())
 
 
@@ -204,14 +205,14 @@ def parse(text: str) -> tuple[list[int], Fraction | None]:
     tokens: list[str] = _TOKEN.findall(text)
     depths = itertools.accumulate((token in "({") - (token in ")}") for token in tokens)
     if _TOKEN.sub("", text) or max(depths, default=0) > DEPTH:
-        raise ValueError(text)
+        raise UserError(text)
     numbers = [int(token) for token in tokens if token.isdigit()]
     try:
         return numbers, _value(
             ast.parse(" ".join(_PYTHON.get(token, token) for token in tokens), mode="eval").body
         )
     except SyntaxError as error:
-        raise ValueError(text) from error
+        raise UserError(text) from error
     except ZeroDivisionError:
         return numbers, None
 
@@ -226,7 +227,7 @@ def _value(node: ast.AST) -> Fraction:
             return _OPERATIONS[type(op)](_value(left), _value(right))
         case ast.Subscript(value=ast.Subscript(value=ast.Name(), slice=left), slice=right):
             return _value(left) / _value(right)
-    raise ValueError(ast.dump(node))
+    raise UserError(ast.dump(node))
 
 
 def extract(response: str) -> str | None:

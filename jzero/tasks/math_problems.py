@@ -4,6 +4,7 @@ import functools
 import random
 from typing import Any, NamedTuple
 
+from jzero.errors import UserError
 from jzero.grading import verdict
 from jzero.tasks import problem_sets
 from jzero.types import Grade, Problem
@@ -67,7 +68,7 @@ def _sets(
             source,
         )
         if problem_sets.contaminated([row.problem for row in rows]):
-            raise ValueError(
+            raise UserError(
                 f"task.data={source} holds GSM8K's test questions among its {len(rows)} rows: train on the 7,473 of "
                 f"its train split, {problem_sets.PUBLISHED['train']['gsm8k']}"
             )
@@ -79,7 +80,7 @@ def _sets(
             f"{source}: {count} problems dropped, {why}" for why, count in lost.items() if count
         ]
         if not good:
-            raise ValueError(
+            raise UserError(
                 f"task.data={source}: none of {len(rows)} problems of these levels is left to train on"
             )
         notes.append(f"{source}: {len(good)} problems")

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from jzero.errors import UserError
+
 if TYPE_CHECKING:
     from jzero.config import TaskConfig as Settings
 else:
@@ -63,7 +65,7 @@ def load(data: str) -> dict[str, Any]:
             found = datasets.load_dataset(repository, name or None)
     except Exception as error:  # the network, a foreign file: datasets raises whatever it met
         reason = " ".join(str(error).split())[:200]
-        raise ValueError(
+        raise UserError(
             f"data {data} cannot be loaded ({type(error).__name__}: {reason}): give a json, jsonl, parquet or "
             "arrow file, a directory of train and test files or of save_to_disk, or a hub id (config@id) in reach"
         ) from None
@@ -75,7 +77,7 @@ def load_split(data: str, *wanted: str) -> Any:
     splits = load(data)
     names = [name for name in wanted if name in splits] or list(splits)
     if len(splits) > 1 and names[0] not in wanted:
-        raise ValueError(
+        raise UserError(
             f"task.data={data} has splits {', '.join(splits)}: {wanted[0]} is not among them"
         )
     return splits[names[0]]
@@ -119,7 +121,7 @@ def column(dataset: Any, what: str, data: str, wanted: str = "", advice: str = "
     found = [name for name in ([wanted] if wanted else PUBLISHED["columns"][what]) if name in there]
     if not found:
         advice = advice or f"task.{what}_column"
-        raise ValueError(f"task.data={data} has columns {', '.join(sorted(there))}: set {advice}")
+        raise UserError(f"task.data={data} has columns {', '.join(sorted(there))}: set {advice}")
     return found[0]
 
 
@@ -176,7 +178,7 @@ def stream(sets: Sequence[Sequence[Any]], weights: Sequence[float], seed: int) -
     if weights and (
         len(weights) != len(sets) or not all(isinstance(w, int | float) and w > 0 for w in weights)
     ):
-        raise ValueError(f"{weights=} must be a positive number for each of the {len(sets)} sets")
+        raise UserError(f"{weights=} must be a positive number for each of the {len(sets)} sets")
     if not weights and len(sets) > 1:
         sets, weights = [[row for each in sets for row in each]], ()
     mixed = [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from jzero.errors import UserError
 from jzero.types import Grade
 
 if TYPE_CHECKING:
@@ -81,12 +82,12 @@ def check(settings: "config.RewardConfig") -> None:
             known = (
                 f"{', '.join(NAMES)} or a module:function ({error}); give the flag once for each"
             )
-            raise ValueError(f"task.reward.functions: {name!r} is not one of {known}") from None
+            raise UserError(f"task.reward.functions: {name!r} is not one of {known}") from None
     count, weights = len(settings.functions), settings.weights
     if weights and (
         len(weights) != count or not all(isinstance(weight, int | float) for weight in weights)
     ):
-        raise ValueError(
+        raise UserError(
             f"task.reward.{weights=} must be a number for each of {count} functions, or none for 1"
         )
 

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from jzero.errors import UserError
 from jzero.grading.verdict import last_box, last_number
 from jzero.tasks import countdown, math_problems, problem_sets
 from jzero.types import Grade, Problem
@@ -25,7 +26,7 @@ def parse(spec: str) -> tuple[str, str, str, str]:
     """ "math500" or "math500=FILE" -> name, data, split, task; any other name with a file is a set of math problems."""
     name, _, path = (part.strip() for part in spec.partition("="))
     if not name or (name not in SUITES and not path):
-        raise ValueError(
+        raise UserError(
             f"no suite {name!r}: there are {', '.join(SUITES)}, or name=FILE for a set of your own"
         )
     source, part, kind = SUITES.get(name, ["", "test", "math"])
@@ -56,7 +57,7 @@ def texts(spec: str) -> list[str]:
     """The questions of a suite, as they are published."""
     name, source, part, kind = parse(spec)
     if kind == "countdown":
-        raise ValueError(f"suite {name} has numbers, no questions")
+        raise UserError(f"suite {name} has numbers, no questions")
     return problem_sets.questions(problem_sets.load_split(source, part, "test"), source)
 
 

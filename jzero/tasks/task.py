@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
+from jzero.errors import UserError
 from jzero.tasks import countdown, math_problems, problem_sets
 from jzero.types import Grade, Problem
 
@@ -62,7 +63,7 @@ class Tasks(dict[str, Task]):
         try:
             self[name] = importlib.import_module(name).TASK
         except (ImportError, AttributeError, ValueError) as error:
-            raise ValueError(
+            raise UserError(
                 f"task.name={name!r} is not one of {', '.join(self)}, nor a module: {error}"
             ) from error
         return self[name]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jzero.errors import UserError
 from jzero.types import Batch, RowLayout
 
 INTEGER_FIELDS = ("tokens", "targets", "segments", "positions")
@@ -67,7 +68,7 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[index]
         if length > capacity:
-            raise ValueError(
+            raise UserError(
                 f"a sequence of {length} tokens does not fit a slot of {capacity}; raise train.pack_length"
             )
         at = bisect_left(room, (length, -1))

@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 
 from jzero import algorithms, config
 from jzero.distributed import collectives
+from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.run.clock import Clock
 from jzero.training import learner
@@ -92,7 +93,7 @@ def microbatch_rows(config: config.Config, mesh: Mesh, layout: RowLayout) -> int
     shards = mesh.shape["data"] * mesh.shape["fsdp"]
     rows = config.train.microbatch_tokens // (layout.tokens * shards) * shards
     if rows == 0:
-        raise ValueError(
+        raise UserError(
             f"train.microbatch_tokens={config.train.microbatch_tokens} holds less than one row of {layout.tokens} tokens on each of {shards} "
             f"devices; set it to at least {layout.tokens * shards}, or lower train.packs_per_row"
         )

@@ -1,4 +1,4 @@
-"""Every algorithm against tests/slow.py, which is loops in float64: losses, per-token gradients, advantages."""
+"""Every algorithm against tests/reference.py, which is loops in float64: losses, per-token gradients, advantages."""
 
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import slow
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -85,7 +85,7 @@ def small_trainer(
 ) -> Trainer:
     row_slots, tokens = PACKINGS[packing]
     sizes = {"buckets": 2, "row_slots": row_slots, "tokens": tokens * rows * devices}
-    values = slow.settings(
+    values = reference.settings(
         rollout={
             "num_prompts": PROMPTS * GROUP // group,
             "group_size": max(group, 2),
@@ -97,8 +97,8 @@ def small_trainer(
     values.algorithm, values.rollout.group_size = algorithm, group
     config.validate(values)
     mesh = train_mesh(devices, 1, 1, jax.devices()[:devices])
-    critic = slow.MODEL if algorithms.needs_critic(algorithm) else None
-    return make_trainer(values, slow.MODEL, critic, mesh)
+    critic = reference.MODEL if algorithms.needs_critic(algorithm) else None
+    return make_trainer(values, reference.MODEL, critic, mesh)
 
 
 def scored_parts(trainer: Trainer, data: Given) -> list[Minibatch]:
@@ -256,13 +256,13 @@ def test_loss_and_per_token_gradient(case, packing, rows, devices):
     trainer = small_trainer(algorithm, packing, rows, devices, minibatches, group)
     cut = 0
     for seed in range(2):
-        data = given_of(slow.random_rollouts(seed, PROMPTS, GROUP, max_new=MAX_NEW), seed)
+        data = given_of(reference.random_rollouts(seed, PROMPTS, GROUP, max_new=MAX_NEW), seed)
         parts = scored_parts(trainer, data)
         assert len(parts) == minibatches
         assert rows * devices > 1 or all(max(p.count for p in part.packed) > 2 for part in parts)
         for part in parts:
             loss, slopes = differentiate(trainer, trainer.policy, part, data.now, data.entropy)
-            want_loss, want = slow.policy_loss(
+            want_loss, want = reference.policy_loss(
                 *(
                     data.rollouts,
                     data.now,
@@ -290,16 +290,16 @@ def test_loss_and_per_token_gradient(case, packing, rows, devices):
 def test_value_loss_and_per_token_gradient(changes, packing, rows, devices):
     algorithm = PRESETS["ppo"](**changes)
     trainer = small_trainer(algorithm, packing, rows, devices)
-    data = given_of(slow.random_rollouts(3, PROMPTS, GROUP, max_new=MAX_NEW), 3)
+    data = given_of(reference.random_rollouts(3, PROMPTS, GROUP, max_new=MAX_NEW), 3)
     [part] = scored_parts(trainer, data)
     loss, slopes = differentiate(trainer, trainer.critic, part, data.values)
-    weights = slow.token_weights(data.rollouts, algorithm, MAX_NEW)
+    weights = reference.token_weights(data.rollouts, algorithm, MAX_NEW)
     rest = data.old, data.ref, algorithm, GROUP, MAX_NEW, data.old_values
-    _, targets = slow.advantages_of(data.rollouts, *rest)
+    _, targets = reference.advantages_of(data.rollouts, *rest)
     want_loss, want = 0.0, [np.zeros(len(x)) for x in data.values]
     for i, weight in enumerate(weights):
         for t in np.flatnonzero(weight):
-            each, slope = slow.value_loss(
+            each, slope = reference.value_loss(
                 *(float(x[i][t]) for x in (data.values, data.old_values, targets)), algorithm
             )
             want_loss, want[i][t] = want_loss + weight[t] * each, weight[t] * slope
@@ -313,9 +313,9 @@ def test_value_loss_and_per_token_gradient(changes, packing, rows, devices):
 
 def test_a_step_of_masked_rollouts_alone_has_no_weight():
     cut = lambda rollout: replace(rollout, turns=(replace(rollout.turns[0], finish="length"),))
-    rollouts = [cut(rollout) for rollout in slow.random_rollouts(0, PROMPTS, GROUP)]
+    rollouts = [cut(rollout) for rollout in reference.random_rollouts(0, PROMPTS, GROUP)]
     for name in WEIGHTS:
-        masked = slow.settings(algorithm={"truncated": "mask"})
+        masked = reference.settings(algorithm={"truncated": "mask"})
         weights = token_weights(rollouts, list(range(len(rollouts))), name, masked)
         assert all(np.isfinite(w).all() and not w.any() for w in weights.values())
 
@@ -327,8 +327,8 @@ def test_a_step_of_masked_rollouts_alone_has_no_weight():
 def test_the_first_minibatch_has_a_ratio_of_exactly_one(preset):
     """Whatever the old log-probs are, bit for bit; not so in the next."""
     trainer = small_trainer(PRESETS[preset](), "four slots", 2)
-    policy, params = trainer.policy, slow.random_params()
-    rollouts = slow.random_rollouts(0, PROMPTS, GROUP)
+    policy, params = trainer.policy, reference.random_params()
+    rollouts = reference.random_rollouts(0, PROMPTS, GROUP)
     [part] = make_minibatches(trainer, rollouts, 1)
     rng = np.random.default_rng(0)
     noise = lambda scale: [rng.normal(0, scale, len(r.tokens)).astype(np.float32) for r in rollouts]
@@ -336,7 +336,7 @@ def test_the_first_minibatch_has_a_ratio_of_exactly_one(preset):
 
     def run(fresh):
         part.fill(policy, "old_logps", noise(100.0))
-        start = policy.start(slow.placed(policy, params))
+        start = policy.start(reference.placed(policy, params))
         state, stats = policy.update(start, part.batches, part.counts, trainer.layouts, 1e-2, fresh)
         return jax.device_get((state.params, stats))
 
@@ -375,7 +375,7 @@ def test_advantages_of_unequal_groups(name, whiten, dense):
         rows = lambda x, mask=episodes.mask: [
             row[real].tolist() for row, real in zip(x, mask, strict=True)
         ]
-        want = slow.advantages(
+        want = reference.advantages(
             rows(episodes.rewards), rows(episodes.values), episodes.group.tolist(), algorithm
         )
         got = algorithms.advantages(episodes, algorithm)
@@ -423,7 +423,7 @@ def test_tokens_of_the_environment_leave_advantages_unchanged(preset):
     """To the bit."""
     rng = np.random.default_rng(5)
     trainer = small_trainer(PRESETS[preset](kl_reward=0.1, gamma=0.9, lam=0.8))
-    data = given_of(slow.random_rollouts(5, PROMPTS, GROUP), 5)
+    data = given_of(reference.random_rollouts(5, PROMPTS, GROUP), 5)
     penalties = [0.1 * (old - ref) for old, ref in zip(data.old, data.ref, strict=True)]
     longer, own = zip(*(with_environment(r, rng) for r in data.rollouts), strict=True)
     assert sum(len(r.tokens) for r in longer) > 1.3 * sum(len(r.tokens) for r in data.rollouts)
@@ -473,7 +473,7 @@ def test_estimators_of_the_kl_against_its_closed_form():
 
 def test_the_penalty_in_the_reward_is_k1_of_every_sampled_token():
     trainer = small_trainer(PRESETS["reinforce_pp"](kl_reward=0.5))
-    data = given_of(slow.random_rollouts(1, PROMPTS, GROUP), 1)
+    data = given_of(reference.random_rollouts(1, PROMPTS, GROUP), 1)
     penalties = [0.5 * (old - ref) for old, ref in zip(data.old, data.ref, strict=True)]
     episodes = make_episodes(data.rollouts, trainer.config, penalties, data.old_values)
     for i, rollout in enumerate(data.rollouts):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import slow
+import reference
 from test_algorithms import (
     GROUP,
     MAX_NEW,
@@ -258,7 +258,7 @@ def test_loss_and_gradient_are_those_of_trl(case):
     options, preset, changes, microbatches = CASES[case]
     algorithm = PRESETS[preset](**changes)
     for seed in range(2):
-        data = given_of(slow.random_rollouts(seed, PROMPTS, GROUP, max_new=MAX_NEW), seed)
+        data = given_of(reference.random_rollouts(seed, PROMPTS, GROUP, max_new=MAX_NEW), seed)
         want_loss, want = trl_loss(
             make_trl(options, algorithm.correction, microbatches), data, microbatches
         )

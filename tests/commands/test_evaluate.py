@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import slow
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ from jzero.types import Grade, Problem
 
 
 def rollouts(texts: list[str], correct: list[bool]):
-    made = zip(slow.random_rollouts(0, len(texts), 1), texts, correct, strict=True)
+    made = zip(reference.random_rollouts(0, len(texts), 1), texts, correct, strict=True)
     said = lambda rollout, text: (replace(rollout.turns[0], text=text),)
     return [replace(r, turns=said(r, t), grade=Grade(float(c), c, "")) for r, t, c in made]
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
-import slow
+import reference
 from huggingface_hub import ModelCard
 from pydantic import TypeAdapter
 from runs import ROOT, Stand, finish, rows
@@ -31,7 +31,7 @@ from jzero.run.workdir import check_workdir
 def workdir(tmp_path_factory) -> Path:
     """As a run of 4 steps leaves it, with checkpoints of 2 and 4."""
     workdir = tmp_path_factory.mktemp("runs") / "run"
-    settings = slow.settings(
+    settings = reference.settings(
         rollout={"num_prompts": 4}, optimizer={"lr": 1e-3}, train={"microbatch_tokens": 240}
     )
     settings.name, settings.task.template = "countdown-tiny", "plain"
@@ -47,8 +47,8 @@ def workdir(tmp_path_factory) -> Path:
             step, {"reward/mean": step / 8, "rollout/length": 10.0 + step, "time/sample": 1.0}
         )
         if step % 2 == 0:
-            params = jax.tree.map(lambda x: x + step / 7, slow.random_params(policy.model))  # noqa: B023
-            saved.save(step, policy.start(slow.placed(policy, params)), host, wait=True)
+            params = jax.tree.map(lambda x: x + step / 7, reference.random_params(policy.model))  # noqa: B023
+            saved.save(step, policy.start(reference.placed(policy, params)), host, wait=True)
     saved.close()
     writer.close()
     return workdir

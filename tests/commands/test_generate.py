@@ -13,7 +13,7 @@ from pathlib import Path
 import datasets
 import jax
 import pytest
-import slow
+import reference
 from runs import ROOT, Stand, finish, rows, wait_for
 
 from jzero import config, generate
@@ -32,7 +32,7 @@ def inputs(tmp_path_factory) -> Path:
     arch = config.ArchitectureConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
     base = read_base_model(config.ModelConfig(arch=arch))
     rollout = config.RolloutConfig(max_prompt_tokens=16, max_new_tokens=24)
-    export_model(directory / "model", base, rollout, slow.random_params(base.model), "float32")
+    export_model(directory / "model", base, rollout, reference.random_params(base.model), "float32")
     problems = [{"problem": f"{i}+{i}=", "answer": str(2 * i)} for i in range(PROBLEMS)]
     (directory / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in problems))
     return directory

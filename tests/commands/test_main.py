@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import reference
 from runs import ROOT, RUN, STEPS, finish, launch, rows, timeless, wait_for
 
 from jzero.run import metrics
@@ -122,7 +123,6 @@ def test_export_loads_in_transformers_and_says_the_same(finished):
     transformers = pytest.importorskip("transformers")
     import jax
     import jax.numpy as jnp
-    import slow
 
     from jzero.model import huggingface
 
@@ -139,7 +139,7 @@ def test_export_loads_in_transformers_and_says_the_same(finished):
     greedy = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0].tolist()
     with torch.no_grad():
         logits = theirs(torch.tensor([greedy])).logits[0].numpy()
-    ours = jax.jit(slow.forward, static_argnums=0)(model, params, jnp.array([greedy]))[0]
+    ours = jax.jit(reference.forward, static_argnums=0)(model, params, jnp.array([greedy]))[0]
     np.testing.assert_allclose(ours, logits, atol=2e-4, rtol=0)
     new = np.asarray(ours)[len(prompt) - 1 : -1].argmax(-1).tolist()
     assert new == greedy[len(prompt) :] and len(new) > 3

@@ -8,7 +8,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-import slow
+import reference
 
 from jzero import plan
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
@@ -237,15 +237,15 @@ def test_known_architectures_have_their_published_sizes():
 @pytest.mark.parametrize(("name", "minibatches"), [("grpo", 1), ("trl_018", 1), ("ppo", 2)])
 def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compilation):
     """Every field that `score` sets, and no other."""
-    values = slow.settings(algorithm=vars(PRESETS[name]()), train={"minibatches": minibatches})
-    critic = slow.MODEL if needs_critic(values.algorithm) else None
-    trainer = make_trainer(values, slow.MODEL, critic, train_mesh(-1, 1, 1, jax.devices()[:1]))
+    values = reference.settings(algorithm=vars(PRESETS[name]()), train={"minibatches": minibatches})
+    critic = reference.MODEL if needs_critic(values.algorithm) else None
+    trainer = make_trainer(values, reference.MODEL, critic, train_mesh(-1, 1, 1, jax.devices()[:1]))
     state = trainer.policy.start(trainer.policy.init_params(0))
     if trainer.critic:
         state = replace(state, critic=trainer.critic.start(trainer.critic.init_params(0)))
     if needs_reference(values.algorithm):
         trainer.reference = state.params
-    rollouts = slow.random_rollouts(0, 4, 4)
+    rollouts = reference.random_rollouts(0, 4, 4)
     parts = make_minibatches(trainer, rollouts, 1)
     score_minibatches(trainer, state, parts, rollouts)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import slow
+import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AddedToken
@@ -69,7 +69,7 @@ def byte_tokenizer() -> Qwen2Tokenizer:
 def model(tmp_path_factory) -> str:
     path, tok = tmp_path_factory.mktemp("serve") / "model", byte_tokenizer()
     arch = qwen.QwenConfig("qwen2", len(tok), 32, 64, 2, 2, 1, 16, True, 10000.0, 1e-6)
-    huggingface.save(path, arch, slow.random_params(arch), dtype="float32", hf_config_extra={})
+    huggingface.save(path, arch, reference.random_params(arch), dtype="float32", hf_config_extra={})
     tok.save_pretrained(path)
     return str(path)
 

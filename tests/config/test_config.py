@@ -106,7 +106,9 @@ def test_field_types_can_be_parsed():
 def test_presets_are_possible_and_fresh(preset):
     settings = recipe().get_config(preset)
     config.validate(settings)
-    assert json.loads(config.to_json(settings))["rollout"]["group"] == settings.rollout.group_size
+    assert (
+        json.loads(config.to_json(settings))["rollout"]["group_size"] == settings.rollout.group_size
+    )
     assert settings.name.startswith("countdown-")
     settings.model.arch.hidden_size = -1
     assert recipe().get_config(preset).model.arch.hidden_size > 0

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-import slow
+import reference
 from hypothesis import given
 from hypothesis import strategies as st
 from runs import finish, launch, rows, timeless, wait_for
@@ -50,7 +50,7 @@ def test_shares_are_neighbours_and_even(count, processes):
 
 
 def test_rollouts_cross_hosts_as_they_are():
-    rollouts = slow.random_rollouts(3, 3, 2)
+    rollouts = reference.random_rollouts(3, 3, 2)
     parts = [
         rollouts_to_bytes(rollouts[:2]),
         rollouts_to_bytes([]),

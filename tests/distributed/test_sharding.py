@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-import slow
+import reference
 from jax.sharding import PartitionSpec as P
 
 from jzero.config import OptimizerConfig
@@ -65,31 +65,31 @@ def test_decoding_uses_the_same_devices(sizes):
 def test_every_logical_axis_is_in_the_table():
     for model_type in ("qwen2", "qwen3"):
         axes = qwen.logical_axes(
-            replace(slow.MODEL, model_type=model_type, tie_word_embeddings=False)
+            replace(reference.MODEL, model_type=model_type, tie_word_embeddings=False)
         )
         assert set(jax.tree.leaves(axes)) <= set(RULES)
 
 
 def test_param_shardings():
-    specs = jax.tree.map(lambda s: s.spec, param_shardings(slow.MODEL, make((2, 2, 2))))
+    specs = jax.tree.map(lambda s: s.spec, param_shardings(reference.MODEL, make((2, 2, 2))))
     assert specs["embed"] == P(None, "fsdp")  # a vocabulary of 61 does not divide: whole
     assert specs["layers"]["q"] == P(None, "fsdp", "tensor", None)
     assert specs["layers"]["down"] == P(None, "tensor", "fsdp")
     assert specs["layers"]["k_bias"] == P(None, "tensor", None)
     assert specs["norm"] == P(None)
-    even = replace(slow.MODEL, vocab_size=64, tie_word_embeddings=False)
+    even = replace(reference.MODEL, vocab_size=64, tie_word_embeddings=False)
     specs = jax.tree.map(lambda s: s.spec, param_shardings(even, make((2, 2, 2))))
     assert specs["embed"] == P("tensor", "fsdp") and specs["lm_head"] == P("fsdp", "tensor")
-    odd = replace(slow.MODEL, num_key_value_heads=1)
+    odd = replace(reference.MODEL, num_key_value_heads=1)
     assert param_shardings(odd, make((2, 2, 2)))["layers"]["k"].spec == P(None, "fsdp", None, None)
 
 
 @every_mesh
 def test_moments_lie_where_their_parameters_do(sizes):
-    config = slow.settings()
+    config = reference.settings()
     config.optimizer = OptimizerConfig(weight_decay=0.1, clip_norm=1.0)
-    policy = learner.policy_learner(slow.MODEL, config, make(sizes))
-    state = policy.start(slow.placed(policy, slow.random_params()))
+    policy = learner.policy_learner(reference.MODEL, config, make(sizes))
+    state = policy.start(reference.placed(policy, reference.random_params()))
     adam = next(x for x in state.opt_state if isinstance(x, optax.ScaleByAdamState))
     for moments in (adam.mu, adam.nu):
         jax.tree.map(
@@ -107,7 +107,7 @@ def test_moments_lie_where_their_parameters_do(sizes):
 @pytest.mark.slow
 def test_init_does_not_depend_on_the_mesh():
     first, second = (
-        learner.policy_learner(slow.MODEL, slow.settings(), make(sizes)).init_params(3)
+        learner.policy_learner(reference.MODEL, reference.settings(), make(sizes)).init_params(3)
         for sizes in ((1, 1, 1), (2, 2, 2))
     )
     jax.tree.map(np.testing.assert_array_equal, first, second)
@@ -119,10 +119,11 @@ def test_init_does_not_depend_on_the_mesh():
 def test_publish_casts_and_keeps_values(sizes, dtype):
     train = make(sizes)
     decode = decode_mesh(train)
-    params = slow.placed(
-        learner.policy_learner(slow.MODEL, slow.settings(), train), slow.random_params()
+    params = reference.placed(
+        learner.policy_learner(reference.MODEL, reference.settings(), train),
+        reference.random_params(),
     )
-    published = publisher(slow.MODEL, train, decode, dtype)(params)
+    published = publisher(reference.MODEL, train, decode, dtype)(params)
     same = lambda x, y: np.testing.assert_array_equal(
         x, np.asarray(y).astype(dtype).reshape(x.shape)
     )
@@ -130,7 +131,7 @@ def test_publish_casts_and_keeps_values(sizes, dtype):
     jax.tree.map(
         lambda x, s: x.sharding == s or pytest.fail(),
         published,
-        decoder_shardings(slow.MODEL, decode),
+        decoder_shardings(reference.MODEL, decode),
     )
     whole = published["layers"]["gate"].addressable_shards[0].data
     assert whole.size == params["layers"]["gate"].size // sizes[2]  # complete, but for tensor

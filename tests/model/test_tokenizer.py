@@ -117,7 +117,7 @@ def test_loading_imports_no_torch(tmp_path):
     pytest.importorskip("torch")
     TOKENIZER.save_pretrained(tmp_path)
     code = (
-        "import sys; from jzero import tokenizer as t; t.encode(t.load(sys.argv[1]), '1+2'); t.load(''); "
+        "import sys; from jzero.model import tokenizer as t; t.encode(t.load(sys.argv[1]), '1+2'); t.load(''); "
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 import optax
 import pytest
+import reference
 import runs
-import slow
 from test_engine import PROMPTS, assert_empty, make, params_on, seed_on, text_of
 
 from configs.tasks import guess
@@ -98,7 +98,7 @@ def tiny(**sections) -> config.Config:
         "eval": {"problems": 7, "samples": 1, "greedy": False},
     }
     each = {name: defaults.get(name, {}) | sections.get(name, {}) for name in defaults | sections}
-    return slow.settings(**each)
+    return reference.settings(**each)
 
 
 @cache
@@ -391,7 +391,9 @@ def test_advantages_of_turns(name):
                     want = (
                         0.0
                         if alone
-                        else slow.group_advantage([G[key] for key in keys], k, number, algorithm)
+                        else reference.group_advantage(
+                            [G[key] for key in keys], k, number, algorithm
+                        )
                     )
                 assert got[i, j] == pytest.approx(want, abs=1e-9)
             assert not got[i, count:].any()
@@ -420,7 +422,7 @@ def random_episode(rng, problem: Problem, head: np.ndarray, sample: int) -> Roll
         turns.append(
             Turn(len(tokens), len(tokens) + int(new), "", "stop" if new < 3 else "length", grade)
         )
-        tokens += rng.integers(0, slow.VOCAB, new + reply).tolist()
+        tokens += rng.integers(0, reference.VOCAB, new + reply).tolist()
         sampled += [True] * new + [False] * reply
     logps = np.where(sampled, rng.normal(-4, 0.3, len(tokens)), 0).astype(np.float32)
     whole = Grade(sum(turn.grade.score for turn in turns), False, "")
@@ -441,7 +443,7 @@ def random_groups(seed: int) -> list[Rollout]:
     rng = np.random.default_rng(seed)
     out = []
     for p in range(4):
-        head = rng.integers(0, slow.VOCAB, rng.integers(1, 7))
+        head = rng.integers(0, reference.VOCAB, rng.integers(1, 7))
         out += [
             random_episode(rng, Problem(f"slow/{p}", "configs.tasks.guess", "", {}), head, g)
             for g in range(4)
@@ -453,19 +455,19 @@ FAR = 2.0**40  # see test_update
 
 
 def gradient_of(rollouts, change=lambda batch: batch, algorithm=None, **train):
-    settings = slow.settings(
+    settings = reference.settings(
         rollout={"max_new_tokens": 3, "max_turns": 3, "max_reply_tokens": 2},
         task={"turn_discount": 0.7},
         train={"tokens": 256} | train,
         algorithm=vars(algorithm or algorithms.PRESETS["rloo"](weight="token_mean")),
     )
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
-    trainer = make_trainer(settings, slow.MODEL, None, mesh)
+    trainer = make_trainer(settings, reference.MODEL, None, mesh)
     trainer.policy.optimizer = optax.identity()
     [part] = make_minibatches(trainer, rollouts, 1)
     score_minibatches(trainer, trainer.policy.abstract_state(), [part], rollouts)
     policy = trainer.policy
-    state = policy.start(slow.placed(policy, slow.random_params()))
+    state = policy.start(reference.placed(policy, reference.random_params()))
     batches = tuple(change(batch) for batch in part.batches)
     state, _ = policy.update(state, batches, part.counts, trainer.layouts, FAR)
     return jax.tree.map(lambda x: -np.asarray(x) / FAR, state.params), part
@@ -479,7 +481,7 @@ def test_replies_have_no_gradient():
     def change(batch, where):
         targets = np.asarray(batch.targets)
         assert (np.asarray(batch.weights) != 0).sum() == trained
-        other = np.where(where(np.asarray(batch.weights)), (targets + 1) % slow.VOCAB, targets)
+        other = np.where(where(np.asarray(batch.weights)), (targets + 1) % reference.VOCAB, targets)
         return replace(batch, targets=jax.device_put(other, batch.targets.sharding))
 
     want, _ = gradient_of(rollouts)
@@ -538,7 +540,7 @@ def test_rows_are_those_of_areal():
     rollout = Rollout(Problem("a", "configs.tasks.guess", "", 0), 0, *arrays, tuple(turns))
     task = config.TaskConfig(reward_bias=bias, reward_scaling=scaling, turn_discount=discount)
     [rollout] = replace(sampler_of()[1], task=task).gathered([rollout])
-    settings = slow.settings(
+    settings = reference.settings(
         task=vars(task),
         rollout={"group_size": 2, "max_turns": 3},
         train={"sequence_per_turn": True},

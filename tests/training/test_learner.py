@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-import slow
+import reference
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -31,8 +31,8 @@ from jzero.training.step import (
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 GROUP = 4
-ROLLOUTS = slow.random_rollouts(0, 4, GROUP)
-PARAMS = slow.random_params()
+ROLLOUTS = reference.random_rollouts(0, 4, GROUP)
+PARAMS = reference.random_params()
 FAR = (
     2.0**40
 )  # a step so long that the parameters it starts from are lost in rounding: the gradient is -step / FAR
@@ -41,9 +41,9 @@ FAR = (
 @cache
 def make(packing: str, sizes: tuple[int, int, int] = (1, 1, 1)) -> Trainer:
     """A trainer whose optimizer hands the gradient on; its programs stay compiled from test to test."""
-    config = slow.settings(train=PACKINGS.get(packing, {"row_slots": 2, "tokens": 240}))
+    config = reference.settings(train=PACKINGS.get(packing, {"row_slots": 2, "tokens": 240}))
     trainer = make_trainer(
-        config, slow.MODEL, None, train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
+        config, reference.MODEL, None, train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
     )
     trainer.policy.optimizer = optax.identity()
     return trainer
@@ -73,7 +73,7 @@ def packed_of(trainer: Trainer, order=None) -> Minibatch:
 def gradient_of(trainer: Trainer, order=None, change=lambda batches: batches):
     """(gradient, stats) of one update, through the state it leaves."""
     part, policy = packed_of(trainer, order), trainer.policy
-    state = policy.start(slow.placed(policy, PARAMS))
+    state = policy.start(reference.placed(policy, PARAMS))
     state, stats = policy.update(state, change(part.batches), part.counts, trainer.layouts, FAR)
     return jax.tree.map(lambda x: -np.asarray(x) / FAR, state.params), jax.device_get(stats)
 
@@ -81,7 +81,9 @@ def gradient_of(trainer: Trainer, order=None, change=lambda batches: batches):
 def scores_of(trainer: Trainer) -> tuple[Minibatch, list[jax.Array], list[np.ndarray]]:
     """A part, its scores at PARAMS, and those as one array a rollout, over its tokens."""
     part, policy = packed_of(trainer), trainer.policy
-    values = policy.score(slow.placed(policy, PARAMS), part.batches, part.counts, trainer.layouts)
+    values = policy.score(
+        reference.placed(policy, PARAMS), part.batches, part.counts, trainer.layouts
+    )
     out = [np.zeros(len(r.tokens), np.float32) for r in ROLLOUTS]
     for p, x in zip(part.packed, values, strict=True):
         p.read(np.asarray(x), out)
@@ -94,13 +96,13 @@ ON_POLICY: dict = {}
 def slow_step(config):
     """Loss and gradient of one on-policy optimizer step on ROLLOUTS at PARAMS; the same for every packing and mesh."""
     if not ON_POLICY:
-        now, _ = slow.naive(PARAMS, ROLLOUTS, config.rollout.temperature)
-        loss, slopes = slow.policy_loss(
+        now, _ = reference.naive(PARAMS, ROLLOUTS, config.rollout.temperature)
+        loss, slopes = reference.policy_loss(
             ROLLOUTS, now, now, now, config.algorithm, GROUP, config.rollout.max_new_tokens
         )
         ON_POLICY["step"] = (
             loss,
-            slow.naive_gradient(PARAMS, ROLLOUTS, slopes, config.rollout.temperature),
+            reference.naive_gradient(PARAMS, ROLLOUTS, slopes, config.rollout.temperature),
         )
     return ON_POLICY["step"]
 
@@ -118,7 +120,7 @@ def test_gradient_does_not_depend_on_packing(packing):
     loss, want = slow_step(trainer.config)
     for order in (None, [2, 0, 3, 1]):
         gradient, stats = gradient_of(trainer, order)
-        assert slow.difference(gradient, want) < 1e-6
+        assert reference.difference(gradient, want) < 1e-6
         np.testing.assert_allclose(stats["loss"], loss, atol=1e-7)
     packed = packed_of(trainer).packed
     assert "small" not in packing or packed[0].count > 2
@@ -126,7 +128,7 @@ def test_gradient_does_not_depend_on_packing(packing):
 
 
 def assert_scores(got: list[np.ndarray]) -> None:
-    logps, _ = slow.naive(PARAMS, ROLLOUTS, slow.settings().rollout.temperature)
+    logps, _ = reference.naive(PARAMS, ROLLOUTS, reference.settings().rollout.temperature)
     for mine, theirs, rollout in zip(got, logps, ROLLOUTS, strict=True):
         np.testing.assert_allclose(
             mine[rollout.prompt_length :], theirs[rollout.prompt_length :], atol=1e-5, rtol=0
@@ -145,7 +147,7 @@ def test_gradient_and_score_do_not_depend_on_the_mesh(sizes):
     trainer = make("two slots", sizes)
     gradient, stats = gradient_of(trainer)
     loss, want = slow_step(trainer.config)
-    assert slow.difference(gradient, want) < 1e-6
+    assert reference.difference(gradient, want) < 1e-6
     np.testing.assert_allclose(stats["loss"], loss, atol=1e-7)
     if sizes == (1, 8, 1):
         return  # the scores of the others are enough
@@ -153,16 +155,16 @@ def test_gradient_and_score_do_not_depend_on_the_mesh(sizes):
     assert_scores(scores)
     part.set("old_logps", values)
     policy = trainer.policy
-    policy.score(slow.placed(policy, PARAMS), part.batches, part.counts, trainer.layouts)
+    policy.score(reference.placed(policy, PARAMS), part.batches, part.counts, trainer.layouts)
     assert policy.score_program._cache_size() == 1  # whatever else the batches hold
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_head_split_by_vocabulary_is_the_same_head(tied):
     """61 words cannot be split; 64 can. In chunks."""
-    model = replace(slow.MODEL, vocab_size=64, tie_word_embeddings=tied)
-    params = slow.random_params(model)
-    config = slow.settings(
+    model = replace(reference.MODEL, vocab_size=64, tie_word_embeddings=tied)
+    params = reference.random_params(model)
+    config = reference.settings(
         train={"packs_per_row": 2, "microbatch_tokens": 240}, model={"logit_chunk": 16}
     )
 
@@ -172,11 +174,11 @@ def test_head_split_by_vocabulary_is_the_same_head(tied):
         )
         trainer.policy.optimizer = optax.identity()
         part, policy = packed_of(trainer), trainer.policy
-        state = policy.start(slow.placed(policy, params))
+        state = policy.start(reference.placed(policy, params))
         state, _ = policy.update(state, part.batches, part.counts, trainer.layouts, FAR)
         return jax.tree.map(lambda x: -np.asarray(x) / FAR, state.params)
 
-    assert slow.difference(gradient(2, 2, 2), gradient(1, 1, 1)) < 1e-6
+    assert reference.difference(gradient(2, 2, 2), gradient(1, 1, 1)) < 1e-6
 
 
 def test_fsdp_gathers_weights_and_does_not_sum_activations():
@@ -186,7 +188,7 @@ def test_fsdp_gathers_weights_and_does_not_sum_activations():
     numbers = [
         jax.device_put(x, NamedSharding(policy.mesh, P())) for x in (np.float32(0), np.bool_(True))
     ]
-    state = policy.start(slow.placed(policy, PARAMS))
+    state = policy.start(reference.placed(policy, PARAMS))
     arguments = state, part.batches, part.counts, *numbers, tuple(trainer.layouts)
     text = policy.update_program.lower(*arguments).compile().as_text()
     tokens = part.packed[0].batch.tokens[0].size
@@ -209,7 +211,7 @@ def test_the_first_optimizer_step_is_on_policy_whatever_the_old_log_probs():
     for name in ("clip_fraction", "ratio_shift"):
         assert stats[name] == 0 == wild_stats[name]
     part, policy = packed_of(trainer), trainer.policy
-    state = policy.start(slow.placed(policy, PARAMS))
+    state = policy.start(reference.placed(policy, PARAMS))
     _, late = policy.update(
         state, wild(part.batches), part.counts, trainer.layouts, 0.0, fresh=False
     )
@@ -226,7 +228,7 @@ def test_what_is_not_trained_has_no_influence():
         def one(b):
             trained, padding = np.asarray(b.weights) > 0, np.asarray(b.segments) == 0
             noise = rng.normal(0, 100, trained.shape).astype(np.float32)
-            other = rng.integers(0, slow.VOCAB, trained.shape).astype(np.int32)
+            other = rng.integers(0, reference.VOCAB, trained.shape).astype(np.int32)
             values = {
                 name: np.where(trained, getattr(b, name), noise)
                 for name in ("advantages", "sampler_logps")
@@ -249,7 +251,7 @@ def test_what_is_not_trained_has_no_influence():
 def test_stats_are_sums_over_trained_tokens():
     trainer = make("own slot")
     _, stats = gradient_of(trainer)
-    logps, entropy = slow.naive(PARAMS, ROLLOUTS, trainer.config.rollout.temperature)
+    logps, entropy = reference.naive(PARAMS, ROLLOUTS, trainer.config.rollout.temperature)
     sums = lambda values: sum(x[r.sampled].sum() for x, r in zip(values, ROLLOUTS, strict=True))
     assert stats["tokens"] == sum(r.sampled.sum() for r in ROLLOUTS)
     np.testing.assert_allclose(stats["entropy"], sums(entropy), rtol=1e-5)
@@ -264,7 +266,7 @@ def test_stats_are_sums_over_trained_tokens():
 def test_state_is_donated_and_keeps_its_place():
     trainer = make("own slot")
     policy, part = trainer.policy, packed_of(trainer)
-    state = policy.start(slow.placed(policy, PARAMS))
+    state = policy.start(reference.placed(policy, PARAMS))
     new, _ = policy.update(state, part.batches, part.counts, trainer.layouts, 1e-3)
     assert all(x.is_deleted() for x in jax.tree.leaves((state.params, state.opt_state, state.step)))
     assert int(new.step) == 1
@@ -278,7 +280,7 @@ def test_state_is_donated_and_keeps_its_place():
 
 def test_minibatches_and_epochs_with_a_reference_policy():
     """`learn.optimize` against a slow loop: old log-probs once, at the start; then clipped steps of AdamW."""
-    config = slow.settings(
+    config = reference.settings(
         train={
             "minibatches": 2,
             "epochs": 2,
@@ -295,14 +297,14 @@ def test_minibatches_and_epochs_with_a_reference_policy():
             "warmup_steps": 10,
         },
     )
-    trainer = make_trainer(config, slow.MODEL, None, train_mesh(1, 1, 1, jax.devices()[:1]))
+    trainer = make_trainer(config, reference.MODEL, None, train_mesh(1, 1, 1, jax.devices()[:1]))
     policy = trainer.policy
     other = jax.tree.map(
         lambda x: x + 0.01 * np.sin(np.arange(x.size)).reshape(x.shape).astype(np.float32), PARAMS
     )
-    trainer.reference = slow.placed(policy, other)
+    trainer.reference = reference.placed(policy, other)
     state, values, _, scored = update_on_rollouts(
-        trainer, policy.start(slow.placed(policy, PARAMS)), ROLLOUTS, step=1
+        trainer, policy.start(reference.placed(policy, PARAMS)), ROLLOUTS, step=1
     )
 
     groups = [
@@ -314,7 +316,7 @@ def test_minibatches_and_epochs_with_a_reference_policy():
         for score in group
     ]
     np.testing.assert_allclose([r.advantage for r in scored], advantages, atol=1e-6)
-    naive = lambda params: slow.naive(params, ROLLOUTS, config.rollout.temperature)[0]
+    naive = lambda params: reference.naive(params, ROLLOUTS, config.rollout.temperature)[0]
     halves = np.split(np.random.default_rng((7, 1)).permutation(4), 2)
     first, fixed, seen = naive(PARAMS), naive(other), []
 
@@ -322,18 +324,18 @@ def test_minibatches_and_epochs_with_a_reference_policy():
         chosen = [p * GROUP + g for p in half for g in range(GROUP)]
         of = lambda values: [values[i] for i in chosen]
         now, rest = naive(params), (config.algorithm, GROUP, config.rollout.max_new_tokens)
-        loss, mine = slow.policy_loss(of(ROLLOUTS), of(now), of(first), of(fixed), *rest)
+        loss, mine = reference.policy_loss(of(ROLLOUTS), of(now), of(first), of(fixed), *rest)
         slopes = [np.zeros(len(r.tokens)) for r in ROLLOUTS]
         for i, slope in zip(chosen, mine, strict=True):
             slopes[i] = slope
         seen.append((loss, [np.exp(now[i] - first[i])[ROLLOUTS[i].sampled] for i in chosen]))
-        return slow.naive_gradient(params, ROLLOUTS, slopes, config.rollout.temperature)
+        return reference.naive_gradient(params, ROLLOUTS, slopes, config.rollout.temperature)
 
     rates = [0.05 * n / 10 for n in (1, 2, 3, 4)]  # warm-up, by optimizer steps
     gradients = [partial(gradient, half=half) for half in halves * 2]
-    want = slow.adamw(PARAMS, gradients, config.optimizer, rates)
+    want = reference.adamw(PARAMS, gradients, config.optimizer, rates)
     moved = jax.tree.map(lambda x, start: np.asarray(x) - start, state.params, PARAMS)
-    assert slow.difference(moved, jax.tree.map(np.subtract, want, PARAMS)) < 1e-4
+    assert reference.difference(moved, jax.tree.map(np.subtract, want, PARAMS)) < 1e-4
     np.testing.assert_allclose(
         values["optimizer/loss"], np.mean([loss for loss, _ in seen]), rtol=1e-4
     )
@@ -349,7 +351,7 @@ def test_minibatches_and_epochs_with_a_reference_policy():
 
 def test_values_and_their_loss_are_those_of_each_sequence_alone():
     """Value t is of the state before token t. One optimizer step of `learn.optimize` against float64."""
-    config = slow.settings(
+    config = reference.settings(
         train={"packs_per_row": 2, "microbatch_tokens": 240},
         algorithm={
             "advantage": "gae",
@@ -359,27 +361,27 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone():
             "value_coef": 0.7,
         },
     )
-    model = replace(slow.MODEL, value_head=True)
-    trainer = make_trainer(config, slow.MODEL, model, train_mesh(2, 2, 2))
+    model = replace(reference.MODEL, value_head=True)
+    trainer = make_trainer(config, reference.MODEL, model, train_mesh(2, 2, 2))
     trainer.policy.optimizer = trainer.critic.optimizer = optax.identity()
     config.critic.optimizer.lr, config.optimizer.lr = FAR, 0.0
-    params = slow.random_params(model)
-    state = trainer.policy.start(slow.placed(trainer.policy, PARAMS))
-    state = replace(state, critic=trainer.critic.start(slow.placed(trainer.critic, params)))
+    params = reference.random_params(model)
+    state = trainer.policy.start(reference.placed(trainer.policy, PARAMS))
+    state = replace(state, critic=trainer.critic.start(reference.placed(trainer.critic, params)))
     state, values, _, scored = update_on_rollouts(trainer, state, ROLLOUTS, step=1)
     got = jax.tree.map(lambda x: -np.asarray(x) / FAR, state.critic.params)
 
     tokens, count = (
-        slow.padded([r.tokens for r in ROLLOUTS]),
+        reference.padded([r.tokens for r in ROLLOUTS]),
         sum(r.sampled.sum() for r in ROLLOUTS),
     )
     before = lambda p: (
-        slow.hidden(model, p, tokens)[:, :-1] @ p["value"]
+        reference.hidden(model, p, tokens)[:, :-1] @ p["value"]
     )  # [N, T - 1], of tokens 1, 2, ...
     with jax.enable_x64(True):
         slopes, now = (
             np.zeros_like(tokens[:, 1:], np.float64),
-            np.asarray(before(slow.doubles(params))),
+            np.asarray(before(reference.doubles(params))),
         )
         loss, of_rollout = 0.0, np.zeros(len(ROLLOUTS))
         for i, rollout in enumerate(ROLLOUTS):
@@ -394,8 +396,8 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone():
                     now[i, t],
                 )  # the target is V + A, so V - target is -A
                 loss += 0.5 * advantage**2 / count
-        want = jax.grad(lambda p: (before(p) * slopes).sum())(slow.doubles(params))
-    assert slow.difference(got, want) < 2e-6
+        want = jax.grad(lambda p: (before(p) * slopes).sum())(reference.doubles(params))
+    assert reference.difference(got, want) < 2e-6
     np.testing.assert_allclose(values["critic/loss"], loss, rtol=1e-5)
     np.testing.assert_allclose([rollout.advantage for rollout in scored], of_rollout, atol=1e-5)
 
@@ -423,7 +425,7 @@ def test_learning_rate():
 
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
 def test_only_matrices_decay(model_type):
-    model = replace(slow.MODEL, model_type=model_type, tie_word_embeddings=False)
+    model = replace(reference.MODEL, model_type=model_type, tie_word_embeddings=False)
     params = jax.tree.map(
         lambda _: np.ones((2, 2), np.float32), qwen.abstract(model)
     )  # by name, whatever the shape
@@ -434,15 +436,19 @@ def test_only_matrices_decay(model_type):
 
 
 def test_a_gradient_above_skip_norm_changes_nothing():
-    config = slow.settings(
+    config = reference.settings(
         train={"packs_per_row": 2, "microbatch_tokens": 240}, optimizer={"skip_norm": 1e-6}
     )
-    trainer = make_trainer(config, slow.MODEL, None, train_mesh(1, 1, 1, jax.devices()[:1]))
+    trainer = make_trainer(config, reference.MODEL, None, train_mesh(1, 1, 1, jax.devices()[:1]))
     policy, part = trainer.policy, packed_of(trainer)
     new, stats = policy.update(
-        policy.start(slow.placed(policy, PARAMS)), part.batches, part.counts, trainer.layouts, 1.0
+        policy.start(reference.placed(policy, PARAMS)),
+        part.batches,
+        part.counts,
+        trainer.layouts,
+        1.0,
     )
-    start = policy.start(slow.placed(policy, PARAMS))
+    start = policy.start(reference.placed(policy, PARAMS))
     jax.tree.map(np.testing.assert_array_equal, new, start)
     assert stats["skipped"] == 1 and stats["grad_norm"] > 1e-6
 
@@ -466,7 +472,7 @@ def test_a_first_moment_of_16_bits_is_half_as_large_and_nearly_the_same():
     bytes_of = lambda state: sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert bytes_of(states[1]) == pytest.approx(3 / 4 * bytes_of(states[0]), rel=1e-3)
     for seed in range(3):
-        gradient = slow.random_params(scale=0.1 * (seed - 0.7))
+        gradient = reference.random_params(scale=0.1 * (seed - 0.7))
         (a, states[0]), (b, states[1]) = (
             whole.update(gradient, states[0], PARAMS),
             half.update(gradient, states[1], PARAMS),
