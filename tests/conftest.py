@@ -1,35 +1,53 @@
-"""Test session: 8 fake CPU devices, no network, and a reason for everything that is skipped."""
+"""The test session: eight CPU devices, no network, and a reason for every test that is skipped.
 
+Fixtures for tests that compile programs:
+  quick_compilation  switches XLA's optimizations off while a test runs
+  quick_runs         the same, and programs are compiled once for the whole test worker
+  programs           the directory in which the worker keeps the compiled programs
+  environment        the environment variables of a run that a test starts as a process
+Fixture for tests that want reference material:
+  shared             the folder beside the repository; the test is skipped where there is none
+"""
+
+import gc
 import importlib.util
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
-os.environ.setdefault(
-    "JAX_PLATFORMS", "cpu"
-)  # JAX_PLATFORMS=cuda pytest -m gpu: the tests that need one
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # configs.tasks
+# `JAX_PLATFORMS=cuda pytest -m gpu` runs the tests that need a GPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Recipes name tasks of the folder configs/tasks as modules.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax
+import jaxtyping
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
+
+# Modules of pure array functions. Beartype checks their jaxtyping annotations in every call that a
+# test makes. The hook has to be installed before anything imports one of these modules.
+JAXTYPED = ("jzero.algorithms.advantages",)
+jaxtyping.install_import_hook(JAXTYPED, "beartype.beartype")
 
 jax.config.update("jax_num_cpu_devices", 8)
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
-def pytest_addoption(parser):
+def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow")
     parser.addoption("--network", action="store_true", help="run the tests marked network")
 
 
-def pytest_configure(config):
-    # Read by huggingface_hub when it is imported, which is after this.
+def pytest_configure(config: pytest.Config) -> None:
+    # huggingface_hub reads this variable when it is imported, which happens after this call.
     os.environ["HF_HUB_OFFLINE"] = "0" if config.getoption("--network") else "1"
 
 
-def pytest_collection_modifyitems(config, items):
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips the tests whose mark asks for something that this session does not have."""
     missing = {}
     if not config.getoption("--slow"):
         missing["slow"] = "slow: run with --slow"
@@ -37,65 +55,83 @@ def pytest_collection_modifyitems(config, items):
         missing["network"] = "downloads: run with --network"
     if importlib.util.find_spec("torch") is None:
         missing["peer"] = "torch is not installed"
-    for mark, backend in (("tpu", "tpu"), ("gpu", "gpu")):
-        if (
-            any(item.get_closest_marker(mark) for item in items)
-            and jax.default_backend() != backend
-        ):
-            missing[mark] = f"needs a {backend.upper()}, this is {jax.default_backend()}"
+    for backend in ("tpu", "gpu"):
+        is_asked_for = any(item.get_closest_marker(backend) for item in items)
+        if is_asked_for and jax.default_backend() != backend:
+            missing[backend] = f"needs a {backend.upper()}, this is {jax.default_backend()}"
     for item in items:
         for mark, reason in missing.items():
             if item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forget_compiled_programs() -> Iterator[None]:
+    """Frees the programs of a test module once it has run.
+
+    JAX keeps every program that it compiled: without this a worker grows to several GiB.
+    """
+    yield
+    jax.clear_caches()
+    gc.collect()
+
+
 @pytest.fixture
-def quick_compilation():
-    """For programs that compile for longer than they run."""
+def quick_compilation() -> Iterator[None]:
+    """Switches XLA's optimizations off, for programs that compile for longer than they run."""
     jax.config.update("jax_disable_most_optimizations", True)
     yield
     jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory) -> str:
-    """A directory where compiled programs are kept. Of this worker alone: JAX does not write them atomically."""
+def programs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Returns the directory in which this worker keeps compiled programs.
+
+    Workers do not share one, because JAX does not write the files of its cache atomically.
+    """
     return str(tmp_path_factory.mktemp("programs"))
 
 
 @pytest.fixture
-def quick_runs(quick_compilation, programs):
-    """And each of them is compiled once, however many runs make it anew."""
-    options = {
-        "jax_compilation_cache_dir": (programs, None),
-        "jax_persistent_cache_min_compile_time_secs": (0.0, 1.0),
-        "jax_persistent_cache_min_entry_size_bytes": (-1, 0),
+def quick_runs(quick_compilation: None, programs: str) -> Iterator[None]:
+    """Compiles each program once, without optimizations, however many runs build it anew."""
+    during = {
+        "jax_compilation_cache_dir": programs,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
     }
-    for name, (during, _) in options.items():
-        jax.config.update(name, during)
-    compilation_cache.reset_cache()
+    before = {name: jax.config.values[name] for name in during}
+    for name, value in during.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # JAX opens the cache once: it would keep the old directory
     yield
-    for name, (_, after) in options.items():
-        jax.config.update(name, after)
+    for name, value in before.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
 
 
 @pytest.fixture(scope="session")
-def environment(tmp_path_factory, programs):
-    """Of a run as a process: two devices, no network, and programs that are compiled once, and quickly."""
-    cache = {
+def environment(tmp_path_factory: pytest.TempPathFactory, programs: str) -> dict[str, str]:
+    """Returns the environment of a run that is a process of its own.
+
+    The run has two devices and no network, and compiles each program once, without optimizations.
+    """
+    return os.environ | {
         "JAX_COMPILATION_CACHE_DIR": programs,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
         "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(tmp_path_factory.mktemp("hub")),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": "2",
     }
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path_factory.mktemp("hub"))}
-    return os.environ | cache | offline | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
 
 
 @pytest.fixture
 def shared() -> Path:
-    """The folder of reference material beside the repository; not part of it."""
+    """Returns the folder of reference material beside the repository, which is not part of it."""
     if not SHARED.is_dir():
         pytest.skip(f"{SHARED} does not exist")
     return SHARED
