@@ -12,8 +12,8 @@ import jax
 import numpy as np
 import pytest
 import reference
+from chat_templates import QWEN25
 from runs import PROGRAM, ROOT, finish, timeless
-from test_turns import QWEN25
 
 from jzero import config, sft
 from jzero.distributed.mesh import train_mesh
@@ -145,7 +145,7 @@ def settings(**warm_start):
             "minibatches": 2,
         },  # several microbatches; the minibatches are RL's
         optimizer={"lr": 1e3, "eps": 1e-4, "weight_decay": 0.1},
-        warm_start={"steps": 3, "batch": 5, "lr": 0.02, "warmup_steps": 2, "tries": 1} | warm_start,
+        warm_start={"steps": 3, "batch_size": 5, "lr": 0.02, "warmup_steps": 2, "tries": 1} | warm_start,
     )
 
 
@@ -270,7 +270,7 @@ def conversations(tmp_path: Path, **changes) -> config.Config:
     )
     arch.num_key_value_heads = 1
     values = reference.settings(
-        sft={"data": f"{one},{two}", "template": str(tmp_path / "chat.jinja")} | changes
+        sft={"data": f"{one},{two}", "chat_template": str(tmp_path / "chat.jinja")} | changes
     )
     values.model.arch, values.sft.batch_size, values.sft.pack_length, values.eval.problems = (
         arch,
@@ -312,9 +312,9 @@ def test_weights_of_sets(tmp_path):
         ({"data": "COLUMNS"}, "it needs messages, or prompt and completion"),
         ({"weights": (1.0,)}, "a positive number for each of the 2 sets"),
         ({"weights": (1.0, 0.0)}, "a positive number for each of the 2 sets"),
-        ({"template": "nowhere.jinja"}, "sft.chat_template=nowhere.jinja"),
+        ({"chat_template": "nowhere.jinja"}, "sft.chat_template=nowhere.jinja"),
         ({"loss": "user"}, "sft.loss='user' is not one of assistant, all"),
-        ({"length": 3}, "every example is longer than sft.pack_length=3"),
+        ({"pack_length": 3}, "every example is longer than sft.pack_length=3"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(tmp_path, changes, message):
@@ -325,4 +325,4 @@ def test_mistakes_are_told_before_anything_is_written(tmp_path, changes, message
         setattr(values.sft, name, value)
     with pytest.raises(ValueError, match=message):
         sft.train(values, tmp_path / "run")
-    assert "length" in changes or not (tmp_path / "run").exists()
+    assert "pack_length" in changes or not (tmp_path / "run").exists()

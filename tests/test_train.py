@@ -319,7 +319,7 @@ def test_a_critic_starts_from_the_policy_or_from_another_model(tmp_path):
 
 
 def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path, quick_runs):
-    train.train(run_config(1, name="dapo", dynamic_rounds=6), tmp_path / "run")
+    train.train(run_config(1, name="dapo", dynamic_sampling_rounds=6), tmp_path / "run")
     [row] = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     rounds = row["rollout/rounds"]
     assert 1 < rounds <= 7 and row["rollout/tokens"] > 0

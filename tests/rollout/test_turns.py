@@ -11,6 +11,7 @@ import optax
 import pytest
 import reference
 import runs
+from chat_templates import QWEN25
 from test_engine import PROMPTS, assert_empty, make, params_on, seed_on, text_of
 
 from configs.tasks import guess
@@ -39,11 +40,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ANSWER, REPLY = "It is \\boxed{7}.", "No. Try again."
 CHATML = f"<|im_end|>\n<|im_start|>user\n{REPLY}<|im_end|>\n<|im_start|>assistant\n"
-QWEN25 = """{%- if messages[0]['role'] == 'system' %}{%- set _ = 0 %}
-{%- else %}{{- '<|im_start|>system\\nYou are Qwen, created by Alibaba Cloud.<|im_end|>\\n' }}
-{%- endif %}{%- for message in messages %}{%- if not (message.role == 'system' and loop.first) %}
-{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}{%- endif %}{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
+
 QWEN3 = """{%- set ns = namespace(last=messages|length - 1) %}{%- for message in messages %}
 {%- if message.role == 'assistant' and loop.index0 >= ns.last %}
 {{- '<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n' + message.content.split('</think>')[-1].lstrip('\\n') }}

@@ -41,7 +41,7 @@ FAR = (
 @cache
 def make(packing: str, sizes: tuple[int, int, int] = (1, 1, 1)) -> Trainer:
     """A trainer whose optimizer hands the gradient on; its programs stay compiled from test to test."""
-    config = reference.settings(train=PACKINGS.get(packing, {"row_slots": 2, "tokens": 240}))
+    config = reference.settings(train=PACKINGS.get(packing, {"packs_per_row": 2, "microbatch_tokens": 240}))
     trainer = make_trainer(
         config, reference.MODEL, None, train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
     )
@@ -108,9 +108,9 @@ def slow_step(config):
 
 
 PACKINGS = {
-    "own slot": {"row_slots": 1, "tokens": 512},
-    "eight slots, two buckets, small microbatches": {"row_slots": 8, "tokens": 102, "buckets": 2},
-    "plain, small microbatches": {"row_slots": 0, "tokens": 36},
+    "own slot": {"packs_per_row": 1, "microbatch_tokens": 512},
+    "eight slots, two buckets, small microbatches": {"packs_per_row": 8, "microbatch_tokens": 102, "pack_buckets": 2},
+    "plain, small microbatches": {"packs_per_row": 0, "microbatch_tokens": 36},
 }
 
 
