@@ -1,7 +1,14 @@
-"""The commands of README.md and docs/: each block of them is run here, as it stands or smaller, or says why it is not.
+"""The command blocks of README.md and docs/: each one is run here, or says why it is not.
 
-A comment above a block says which: `runs`, `small` (runs with settings of the tests' runs added), `slow` (as it stands,
-with --slow), `needs: ...` (not here), `tested: FILE` (by that file)."""
+An HTML comment above a block states how the block is tested:
+
+    runs            run here as it stands
+    small           run here; each training command gets the settings of the tests' small runs
+    slow            run here as it stands, with `pytest --slow`
+    test command    the command that .ci/run executes
+    tested: FILE    run by that test file
+    needs: REASON   not run: it needs hardware, a server or a download
+"""
 
 import os
 import re
@@ -9,78 +16,109 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from runs import ROOT, RUN
 
 BLOCK = re.compile(r"(?:<!-- (.*?) -->\n)?```sh\n(.*?)```", re.DOTALL)
-FILES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-FOUND = [
-    (file, *match) for file in FILES for match in BLOCK.findall(file.read_text(encoding="utf-8"))
-]
-name = lambda block: f"{block[0].stem}-{next(line for line in block[2].splitlines() if line)[:40]}"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+STOPPED_BY_TERM = 143  # the exit status of a shell whose last command killed its server
 
 
-@pytest.mark.parametrize("block", FOUND, ids=name)
+class Block(NamedTuple):
+    """A command block of a page."""
+
+    page: Path
+    mark: str  # the comment above it
+    text: str  # its commands
+
+
+def find_blocks() -> list[Block]:
+    blocks = []
+    for page in PAGES:
+        for mark, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+            blocks.append(Block(page, mark, text))
+    return blocks
+
+
+def block_name(block: Block) -> str:
+    """Returns a readable test id: the page and the start of the first command."""
+    first_line = next(line for line in block.text.splitlines() if line)
+    return f"{block.page.stem}-{first_line[:40]}"
+
+
+BLOCKS = find_blocks()
+
+
+def marked(mark: str) -> list[Block]:
+    return [block for block in BLOCKS if block.mark == mark]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=block_name)
 def test_every_block_says_how_it_is_tested(block):
-    _, mark, text = block
-    kind, _, rest = mark.partition(": ")
-    assert (
-        kind in ("runs", "small", "slow", "test command")
-        or (kind == "needs" and rest)
-        or kind == "tested"
-    ), text
-    assert kind != "tested" or (ROOT / rest).exists()
+    kind, _, rest = block.mark.partition(": ")
+    assert kind in ("runs", "small", "slow", "test command", "needs", "tested"), block.text
+    if kind == "needs":
+        assert rest
+    if kind == "tested":
+        assert (ROOT / rest).exists()
 
 
-def run(text: str, environment, directory: Path) -> str:
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_to_files_exist(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def run(text: str, environment: dict[str, str], directory: Path) -> str:
+    """Runs the commands of a block in `directory`, without its installations; returns stdout."""
     (directory / "configs").symlink_to(ROOT / "configs")
     (directory / "benchmarks").symlink_to(ROOT / "benchmarks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         text = text.replace("8000", str(free.getsockname()[1]))
-    text = "".join(
-        line for line in text.splitlines(keepends=True) if not line.startswith("pip install")
-    )
+    lines = text.splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("pip install"))
+
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     environment = environment | {"PYTHONPATH": str(ROOT), "PATH": path}
-    done = subprocess.run(
-        ["bash", "-em", "-c", text], cwd=directory, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode in (0, 143), f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
+    command = ["bash", "-em", "-c", text]
+    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
+    assert done.returncode in (0, STOPPED_BY_TERM), f"{done.stdout[-1000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 
 
-@pytest.mark.parametrize("block", [block for block in FOUND if block[1] == "runs"], ids=name)
+@pytest.mark.parametrize("block", marked("runs"), ids=block_name)
 def test_it_runs(block, environment, tmp_path):
-    if "jzero.serve" in block[2]:
-        pytest.importorskip("uvicorn", reason="needs the extra serve")
-    out = run(block[2], environment, tmp_path)
-    if "jzero.serve" in block[2]:  # the whole workflow: what its last command answered
-        assert '"completion_tokens": ' in out and '"finish_reason": "' in out
+    out = run(block.text, environment, tmp_path)
+    if "jzero.serve" in block.text:  # the whole workflow: what its last command answered
+        assert '"completion_tokens": ' in out
+        assert '"finish_reason": "' in out
         assert (tmp_path / "runs/sft/report.html").stat().st_size > 50_000
 
 
-@pytest.mark.parametrize("block", [block for block in FOUND if block[1] == "small"], ids=name)
+@pytest.mark.parametrize("block", marked("small"), ids=block_name)
 def test_it_runs_small(block, environment, tmp_path):
-    small = [
-        *RUN[1:],
-        "--config.train.steps=2",
-        "--config.warm_start.steps=2",
-        "--config.eval.every=0",
-    ]
-    grow = lambda line: (
-        " ".join([line, *small, "--workdir", "runs/small"]) if "jzero.main" in line else line
-    )
-    run("\n".join(map(grow, block[2].splitlines())), environment, tmp_path)
+    changes = ["train.steps=2", "warm_start.steps=2", "eval.every=0"]
+    small = [*RUN[1:], *(f"--config.{change}" for change in changes), "--workdir", "runs/small"]
+
+    lines = block.text.splitlines()
+    for number, line in enumerate(lines):
+        if "jzero.main" in line:
+            lines[number] = " ".join([line, *small])
+    run("\n".join(lines), environment, tmp_path)
+
     assert list(tmp_path.glob("runs/*/summary.json"))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", [block for block in FOUND if block[1] == "slow"], ids=name)
+@pytest.mark.parametrize("block", marked("slow"), ids=block_name)
 def test_it_runs_for_minutes(block, environment, tmp_path):
-    if ".venv" in block[2]:
-        subprocess.run(["git", "clone", "-q", str(ROOT), str(tmp_path / "clone")], check=True)
-        subprocess.run(["bash", "-ec", block[2]], cwd=tmp_path / "clone", check=True)
+    if ".venv" in block.text:
+        clone = tmp_path / "clone"
+        subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
+        subprocess.run(["bash", "-ec", block.text], cwd=clone, check=True)
     else:
-        run(block[2], environment, tmp_path)
+        run(block.text, environment, tmp_path)
