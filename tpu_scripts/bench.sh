@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs benchmarks/step.py on worker 0 with a workload of this machine, and copies its JSON line back. For types of one
-# host: the workers of a larger slice only start together.
+# Runs benchmarks/step.py on worker 0 with a workload of this machine, and copies its JSON line back.
+# This works for slices of one host only: the workers of a larger slice start together or not at all.
 #
 #   tpu_scripts/bench.sh --workload DIR [--out bench.json] [--dry-run] [-- --steps 20 --warmup 3]
 

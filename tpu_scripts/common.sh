@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Sourced by the other scripts: the settings, their options, and how a command is run here and on the workers.
+# Sourced by the other scripts. It reads the settings and the options, and defines how a command is run
+# on this machine and on the workers.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -52,7 +53,7 @@ need_tpu() {
   [[ $DRY_RUN ]] || command -v gcloud >/dev/null || die "no gcloud: https://cloud.google.com/sdk/docs/install"
 }
 
-# The words as a shell reads them back.
+# Prints the words so that a shell reads the same words back.
 quote() {
   local word space=
   for word; do
@@ -83,11 +84,11 @@ run() {
   fi
 }
 
-# A command line on the workers, and a file to or from them. gpu.sh has its own two.
+# Runs a command line on the workers, and copies a file to or from them. gpu.sh defines its own two.
 remote() { run gcloud compute tpus tpu-vm ssh "$NAME" "${WHERE[@]}" --quiet "--worker=${WORKER:-all}" "--command=$1"; }
 copy() { run gcloud compute tpus tpu-vm scp "$1" "$NAME:$2" "${WHERE[@]}" --quiet "--worker=${WORKER:-all}" "${@:3}"; }
 
-# The state of the queued resource, MISSING where there is none.
+# Prints the state of the queued resource, or MISSING if there is none.
 DESCRIBE=(gcloud compute tpus queued-resources describe "$NAME" "${WHERE[@]}" "--format=value(state.state)")
 state() {
   local answer
@@ -100,7 +101,7 @@ state() {
   fi
 }
 
-# install_jzero EXTRA: the committed checkout and jzero[EXTRA] on the workers.
+# install_jzero EXTRA: copies the committed checkout to the workers and installs jzero[EXTRA] there.
 install_jzero() {
   local file=$CACHE/$NAME.tar.gz busy="{ echo error: a run is on, stop it first >&2; exit 1; }"
   git -C "$ROOT" diff --quiet HEAD || echo "note: changes that are not committed are not copied" >&2
@@ -111,7 +112,7 @@ install_jzero() {
 mkdir .jzero/checkout && tar -xzf jzero.tar.gz -C .jzero/checkout && $REMOTE setup $(quote "$1" ${MOUNT:+"$MOUNT"})"
 }
 
-# start_run: jzero.main with REST, or else with RUN, on every worker that is idle.
+# start_run: starts jzero.main with the arguments REST, or else RUN, on every worker that is idle.
 start_run() {
   local file=$CACHE/$NAME.secrets name secrets=
   if ((${#REST[@]} == 0)); then split "$RUN" && REST=(${WORDS[@]+"${WORDS[@]}"}); fi

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Requests a TPU by the settings and waits until it is there. Run again, it goes on waiting.
+# Requests the TPU that settings.env describes and waits until it is ready. If the script is
+# interrupted, the same command goes on waiting.
 #
 #   tpu_scripts/create.sh [--dry-run]
 

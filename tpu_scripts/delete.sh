@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Deletes the TPU, its request and its disks; asks before. What is on a mount stays.
+# Deletes the TPU, its request and its disks, after asking. Files on a mount stay.
 #
 #   tpu_scripts/delete.sh [--yes] [--dry-run]
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The same for one machine with GPUs, over ssh: GPU_HOST of settings.env, or --host. It needs curl, flock and a driver.
+# Sets up one machine with GPUs over ssh, and starts, follows and stops runs there. The machine is
+# GPU_HOST of settings.env, or --host. It needs curl, flock and an NVIDIA driver.
 #
 #   tpu_scripts/gpu.sh setup   the last commit of this checkout, uv, a Python and JAX for GPU_EXTRA
 #   tpu_scripts/gpu.sh run     starts python -m jzero.main with what follows --, or resumes it

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the other scripts run on a worker, from the checkout they copied there.
+# Runs on a worker, from the checkout that the other scripts copied there.
 #
 #   remote.sh setup EXTRA [COMMAND]   COMMAND, then uv, a Python and jzero[EXTRA] in ~/.jzero/venv
 #   remote.sh idle                    fails where a run is on
@@ -9,7 +9,8 @@
 #   remote.sh stop SECONDS            SIGTERM, and SIGKILL after SECONDS
 #   remote.sh bench ARGS...           benchmarks/step.py with ~/.jzero/workload
 #
-# In ~/.jzero: checkout/, venv/, lock (held while a run is on) and of the last run log, pid, workdir, code, stopped.
+# ~/.jzero holds checkout/, venv/, lock (held while a run is active), and of the last run: log, pid,
+# workdir, code (its exit status) and stopped.
 
 set -euo pipefail
 checkout=$(cd "$(dirname "$0")/.." && pwd)

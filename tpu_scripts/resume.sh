@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Keeps a run going until it is finished: creates the TPU where there is none, or anew after a preemption, sets it up,
-# starts the run, looks after it, and begins again. Give it the arguments of run.sh. Ctrl-C ends the looking after only.
-# WORKDIR holds what the run resumes from, so it has to be on a mount (settings.env).
+# Keeps a run going until it is finished. The script creates the TPU if there is none, or again after
+# a preemption; it sets the TPU up, starts the run, watches it, and starts over if the run is
+# interrupted. It takes the arguments of run.sh. Ctrl-C ends the watching, not the run. The run resumes
+# from what WORKDIR holds, so WORKDIR has to be on a mount that outlives the TPU (see settings.env).
 #
 #   tpu_scripts/resume.sh [--dry-run] [-- --config configs/countdown.py:qwen2.5-3b ...]
 
@@ -13,7 +14,7 @@ need WORKDIR
 node=(gcloud compute tpus tpu-vm describe "$NAME" "${WHERE[@]}" "--format=value(state)")
 status=(gcloud compute tpus tpu-vm ssh "$NAME" "${WHERE[@]}" --quiet --worker=all "--command=$REMOTE status")
 
-# What there is to go on with, in one word.
+# Prints the state of the TPU and of the run in one word.
 condition() {
   local words
   words=$(state) || return 1
@@ -36,7 +37,7 @@ condition() {
   esac
 }
 
-# The scripts of these names, one after the other.
+# Runs the scripts of these names, one after the other.
 launch() {
   local name
   for name; do

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Starts python -m jzero.main on every worker; it goes on when the connection ends. Refused where a run is on.
-# The same command resumes a run that was stopped.
+# Starts python -m jzero.main on every worker. The run goes on when the connection ends. The script
+# refuses to start while a run is active. The same command resumes a run that was stopped.
 #
 #   tpu_scripts/run.sh [--dry-run] [-- --config configs/countdown.py:qwen2.5-3b --config.train.steps=100 ...]
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Copies the last commit of this checkout to every worker and installs it there, with uv, a Python and JAX for TPUs.
-# Can be run again at any time but while a run is on.
+# Copies the last commit of this checkout to every worker and installs it there, with uv, a Python and
+# JAX for TPUs. The script can be repeated at any time, except while a run is active.
 #
 #   tpu_scripts/setup.sh [--dry-run]
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Stops the run: SIGTERM on every worker, then waits for the checkpoint. After STOP_SECONDS it is killed.
+# Stops the run: sends SIGTERM on every worker and waits until the checkpoint is saved. After
+# STOP_SECONDS it kills the run.
 #
 #   tpu_scripts/stop.sh [--dry-run]
 
