@@ -38,7 +38,7 @@ serve = pytest.importorskip("jzero.serve", reason="pip install -e '.[serve]'")
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = 96  # tokens of a prompt and its answer
-SIZES = "max_prompt=32 max_new=64 slots=16 page=32 chunk=4 kv_dtype=float32"
+SIZES = "max_prompt_tokens=32 max_new_tokens=64 num_slots=16 page_size=32 decode_steps=4 kv_dtype=float32"
 SETTINGS = ["--config.model.dtype=float32", *(f"--config.rollout.{each}" for each in SIZES.split())]
 TEMPLATE = """{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no') }}{% endif %}\
 <{{ message.role }}>{{ message.content }}

@@ -54,11 +54,11 @@ def host_params(name: str) -> qwen.Params:
 def make(name="qwen2", shape=(1, 1), stop_ids=STOP_IDS, dtype="float32", **settings) -> Engine:
     """Engines are shared by the tests: their programs are compiled once, and none may leave a trace."""
     defaults = {
-        "max_prompt": MAX_PROMPT,
-        "max_new": MAX_NEW,
-        "slots": 8,
-        "page": 16,
-        "chunk": 8,
+        "max_prompt_tokens": MAX_PROMPT,
+        "max_new_tokens": MAX_NEW,
+        "num_slots": 8,
+        "page_size": 16,
+        "decode_steps": 8,
         "kv_dtype": "float32",
     }
     mesh = make_mesh(jax.devices()[: shape[0] * shape[1]], {"slots": shape[0], "tensor": shape[1]})
@@ -173,7 +173,7 @@ def scorer(name: str):
         )
         positions = jnp.broadcast_to(jnp.arange(TOTAL), tokens.shape)
         hidden, _ = qwen.forward(config, params, tokens, positions, attend, dtype=jnp.float32)
-        options = {"temperature": temperature, "chunk": 64, "dtype": jnp.float32}
+        options = {"temperature": temperature, "decode_steps": 64, "dtype": jnp.float32}
         logps, _ = qwen.token_logps(config, params, hidden, jnp.roll(tokens, -1, axis=1), **options)
         return qwen.head(config, params, hidden, jnp.float32), logps
 
@@ -267,21 +267,21 @@ def test_logits_may_be_made_in_parts(name):
 # -- against other arrangements ---------------------------------------------------------------------------------------
 
 ARRANGEMENTS = {
-    "2 slots": {"slots": 2, "page": 4, "chunk": 3},
-    "3 slots, 1-token calls": {"slots": 3, "page": 1, "chunk": 1},
-    "page of 12": {"slots": 8, "page": 12, "chunk": 32},
-    "4 shards": {"shape": (4, 1), "slots": 8, "page": 4, "chunk": 5},
-    "tensor 2": {"shape": (1, 2), "slots": 8, "page": 16, "chunk": 6},
-    "2 shards x tensor 2": {"name": "qwen3", "shape": (2, 2), "slots": 8, "page": 4, "chunk": 7},
-    "tensor 4, 2 kv heads": {"shape": (1, 4), "slots": 8, "page": 16, "chunk": 8},
-    "preempted": {"slots": 6, "page": 4, "chunk": 4, "pages": 14},
+    "2 slots": {"num_slots": 2, "page_size": 4, "decode_steps": 3},
+    "3 slots, 1-token calls": {"num_slots": 3, "page_size": 1, "decode_steps": 1},
+    "page of 12": {"num_slots": 8, "page_size": 12, "decode_steps": 32},
+    "4 shards": {"shape": (4, 1), "num_slots": 8, "page_size": 4, "decode_steps": 5},
+    "tensor 2": {"shape": (1, 2), "num_slots": 8, "page_size": 16, "decode_steps": 6},
+    "2 shards x tensor 2": {"name": "qwen3", "shape": (2, 2), "num_slots": 8, "page_size": 4, "decode_steps": 7},
+    "tensor 4, 2 kv heads": {"shape": (1, 4), "num_slots": 8, "page_size": 16, "decode_steps": 8},
+    "preempted": {"num_slots": 6, "page_size": 4, "decode_steps": 4, "num_pages": 14},
     "preempted, 2 shards": {
         "name": "qwen3",
         "shape": (2, 1),
-        "slots": 8,
-        "page": 2,
-        "chunk": 3,
-        "pages": 46,
+        "num_slots": 8,
+        "page_size": 2,
+        "decode_steps": 3,
+        "num_pages": 46,
     },
 }
 
@@ -291,7 +291,7 @@ def test_completions_do_not_depend_on_the_arrangement(arrangement):
     engine = make(**arrangement)
     got, driver = complete(engine)
     assert_same(got, base(name_of(engine)))
-    assert (driver.counters.preempted > 0) == ("pages" in arrangement)
+    assert (driver.counters.preempted > 0) == ("num_pages" in arrangement)
     first = driver.births  # tokens that came with a prefill
     assert driver.counters.tokens + first == sum(len(sequence.tokens) for sequence in got.values())
 
@@ -319,7 +319,7 @@ def test_a_shard_without_work_does_not_hold_up_the_others():
 
 
 def test_a_group_holds_the_full_pages_of_its_prompt_once():
-    engine = make(slots=8, page=4, chunk=8)
+    engine = make(num_slots=8, page_size=4, decode_steps=8)
     length, limit = 18, 26
     shared, whole = length // 4, -(-limit // 4)
     writes = [
@@ -355,10 +355,10 @@ def test_a_pool_too_small_for_one_sequence_is_refused():
         ValueError,
         match=r"rollout.num_pages=9 is too small: one sequence of 40 tokens takes 10 pages of 4",
     ):
-        make(page=4, pages=9)
+        make(page_size=4, num_pages=9)
     with pytest.raises(ValueError, match=r"rollout.num_pages=18 is too small.*on each of 2"):
-        make(page=4, pages=18, shape=(2, 1))
-    make(page=4, pages=10)
+        make(page_size=4, num_pages=18, shape=(2, 1))
+    make(page_size=4, num_pages=10)
 
 
 def test_generate_takes_the_pages_of_its_call_or_none_runs():
@@ -379,7 +379,7 @@ def test_generate_takes_the_pages_of_its_call_or_none_runs():
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=str)
 def test_pages_are_written_in_place(shape):
     jax.config.update("jax_disable_most_optimizations", False)
-    engine = make(shape=shape, slots=8, pages=4096, kv_dtype="bfloat16")
+    engine = make(shape=shape, num_slots=8, num_pages=4096, kv_dtype="bfloat16")
     state, put = engine.init_decode_state(), engine._put
     pool = (state["k"].nbytes + state["v"].nbytes) / engine.mesh.size
     table = np.zeros((engine.max_concurrent_decodes, engine.per_slot), np.int32)
