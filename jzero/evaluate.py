@@ -71,7 +71,7 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, Any]:
 def problem_rows(rollouts: list[Rollout], samples: int) -> list[dict[str, Any]]:
     """One JSON value a problem, with all of its samples."""
     said = lambda r, grade: {"response": r.text, "correct": grade.correct, "reason": grade.reason}
-    whole = lambda r: said(r, grade_of(r)) | {"tokens": r.response_length, "finish": r.finish}
+    whole = lambda r: said(r, grade_of(r)) | {"tokens": r.response_length, "finish": r.finish_reason}
     rows = []
     for i in range(0, len(rollouts), samples):
         problem, responses = (

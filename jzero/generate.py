@@ -98,7 +98,7 @@ def row(problem: Problem, number: int, turn: Turn) -> bytes:
     said |= {
         "gold": json.dumps(problem.gold),
         "tokens": turn.end - turn.start,
-        "finish": turn.finish,
+        "finish": turn.finish_reason,
     }
     said |= {name: getattr(turn.grade, name) for name in ("score", "correct", "reason")}
     return f"{json.dumps(said)}\n".encode()

@@ -357,7 +357,7 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
         "reward/zero_variance_groups": float((scores.max(axis=1) == scores.min(axis=1)).mean()),
         "rollout/length": float(lengths.mean()),
         "rollout/length_max": float(lengths.max()),
-        "rollout/truncated": float(np.mean([rollout.finish == "length" for rollout in rollouts])),
+        "rollout/truncated": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
         "rollout/tokens": float(lengths.sum()),
     }
     if any(len(rollout.turns) > 1 for rollout in rollouts):
@@ -375,7 +375,7 @@ def sample_row(rollout: Rollout) -> dict[str, Any]:
     problem, grade = rollout.problem, grade_of(rollout)
     row = {
         "id": problem.id,
-        "sample": rollout.sample,
+        "sample": rollout.sample_index,
         "prompt": problem.prompt,
         "response": rollout.text,
     }
@@ -385,7 +385,7 @@ def sample_row(rollout: Rollout) -> dict[str, Any]:
         "advantage": rollout.advantage,
         "reason": grade.reason,
     }
-    return row | {"tokens": rollout.response_length, "finish": rollout.finish}
+    return row | {"tokens": rollout.response_length, "finish": rollout.finish_reason}
 
 
 def refreshed(algorithm: algorithms.Algorithm, step: int) -> int:

@@ -1,122 +1,188 @@
-"""The values that flow through a step. Dimensions: P prompts, G group, N = P*G, B rows, T tokens, M microbatches."""
+"""The values that flow through a step, as frozen dataclasses.
+
+    Problem -> Rollout (its turns and tokens) -> the same Rollout with a Grade -> Batch -> State
+
+A task makes `Problem`s. The sampler answers each problem several times and returns one `Rollout`
+for each answer. Graders add a `Grade` to every turn and to the rollout. `jzero.training` packs
+rollouts into `Batch`es and computes the next `State` from them.
+
+Shapes are written with these letters: P prompts, G rollouts of one prompt (group), N = P * G
+rollouts, M microbatches, B packed rows, T tokens. i32[T] is an array of T 32-bit integers.
+
+Processes that grade responses import this module and must start quickly, so it imports no JAX.
+`jzero.training` registers `Batch` and `State` with JAX as pytrees when it is imported.
+"""
+
+from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
+    import optax
+
+# A prompt is text that the policy continues, or chat messages: dicts with "role" and "content".
+Prompt: TypeAlias = str | list[dict[str, str]]
+
+# The type of the arrays of a `Batch`.
+ArrayType = TypeVar("ArrayType")
+
+# A model's parameters: a nested dict of arrays. `jzero.model.qwen` says which names it has.
+Params: TypeAlias = "dict[str, jax.Array | Params]"
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One verifiable question, a pure function of (task, split, seed, index)."""
+    """One question whose answers can be verified.
 
-    id: str  # unique within a run: "countdown/train/17"
-    task: str  # key of tasks.TASKS, or module:function of the grader
-    prompt: Any  # what the policy continues, template applied: text, or messages for the tokenizer's chat template
-    gold: Any  # what the task's grader needs; plain JSON values
+    A task computes its problems from (task settings, seed, step) alone, so no run has to save which
+    problems it has seen.
+    """
+
+    id: str  # unique within a run, such as "countdown/train/17"
+    task: str  # a key of tasks.TASKS, or "module:function" of a grader
+    prompt: Prompt  # with the task's template applied
+    gold: object  # what the grader of the task compares a response with: plain JSON values
 
 
 @dataclass(frozen=True)
 class Grade:
-    """What a grader says of one response."""
+    """A grader's verdict on one response, or on an episode of several responses."""
 
     score: float  # the reward
-    correct: bool  # counted as accuracy
+    correct: bool  # whether the response counts as right in accuracies
     reason: str  # "correct", "wrong value", "no answer", "timeout", ...
     seconds: float = 0.0  # wall time inside the grader
-    parts: dict[str, float] = field(
-        default_factory=dict
-    )  # named rewards that the score is the weighted sum of
-    reply: str | None = (
-        None  # what the environment says to the response, where it was asked; None ends the episode
-    )
+    # The named rewards of which `score` is the weighted sum.
+    parts: dict[str, float] = field(default_factory=dict)
+    # The environment's answer to the response. None ends the episode.
+    reply: str | None = None
 
 
 @dataclass(frozen=True)
 class Turn:
-    """One response of an episode: tokens[start:end], before the environment's end of turn and reply."""
+    """One response of an episode: `tokens[start:end]` of its rollout.
+
+    The end-of-turn tokens and the reply that the environment puts after a response are not part of
+    the turn.
+    """
 
     start: int
     end: int
-    text: str  # as the grader sees it
-    finish: str  # "stop" or "length"
-    grade: Grade | None = None  # its score is the turn's reward
+    text: str  # the response as the grader sees it
+    finish_reason: str  # "stop": the policy ended it; "length": it reached rollout.max_new_tokens
+    grade: Grade | None = None  # its score is the reward of this turn
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """One episode, ragged host values: prompt tokens, then sampled (and, multi-turn, environment) tokens."""
+    """One episode as the sampler recorded it, with arrays in host memory. Every rollout has its
+    own number of tokens T.
+
+    The tokens are the prompt, then the responses of the policy with the replies of the environment
+    between them. A task with a single turn is the case of an environment that never replies.
+    """
 
     problem: Problem
-    sample: int  # index in the problem's group
-    tokens: np.ndarray  # i32[T] prompt and response
+    sample_index: int  # place among the G rollouts of the problem
+    tokens: np.ndarray  # i32[T] prompt, responses and replies
     sampled: np.ndarray  # bool[T] True where the policy chose the token
-    logps: (
-        np.ndarray
-    )  # f32[T] log-prob under the sampler at the sampling temperature; 0 where not sampled
-    versions: np.ndarray  # i32[T] policy version that sampled the token; -1 where not sampled
-    turns: tuple[Turn, ...]  # the first begins where the prompt ends
-    grade: Grade | None = None  # of the episode
-    advantage: float = 0.0  # mean over the sampled tokens, once an update has scored it
+    # f32[T] log-probability under the sampler, at the temperature and over the full vocabulary; 0
+    # where the token was not sampled.
+    logps: np.ndarray
+    versions: np.ndarray  # i32[T] version of the policy that sampled the token; -1 elsewhere
+    turns: tuple[Turn, ...]  # at least one; the first starts where the prompt ends
+    grade: Grade | None = None  # verdict on the whole episode
+    advantage: float = 0.0  # mean over the sampled tokens; set once an update has computed it
 
     @property
     def prompt_length(self) -> int:
+        """Number of tokens of the prompt."""
         return self.turns[0].start
 
     @property
     def response_length(self) -> int:
+        """Number of tokens after the prompt, replies of the environment included."""
         return len(self.tokens) - self.prompt_length
 
     @property
     def text(self) -> str:
+        """The text of the last response."""
         return self.turns[-1].text
 
     @property
-    def finish(self) -> str:
-        return self.turns[-1].finish
+    def finish_reason(self) -> str:
+        """The finish reason of the last response."""
+        return self.turns[-1].finish_reason
 
 
 class RowLayout(NamedTuple):
-    """Shape of a packed row: a prefix, then `slots` independent slots. T = prefix + slots * slot. Every token of a slot
-    sees the prefix, a group's prompt, and causally its own segment. prefix = 0 and slots = 1 is plain packing."""
+    """The shape of a packed row: a prefix of `prefix` tokens, then `slots` slots of `slot` tokens.
 
-    prefix: int
-    slots: int
-    slot: int
+    The prefix holds the prompt of a group. Every token of a slot attends to the prefix, and
+    causally to its own segment of the slot. Slots do not see each other. A prefix of 0 tokens with
+    one slot is plain packing.
+
+    A layout is a static argument of the jitted programs, and every layout is compiled once.
+    """
+
+    prefix: int  # tokens
+    slots: int  # number of slots
+    slot: int  # tokens
 
     @property
     def tokens(self) -> int:
+        """Number of tokens of a row: T = prefix + slots * slot."""
         return self.prefix + self.slots * self.slot
 
 
 @dataclass(frozen=True)
-class Batch:
-    """Packed rows of one layout; every field [M, B, T], or [B, T] inside the loop. What a step does not use is None."""
+class Batch(Generic[ArrayType]):
+    """Packed rows of one layout, as the programs of `jzero.training.learner` read them.
 
-    tokens: Any  # i32 input ids
-    targets: Any  # i32 id that follows the input in its own sequence
-    segments: Any  # i32 0 = padding; tokens attend within their segment (prefix: visible to the whole row)
-    positions: Any  # i32 position in the sequence (RoPE)
-    weights: Any  # f32 weight of the target's loss term, normalised over the whole optimizer step; 0 = not trained
-    sampler_logps: Any  # f32 log-prob of the target under the sampler
-    advantages: Any = None  # f32
-    old_logps: Any = None  # f32 of the ratio; None: of the policy as it is
-    ref_logps: Any = None  # f32 under the reference policy
-    kl_weights: Any = None  # f32 as weights, of the KL
-    old_values: Any = None  # f32 the critic's, before the step
-    returns: Any = None  # f32 what it should have said
+    `Batch[np.ndarray]` is what packing returns, `Batch[jax.Array]` lies on the mesh, and
+    `Batch[jax.ShapeDtypeStruct]` is what programs are compiled for ahead of time.
+
+    Every field is [M, B, T], or [B, T] inside the loop over microbatches. A field that the
+    algorithm does not need is None. The input at position t predicts the target at position t.
+    """
+
+    tokens: ArrayType  # i32 input ids
+    targets: ArrayType  # i32 the id that follows the input in the input's own sequence
+    # i32 number of the sequence within its slot, from 1; 0 = padding. A token attends within its
+    # segment, and every segment of the row sees the prefix.
+    segments: ArrayType
+    positions: ArrayType  # i32 position within the sequence, for RoPE
+    # f32 weight of the target's loss term, normalized over the whole optimizer step. 0 means that
+    # the target is not trained.
+    weights: ArrayType | None = None
+    sampler_logps: ArrayType | None = None  # f32 log-probability of the target under the sampler
+    advantages: ArrayType | None = None  # f32
+    old_logps: ArrayType | None = None  # f32 under pi_old, the denominator of the ratio
+    ref_logps: ArrayType | None = None  # f32 under the reference policy
+    kl_weights: ArrayType | None = None  # f32 weight of the KL term; None = `weights`
+    old_values: ArrayType | None = None  # f32 the critic's values before the step
+    returns: ArrayType | None = None  # f32 the critic's targets
 
 
 @dataclass(frozen=True)
 class State:
-    """What training changes. Plain nested dicts and Optax state: crosses jit, is donated, is checkpointed."""
+    """Everything that training changes: what checkpoints hold, and what updates donate and return.
 
-    params: Any  # fp32 master weights
-    opt_state: Any
-    step: Any  # i32[] optimizer steps done
-    critic: "State | None" = None
+    The fields are plain nested dicts and Optax states, so a State passes through `jax.jit` and is
+    saved leaf by leaf.
+    """
+
+    params: Params  # f32 master weights
+    opt_state: optax.OptState
+    step: jax.Array  # i32[] optimizer steps done, without those that optimizer.skip_norm refused
+    critic: State | None = None  # the critic's own State where the algorithm needs a critic
 
 
 def grade_of(graded: Rollout | Turn) -> Grade:
+    """Returns the grade of a rollout or turn that must have been graded."""
     assert graded.grade is not None, f"{graded} was not graded"
     return graded.grade

@@ -78,7 +78,7 @@ def random_rollouts(
             grade = Grade(score, score == 1.0, "")
             rollout = Rollout(
                 problem=Problem(f"slow/{p}", "countdown", "", {}),
-                sample=g,
+                sample_index=g,
                 tokens=tokens,
                 sampled=sampled,
                 logps=np.where(sampled, rng.normal(-4, 0.3, len(tokens)), 0).astype(np.float32),
@@ -95,7 +95,7 @@ def random_rollouts(
 
 
 def score(rollout: Rollout, algorithm, max_new: int) -> float:
-    cut = rollout.finish == "length"
+    cut = rollout.finish_reason == "length"
     value = (
         algorithm.truncated_score if cut and algorithm.truncated == "fixed" else rollout.grade.score
     )
@@ -196,7 +196,7 @@ def token_weights(
     chosen = range(len(rollouts)) if chosen is None else chosen
     trained = [
         [
-            s and not (algorithm.truncated == "mask" and rollout.finish == "length")
+            s and not (algorithm.truncated == "mask" and rollout.finish_reason == "length")
             for s in rollout.sampled.tolist()
         ]
         for rollout in rollouts

@@ -40,7 +40,7 @@ def test_token_weights(weight, truncated):
 
 def test_rewards_of_truncated_rollouts():
     ends = lambda **fields: replace(ROLLOUTS[0], turns=(replace(ROLLOUTS[0].turns[0], **fields),))
-    cut, whole = (ends(finish=finish, grade=Grade(0.7, False, "")) for finish in ("length", "stop"))
+    cut, whole = (ends(finish_reason=finish, grade=Grade(0.7, False, "")) for finish in ("length", "stop"))
     for truncated, score in (("grade", 0.7), ("mask", 0.7), ("fixed", -0.5)):
         config = reference.settings(algorithm={"truncated": truncated, "truncated_score": -0.5})
         assert turn_rewards(cut, config) == [score] and turn_rewards(whole, config) == [0.7]
@@ -65,7 +65,7 @@ def test_rollout_metrics():
     assert values["rollout/length"] == sum(lengths) / 16 and values["rollout/length_max"] == max(
         lengths
     )
-    assert values["rollout/truncated"] == sum(r.finish == "length" for r in ROLLOUTS) / 16
+    assert values["rollout/truncated"] == sum(r.finish_reason == "length" for r in ROLLOUTS) / 16
     assert values["rollout/tokens"] == sum(lengths)
 
 

@@ -37,7 +37,7 @@ def accuracy_metrics(rollouts: list[Rollout], samples: int) -> dict[str, float]:
         "accuracy": float(correct.mean()),
         "stderr": float(correct.mean(axis=1).std() / np.sqrt(len(correct))),
         "length": float(np.mean([rollout.response_length for rollout in rollouts])),
-        "truncated": float(np.mean([rollout.finish == "length" for rollout in rollouts])),
+        "truncated": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
     }
     if samples > 1:
         ks = [2**i for i in range(1, samples.bit_length()) if 2**i < samples] + [samples]

@@ -20,9 +20,9 @@ def trajectory(rollout: Rollout) -> dict[str, Any]:
         }
         reply = {"reply": before.grade.reply} if before and before.grade else {}
         turns.append(
-            lengths | of(turn.grade) | {"finish": turn.finish, "answer": turn.text} | reply
+            lengths | of(turn.grade) | {"finish": turn.finish_reason, "answer": turn.text} | reply
         )
-    whole = {"id": rollout.problem.id, "sample": rollout.sample, "prompt": rollout.problem.prompt}
+    whole = {"id": rollout.problem.id, "sample": rollout.sample_index, "prompt": rollout.problem.prompt}
     whole |= {"prompt_length": rollout.prompt_length, "answer_length": len(versions)} | of(
         rollout.grade
     )

@@ -36,7 +36,7 @@ def token_weights(
     trained = [rollout.sampled.copy() for rollout in rollouts]
     for mask, rollout in zip(trained, rollouts, strict=True):
         for turn in rollout.turns if algorithm.truncated == "mask" else ():
-            mask[turn.start : turn.end] &= turn.finish != "length"
+            mask[turn.start : turn.end] &= turn.finish_reason != "length"
     every = np.array([mask.sum() for mask in trained], np.float64)
     turns = 1 if config.train.sequence_per_turn else config.rollout.max_turns
     longest = algorithm.length_norm or turns * config.rollout.max_new_tokens
@@ -76,6 +76,6 @@ def turn_rewards(rollout: Rollout, config: config.Config) -> list[float]:
     length = lambda turn: int(rollout.sampled[turn.start : turn.end].sum())
     settings = config.algorithm, config.rollout.max_new_tokens
     return [
-        algorithms.shaped(grade_of(t).score, length(t), t.finish == "length", *settings)
+        algorithms.shaped(grade_of(t).score, length(t), t.finish_reason == "length", *settings)
         for t in rollout.turns
     ]

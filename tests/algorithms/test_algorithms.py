@@ -279,7 +279,7 @@ def test_loss_and_per_token_gradient(case, packing, rows, devices):
             assert_equal(loss, slopes, want_loss, [want[i] for i in part.chosen])
             mine = [data.rollouts[i] for i in part.chosen]
             assert not any(x[~r.sampled].any() for x, r in zip(slopes, mine, strict=True))
-            cut += sum(r.finish == "length" for r in mine)
+            cut += sum(r.finish_reason == "length" for r in mine)
     assert cut > 3
 
 
@@ -312,7 +312,7 @@ def test_value_loss_and_per_token_gradient(changes, packing, rows, devices):
 
 
 def test_a_step_of_masked_rollouts_alone_has_no_weight():
-    cut = lambda rollout: replace(rollout, turns=(replace(rollout.turns[0], finish="length"),))
+    cut = lambda rollout: replace(rollout, turns=(replace(rollout.turns[0], finish_reason="length"),))
     rollouts = [cut(rollout) for rollout in reference.random_rollouts(0, PROMPTS, GROUP)]
     for name in WEIGHTS:
         masked = reference.settings(algorithm={"truncated": "mask"})

@@ -220,7 +220,7 @@ def trl_loss(trainer, data: Given, microbatches: int) -> tuple[float, list[np.nd
 
     tokens = [np.maximum(r.tokens, EOS + 1) for r in rollouts]
     for mine, r in zip(tokens, rollouts, strict=True):
-        mine[-1] = EOS if r.finish == "stop" else EOS + 1
+        mine[-1] = EOS if r.finish_reason == "stop" else EOS + 1
     prompts = [[EOS + 1] * r.prompt_length for r in rollouts]
     own = lists([r.sampled.astype(int) for r in rollouts])
     generated = (

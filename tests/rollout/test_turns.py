@@ -147,7 +147,7 @@ def test_every_prompt_extends_the_last_by_the_response_and_the_reply():
             sampled[turn.start : turn.end] = True
         for turn, after in pairwise(rollout.turns):
             written = rollout.tokens[turn.end - 1] == end
-            assert (turn.finish == "stop") == written
+            assert (turn.finish_reason == "stop") == written
             between = [] if written else [end]
             between += tokenizer.encode(
                 tok, f"{guess.hint(guess.read(turn.text), rollout.problem.gold)}\n"
@@ -275,7 +275,7 @@ def converse(engine, prompts=PROMPTS, group=2, wait=0, evict=False, stop=(), wit
         order.append(key)
     assert_empty(engine)
     said = {
-        key: (s.tokens, [(t.start, t.end, t.finish) for t in s.turns], s.logps)
+        key: (s.tokens, [(t.start, t.end, t.finish_reason) for t in s.turns], s.logps)
         for key, s in done.items()
     }
     return said, order, driver.counters
