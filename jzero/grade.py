@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from tqdm import tqdm
 
 from jzero.errors import UserError
+from jzero.grading.extract import TEMPLATES
 from jzero.grading.pool import Pool
-from jzero.grading.verdict import TEMPLATES
 
 TASKS = {
     "math": "boxed",

@@ -1,289 +1,247 @@
-"""Whether two parsed answers are the same: rationals are compared exactly, other constants and formulas numerically, at
-points that follow from their symbols' names, to many digits. Where a value is beyond the limits, sympy's automatic
-canonical form decides. Powers are sized before they are computed."""
+"""Whether two parsed answers are the same answer.
+
+`equal` takes units off, and then compares lists, sets, intervals, matrices and relations by their
+structure, down to the formulas in them, which `formulas` compares.
+"""
 
 import functools
-import math
-import random
 from collections.abc import Callable
-from fractions import Fraction
-from typing import Any
 
-import mpmath
+from jzero.grading.evaluation import (
+    CONSTANTS,
+    NUM_POINTS,
+    Value,
+    is_exact,
+    near,
+    symbol_names,
+    value,
+)
+from jzero.grading.expressions import INFINITY, Node, negative, split_unit
+from jzero.grading.formulas import is_literal, same_formula
+from jzero.grading.vocabulary import FUNCTIONS
 
-from jzero.grading.latex_parser import FUNCTIONS, REAL, Node, negative, refuse
-
-BITS = 8192  # of rationals
-LARGEST = 1e40  # of what else is computed with, and its inverse the smallest: beside it, small terms must count
-RANGES = (
-    (0.3, 1.0),
-    (1.0, 3.0),
-    (3.0, 8.0),
-    (0.01, 0.3),
-    (1.0, 2.0),
-) * 2  # where symbols are sampled
-MP = mpmath.MPContext()
-MP.dps = 140
-TOLERANCE = 1e-80
-BAD = (
-    ArithmeticError,
-    LookupError,
-    ValueError,
-    TypeError,
-    MP.NoConvergence,
-)  # there is no such value
-CONSTANTS = {"e": +MP.e, "pi": +MP.pi, "i": MP.mpc(0, 1)}
-
-
-def parts(node: Node) -> list[Node]:
-    return [part for part in node[1:] if isinstance(part, tuple)]
+# Relative differences that the links of a chain may have: x = 1/3 ≈ 0.333.
+TOLERANCE_OF_APPROXIMATION = 1e-2
+TOLERANCE_OF_EQUATION = 1e-20
 
 
 @functools.lru_cache(4096)
-def names(node: Node) -> set[str]:
-    """The symbols in a tree."""
-    return (
-        {node[1]} - CONSTANTS.keys() if node[0] == "sym" else set().union(*map(names, parts(node)))
-    )
+def equal(prediction: Node, gold: Node, strict: bool) -> bool:
+    """Returns whether a prediction is the same answer as the gold.
 
-
-def exact(*values: Any) -> bool:
-    return all(type(value) is Fraction for value in values)
-
-
-def bits(value: Fraction) -> int:
-    return max(value.numerator.bit_length(), value.denominator.bit_length())
-
-
-def power(base: Any, exponent: Any) -> Any:
-    if not exact(base, exponent) or exponent.denominator != 1:
-        return MP.convert(base) ** exponent
-    return base ** int(exponent) if bits(base) * abs(exponent) <= BITS / 2 else refuse("size")
-
-
-RATIONAL = ("neg", "add", "mixed", "mul", "div", "ratio", "pow", "factorial")
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(MP, name) for name in (*FUNCTIONS, "binomial", "floor", "ceil")},
-    "factorial": lambda n: (
-        Fraction(math.factorial(int(n))) if exact(n) and n in range(450) else MP.factorial(n)
-    ),
-    "neg": lambda x: -x,
-    **dict.fromkeys(("add", "mixed"), lambda *terms: sum(terms)),
-    "mul": lambda *factors: math.prod(factors),
-    **dict.fromkeys(("div", "ratio"), lambda x, y: x / y),
-    "pow": power,  # a root is real if it can be
-    "root": lambda n, x: (
-        -power(-x, 1 / n) if not x.imag and x.real < 0 and n.real % 2 == 1 else power(x, 1 / n)
-    ),
-    "deg": MP.radians,
-    "abs": MP.fabs,
-}
-
-
-@functools.lru_cache(8192)
-def value(node: Node, k: int = 0) -> Any:
-    """At the k-th point: a Fraction, a finite mpf or, if that is not real, mpc; None where there is none."""
-    kind = node[0]
-    if kind == "num":
-        return node[1]
-    if kind == "sym" and node[1] in CONSTANTS:
-        return CONSTANTS[node[1]]
-    if kind == "sym":  # positive at first, then of both signs
-        draw = random.Random(f"{node[1]}/{k}")
-        return MP.mpf(
-            draw.uniform(*RANGES[k]) * draw.choice((1, -1 if k >= len(RANGES) // 2 else 1))
-        )
-    values = [value(part, k) for part in parts(node)]
-    rational = kind in RATIONAL and exact(*values)
-    try:
-        fits = (
-            sum(map(bits, values)) <= BITS
-            if rational
-            else all(1 / LARGEST < abs(x) < LARGEST for x in values if x)
-        )
-        found = (
-            OPERATIONS[kind](*(values if rational else map(MP.convert, values))) if fits else MP.nan
-        )
-        found = (
-            found.real
-            if type(found) is MP.mpc and abs(found.imag) <= 1e-100 * abs(found)
-            else found
-        )
-        return found if MP.isfinite(found) else None
-    except BAD:
-        return None
-
-
-def near(a: Any, b: Any, tolerance: float = TOLERANCE) -> bool:
-    if tolerance == TOLERANCE and (exact(a, b) or any(exact(x) and bits(x) > 256 for x in (a, b))):
-        return a == b
-    a, b = MP.convert(a), MP.convert(b)
-    return bool(abs(a - b) <= tolerance * max(abs(a), abs(b)))
-
-
-def literal(node: Node) -> bool:
-    """A number as it is written: decimal, fraction, mixed, scientific, a power. No arithmetic is left to do."""
-    if node[0] == "mul":
-        return (
-            len(node) == 3
-            and node[1][0] == "num"
-            and node[2][0] == "pow"
-            and node[2][1][:2] == ("num", 10)
-        )
-    return node[0] in ("num", "mixed") or (
-        node[0] in ("neg", "div", "ratio", "pow") and all(map(literal, parts(node)))
-    )
-
-
-def stands_for(a: Node, b: Node) -> bool:
-    """A decimal of six digits or more, rounded or cut, for an exact constant that no decimal equals."""
-    written, x, y = a[1] if a[0] == "neg" else a, value(a), value(b)
-    place = written[2] if written[0] == "num" else 0
-    if (
-        not place
-        or x.denominator == 1
-        or abs(x) < 10**5 * place
-        or (exact(y) and not 10 ** bits(y) % y.denominator)
-    ):
+    A unit may be missing on either side, but two units must be the same. If `strict`, a gold that
+    is written out as a number takes only a prediction that is, too: not 6*7 for 42.
+    """
+    if prediction == gold:
+        return True
+    inside, unit = split_unit(prediction)
+    gold_inside, gold_unit = split_unit(gold)
+    if unit and gold_unit and unit != gold_unit:
         return False
-    return bool(abs(y - x) / place <= (1 if abs(y) - abs(x) > 0 else 0.5))
-
-
-def same_value(a: Node, b: Node, strict: bool) -> bool:
-    """Identity at every point where both are real or, where they never are, as complex numbers. If `strict`, a gold
-    that is written as a number takes only what is."""
-    if names(a) != names(b) or (strict and literal(b) and not literal(a)):
+    is_in_other_base = unit.startswith("_")
+    if is_in_other_base and not gold_unit:
         return False
-    if not {type(value(a)), type(value(b))} - {Fraction, MP.mpf} and not near(value(a), value(b)):
-        return stands_for(a, b)
-    pairs = [(value(a, k), value(b, k)) for k in range(len(RANGES) if names(a) else 1)]
-    known = [(x, y) for x, y in pairs if x is not None and y is not None]
-    real = [(x, y) for x, y in known if MP.mpc not in (type(x), type(y))]
-    for some in (real, known):
-        if len(some) >= min(2, len(pairs)):
-            return all(near(x, y) for x, y in some)
-    return all(x is y for x, y in pairs) and form(a) == form(b)
+    if _same_percentage(inside, unit, gold_inside, gold_unit):
+        return True
+    for kind, compare in _STRUCTURES.items():
+        if kind in (inside.kind, gold_inside.kind):
+            return compare(inside, gold_inside, strict)
+    return same_formula(inside, gold_inside, strict)
 
 
-def form(node: Node) -> Any:
-    """As sympy's sums and products. All else, large numbers too, stands for itself: nothing large is computed."""
-    import sympy
-
-    if exact(number := value(node)) and bits(number) <= 64:
-        return sympy.Rational(number)
-    build = {"add": sympy.Add, "mul": sympy.Mul, "neg": lambda x: -x}.get(
-        node[0]
-    ) or sympy.Function(node[0])
-    return build(
-        *(form(part) if isinstance(part, tuple) else sympy.Symbol(str(part)) for part in node[1:])
-    )
+def _same_percentage(inside: Node, unit: str, gold_inside: Node, gold_unit: str) -> bool:
+    """Returns whether one answer is a percentage, and the other is the share of 1: 35% is 0.35."""
+    if (unit == "percent") == (gold_unit == "percent") or not is_literal(inside):
+        return False
+    share = _share(inside, unit)
+    return share is not None and is_exact(share) and share == _share(gold_inside, gold_unit)
 
 
-def is_name(node: Node) -> bool:
-    """x, f(x), |AB|, A:B, (p, q), a fraction of names: no number, sum or power."""
-    if node[0] == "sym":
-        return node[1] not in CONSTANTS
-    return node[0] in ("mul", "div", "ratio", "tuple", "abs", *FUNCTIONS) and all(
-        map(is_name, parts(node))
-    )
+def _share(inside: Node, unit: str) -> Value | None:
+    number = value(inside)
+    if number is None or unit != "percent":
+        return number
+    return number / 100
 
 
-def solved(node: Node) -> Node:
-    """What a relation says of a name: the value it is equal to, or the interval it is in; else the relation."""
-    _, operators, *sides = node
-    named = [is_name(side) for side in sides]
-    if set(operators) <= {"=", "≈"}:
-        rest = [side for side in sides if not is_name(side)] or sides[1:]
-        own = {side[1] for side in sides if side[0] == "sym" and side not in rest} & set().union(
-            *map(names, rest)
-        )
-        values, tolerance = (
-            [value(plain(side)[0]) for side in rest],
-            1e-2 if "≈" in operators else 1e-20,
-        )
-        held = len(rest) == 1 or (
-            None not in values and all(near(v, values[0], tolerance) for v in values)
-        )
-        return rest[0] if held and not own and (any(named) or "≈" in operators) else node
-    if len(sides) == 2:
-        operators, sides = (
-            ("<" + operators, [REAL[2], *sides])
-            if named[0]
-            else (operators + "<", [*sides, REAL[3]])
-        )
-    if set(operators) - set("<≤") or [is_name(side) for side in sides] != [False, True, False]:
+# Structures
+
+
+def _same_parts(prediction: Node, gold: Node, strict: bool) -> bool:
+    """Compares part by part. Kinds, brackets and operators must be the same."""
+    if prediction.kind != gold.kind or prediction.name != gold.name:
+        return False
+    if len(prediction.parts) != len(gold.parts):
+        return False
+    pairs = zip(prediction.parts, gold.parts, strict=True)
+    return all(equal(part, gold_part, strict) for part, gold_part in pairs)
+
+
+def _same_members(prediction: Node, gold: Node, strict: bool) -> bool:
+    """Compares as multisets. Members that are repeated on one side only count once."""
+    members, gold_members = _members(prediction), _members(gold)
+    if len(members) != len(gold_members):
+        members, gold_members = _without_repetitions(members), _without_repetitions(gold_members)
+    if len(members) != len(gold_members):
+        return False
+    for member in members:
+        count = sum(equal(member, other, strict) for other in gold_members)
+        if count == 0 or count != sum(equal(member, other, False) for other in members):
+            return False
+    return True
+
+
+def _members(node: Node) -> tuple[Node, ...]:
+    return node.parts if node.kind in ("list", "set", "union") else (node,)
+
+
+def _without_repetitions(members: tuple[Node, ...]) -> tuple[Node, ...]:
+    kept = []
+    for index, member in enumerate(members):
+        if not any(equal(member, earlier, False) for earlier in members[:index]):
+            kept.append(member)
+    return tuple(kept)
+
+
+def _same_text(prediction: Node, gold: Node, strict: bool) -> bool:
+    letters = _letters(prediction)
+    return letters != "" and letters == _letters(gold)
+
+
+def _letters(node: Node) -> str:
+    """Returns the letters of words or symbols, "" for a tree that is not written with letters.
+
+    A word can be read as a product of symbols: "A B C" is ABC.
+    """
+    if node.kind == "multiply":
+        letters = [_letters(part) for part in node.parts]
+        return "".join(letters).lower() if all(letters) else ""
+    return node.name
+
+
+# Relations
+
+
+def _same_relation(prediction: Node, gold: Node, strict: bool) -> bool:
+    """Compares side by side; of a single relation, all sides may be moved over and scaled.
+
+    Where only one of the answers is a relation, what the relation says of its name is compared:
+    x = 3 with 3, and 0 < x < 1 with (0, 1).
+    """
+    if prediction.kind != gold.kind:
+        prediction, gold = _solved(prediction), _solved(gold)
+        if "relation" in (prediction.kind, gold.kind):
+            return False
+        return equal(prediction, gold, strict)
+    if _same_parts(prediction, gold, False):
+        return True
+    operators = prediction.name
+    if operators != gold.name or len(operators) > 1:
+        return False
+    return _is_scaled(operators, _left_minus_right(prediction), _left_minus_right(gold))
+
+
+def _left_minus_right(relation: Node) -> Node:
+    left, right = relation.parts
+    return Node("add", (left, negative(right)))
+
+
+def _is_scaled(operator: str, difference: Node, gold_difference: Node) -> bool:
+    """Returns whether one difference is a constant multiple of the other.
+
+    An inequality turns around when its sides are multiplied by a negative number.
+    """
+    if symbol_names(difference) != symbol_names(gold_difference):
+        return False
+    quotient = Node("divide", (difference, gold_difference))
+    values = [value(quotient, point) for point in range(NUM_POINTS)]
+    scales = [scale for scale in values if scale is not None]
+    if len(scales) < 2 or not scales[0]:
+        return False
+    if not all(near(scales[0], scale) for scale in scales):
+        return False
+    return operator in ("=", "≠") or scales[0].real > 0
+
+
+def _is_name(node: Node) -> bool:
+    """Returns whether a tree names something: x, f(x), |AB|, A:B, (p, q) or a fraction of names.
+
+    Numbers, sums and powers are no names.
+    """
+    if node.kind == "symbol":
+        return node.name not in CONSTANTS
+    if node.kind in ("multiply", "divide", "ratio", "tuple", "abs", *FUNCTIONS):
+        return all(map(_is_name, node.parts))
+    return False
+
+
+def _solved(node: Node) -> Node:
+    """Returns what a relation says of a name: the value it is equal to, or the interval it is in.
+
+    Returns any other node, and a relation that says nothing of one name, as it is.
+    """
+    if node.kind != "relation":
         return node
-    return ("tuple", "(["[operators[0] == "≤"] + ")]"[operators[1] == "≤"], sides[0], sides[2])
+    if set(node.name) <= {"=", "≈"}:
+        return _solved_equation(node)
+    return _solved_inequality(node)
 
 
-def same_relation(a: Node, b: Node, strict: bool) -> bool:
-    """Side by side; what is left minus right of a single link may be scaled."""
-    if a[0] != b[0]:
-        a, b = (solved(node) if node[0] == "rel" else node for node in (a, b))
-        return "rel" not in (a[0], b[0]) and equal(a, b, strict)
-    if a[1] != b[1] or len(a[1]) > 1 or same_parts(a, b, False):
-        return same_parts(a, b, False)
-    p, q = (("add", node[2], negative(node[3])) for node in (a, b))
-    known = [scale for k in range(len(RANGES)) if (scale := value(("div", p, q), k)) is not None]
-    same = (
-        names(p) == names(q)
-        and len(known) > 1
-        and known[0]
-        and all(near(known[0], scale) for scale in known)
-    )
-    return bool(same and (a[1] in "=≠" or known[0].real > 0))
+def _solved_equation(relation: Node) -> Node:
+    """Returns 3 for x = 3 or x = 6/2 = 3, and b for a = b."""
+    sides = relation.parts
+    # Where all sides are names, the first is the name, and the others are its values.
+    values = [side for side in sides if not _is_name(side)] or list(sides[1:])
+    has_name = any(_is_name(side) for side in sides)
+    is_approximate = "≈" in relation.name
+    if not has_name and not is_approximate:
+        return relation
+
+    # x = x + 1 says nothing of x alone.
+    names_in_values = frozenset[str]().union(*map(symbol_names, values))
+    for side in sides:
+        if side.kind == "symbol" and side not in values and side.name in names_in_values:
+            return relation
+
+    tolerance = TOLERANCE_OF_APPROXIMATION if is_approximate else TOLERANCE_OF_EQUATION
+    return values[0] if _are_near(values, tolerance) else relation
 
 
-def plain(node: Node) -> tuple[Node, str]:
-    """An answer without its unit, and that."""
-    return (plain(node[1])[0], node[2]) if node[0] in ("unit", "deg") else (node, "")
+def _are_near(sides: list[Node], tolerance: float) -> bool:
+    if len(sides) == 1:
+        return True
+    values = [value(split_unit(side)[0]) for side in sides]
+    if any(number is None for number in values):
+        return False
+    return all(near(number, values[0], tolerance) for number in values)
 
 
-def same_members(a: Node, b: Node, strict: bool) -> bool:
-    """As multisets, but what is said twice may be said once."""
-    x, y = ([*node[1:]] if node[0] in ("list", "set", "union") else [node] for node in (a, b))
-    if len(x) != len(y):
-        x, y = (
-            [p for k, p in enumerate(z) if not any(equal(p, q, False) for q in z[:k])]
-            for z in (x, y)
-        )
-    count = lambda item, z: sum(equal(item, other, strict and z is y) for other in z)
-    return len(x) == len(y) and all(0 < count(item, y) == count(item, x) for item in x)
+def _solved_inequality(relation: Node) -> Node:
+    """Returns the interval [0, 1) for 0 ≤ x < 1, and (2, infinity) for 2 < x."""
+    operators, sides = relation.name, relation.parts
+    if len(sides) == 2:
+        if _is_name(sides[0]):
+            operators, sides = "<" + operators, (negative(INFINITY), *sides)
+        else:
+            operators, sides = operators + "<", (*sides, INFINITY)
+    if not set(operators) <= {"<", "≤"}:
+        return relation
+    if [_is_name(side) for side in sides] != [False, True, False]:
+        return relation
+    opening = "[" if operators[0] == "≤" else "("
+    closing = "]" if operators[1] == "≤" else ")"
+    return Node("tuple", (sides[0], sides[2]), name=opening + closing)
 
 
-def spelled(node: Node) -> Any:
-    return "".join(str(part[-1]) for part in node[1:]).lower() if node[0] == "mul" else node[-1]
-
-
-def same_parts(a: Node, b: Node, strict: bool) -> bool:
-    pairs = zip(a, b, strict=False)
-    return len(a) == len(b) and all(
-        equal(p, q, strict) if isinstance(p, tuple) else p == q for p, q in pairs
-    )
-
-
-STRUCTURES: dict[
-    str, Callable[[Node, Node, bool], bool]
-] = {  # the first kind that is in one of the two
-    "rel": same_relation,
-    "text": lambda a, b, strict: spelled(a) == spelled(b),
-    **dict.fromkeys(("matrix", "rows", "row", "tuple"), same_parts),
-    **dict.fromkeys(("list", "set", "union"), same_members),
+# The first of these kinds that one of two answers has says how both are compared.
+_STRUCTURES: dict[str, Callable[[Node, Node, bool], bool]] = {
+    "relation": _same_relation,
+    "text": _same_text,
+    "matrix": _same_parts,
+    "rows": _same_parts,
+    "row": _same_parts,
+    "tuple": _same_parts,
+    "list": _same_members,
+    "set": _same_members,
+    "union": _same_members,
 }
-
-
-@functools.lru_cache(4096)
-def equal(a: Node, b: Node, strict: bool) -> bool:
-    """`a` is the prediction and `b` the gold."""
-    (x, unit), (y, other) = plain(a), plain(b)
-    if a == b or (unit and other and unit != other) or (unit[:1] == "_" and not other):
-        return a == b
-    if (unit == "percent") != (other == "percent") and literal(x):
-        p, q = (
-            value(n) and value(n) / (100 if u == "percent" else 1)
-            for n, u in ((x, unit), (y, other))
-        )
-        if p is not None and exact(p) and p == q:
-            return True
-    kind = next((kind for kind in STRUCTURES if kind in (x[0], y[0])), None)
-    return STRUCTURES[kind](x, y, strict) if kind else same_value(x, y, strict)

@@ -1,313 +1,434 @@
-"""LaTeX or plain text of an answer -> tokens -> a tree of tuples, within limits. Evaluates nothing.
+r"""Parses an answer in LaTeX or plain text to a tree of `expressions.Node`. Nothing is evaluated.
 
-Nodes: (num, Fraction, place of its last decimal or 0) (sym, name) (text, words) (inf,) (add, ...) (mul, ...)
-(div, a, b) (neg, a) (pow, a, b) (mixed, a, b) (root, degree, a) (log, x, base) and other functions by name,
-(unit, a, name) (deg, a, "degree") (ratio, ...) (list, ...) (set, ...) (union, ...) (tuple, brackets, ...)
-(matrix, (rows, (row, ...), ...)) (rel, operators, ...). Plus-minus makes two items of one."""
+This is an operator-precedence parser. What a token does at the start of a value is a line of
+PREFIX, and what it does after a value is a line of INFIX, beside its binding strength. Two values
+side by side are multiplied. Text that the grammar does not know, or that is beyond a limit, has no
+tree.
+"""
 
+import enum
 import functools
-import re
-import tomllib
 from collections.abc import Callable
 from fractions import Fraction
-from pathlib import Path
-from string import ascii_letters
-from typing import Any, NoReturn
+from string import ascii_letters, digits
+from typing import NamedTuple
 
-TOKENS, DEPTH, ITEMS, EXPONENT = 300, 60, 40, 1000
-
-Node = Any  # a tuple, hashable; its kind comes first
-
-
-def refuse(why: str) -> NoReturn:
-    raise ValueError(why)
-
-
-WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
-SPELLINGS, UNITS, KINDS = (
-    {word: one for one, words in WORDS[table].items() for word in words.split()}
-    for table in ("spellings", "units", "brackets")
+from jzero.grading.expressions import (
+    EMPTY_SET,
+    INFINITY,
+    REAL_LINE,
+    TWO,
+    Node,
+    Refused,
+    joined,
+    negative,
+    symbol,
 )
-DROPPED, FUNCTIONS, GREEK, HEDGES = (
-    WORDS[words].split() for words in ("dropped", "functions", "greek", "hedges")
-)
-# Tokens: numbers "1.5" and "0.¯6", letters "x", words '"meters', commands "\frac", single characters
-UNIT_WORDS, BARE = (
-    {*WORDS["measures"].split(), *UNITS, *UNITS.values()},
-    {*WORDS["bare"].split(), *FUNCTIONS},
-)
-LEXER = re.compile(
-    r"""(?P<space>[\s~]+|\\[,!;:>\s()\[\]]|\ban\s+(?=[a-z]{4}))
-    |\\(?:text(?:bf|it|rm|normal)?|mbox|mathrm|operatorname)\s*\{(?P<text>[^{}]*)\}
-    |(?P<grouped>[0-9]{1,3}(?:(?:,|\{,\}|\\,|[ ]|,\s*\\!\s*|\\!\s*,\s*|\\[ ])[0-9]{3}(?![0-9]))+(?:\.[0-9]+)?)
-    |(?P<number>[0-9]*\.[0-9]*¯[0-9]+|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[0-9]+|[-+][0-9]{2,}))?)
-    |\\(?P<command>[a-zA-Z]+) |(?P<run>(?:[A-Za-z]\.){2,}|[A-Za-z]+)
-    |(?P<other>\{[,:]\}|\\\\|\\[{}%&|$]|\*\*|<=|>=|!=|!!|.)""",
-    re.VERBOSE | re.DOTALL,
-)
+from jzero.grading.latex_lexer import tokenize
+from jzero.grading.vocabulary import BRACKETS, FUNCTIONS, GREEK, HEDGES, UNITS
 
+# Limits: a hostile answer must cost a bounded time, and no recursion may reach Python's limit.
+MAX_TOKENS = 300
+MAX_DEPTH = 60
+MAX_EXPONENT = 1000  # of 1e1000
+MAX_UNIT_WORDS = 6
 
-def lex(match: re.Match[str], prose: bool = False) -> list[str]:
-    """The tokens of one match; letters in prose are words."""
-    kind, before = match.lastgroup or "", match.string[: match.start()]
-    piece: str = match[kind]
-    if kind == "command" or (piece in BARE and not prose):
-        return [] if piece in DROPPED else [SPELLINGS.get(piece, "\\" + piece)]
-    if kind == "text":
-        return [token for inside in LEXER.finditer(piece) for token in lex(inside, True)]
-    if kind == "run" and piece not in ("and", "or"):
-        apart = not before or before[-1] in " \n"
-        known = len(piece) > 1 and piece.removesuffix("s") in UNIT_WORDS
-        word = prose or known or (apart and len(piece) > 3) or (piece.isupper() and len(piece) > 2)
-        return ['"' + piece.replace(".", "")] if word else list(piece)
-    if kind == "grouped":
-        opened, closed = (len(re.findall(some, before)) for some in (r"[(\[]|\\\{", r"[)\]]|\\\}"))
-        if opened > closed and not set(piece) & set("\\{"):
-            return re.findall(r"[0-9.]+|,", piece)  # (1,200) is a pair
-        return [re.sub(r"[^0-9.]", "", piece)]
-    return [] if kind == "space" or (prose and piece == ".") else [SPELLINGS.get(piece, piece)]
-
-
-def number(token: str) -> Node:
-    written, _, repeated = token.lower().partition("¯")
-    mantissa, exponent, *_ = f"{written}e0".split("e")
-    decimals = len(mantissa.partition(".")[2])
-    place = Fraction(10) ** (
-        int(exponent) - decimals if abs(int(exponent)) <= EXPONENT else refuse("too large")
-    )
-    value = Fraction(written) + (
-        place * Fraction(int(repeated), 10 ** len(repeated) - 1) if repeated else 0
-    )
-    return ("num", value, place if decimals and not repeated else 0)
-
-
-# The grammar: what a token does before a value is a line of PREFIX, and after one a line of INFIX
-LIST, ROWS, ROW, RELATION, UNIT, RATIO, UNION, SUM, PRODUCT, APPLY, POSTFIX, POWER, ATOM = range(
-    13
-)  # binding power
-LETTERS = ('"', *ascii_letters)
+END = ""  # the token after the last
+DIGITS = tuple(digits)
+LETTERS = ('"', *ascii_letters)  # first characters of words and symbols
 RELATIONS = "=<>≤≥≠≈"
-REAL = ("tuple", "()", ("neg", ("inf",)), ("inf",))
+
+
+class Binding(enum.IntEnum):
+    """How tightly an operator binds, from the loosest to the tightest."""
+
+    LIST = 0
+    ROWS = 1
+    ROW = 2
+    RELATION = 3
+    UNIT = 4
+    RATIO = 5
+    UNION = 6
+    SUM = 7
+    PRODUCT = 8
+    APPLY = 9  # the argument of a function without brackets
+    POSTFIX = 10
+    POWER = 11
+    ATOM = 12
 
 
 class Parser:
-    """Operator precedence: `at` moves over `tokens`, which ends in ""."""
+    """Reads `tokens` from left to right. `position` is the index of the next token."""
 
-    def __init__(self, found: list[str]):
-        self.tokens = [*found, ""] if len(found) <= TOKENS else refuse("too many tokens")
-        self.at = self.depth = 0
+    def __init__(self, tokens: list[str]) -> None:
+        if len(tokens) > MAX_TOKENS:
+            raise Refused("too many tokens")
+        self.tokens = [*tokens, END]
+        self.position = 0
+        self.depth = 0
+
+    @property
+    def next_token(self) -> str:
+        return self.tokens[self.position]
+
+    @property
+    def last_token(self) -> str:
+        """The token that was read last."""
+        return self.tokens[self.position - 1]
+
+    def next_kind(self) -> str:
+        """Returns the key of the next token in PREFIX and INFIX: numbers and words share one."""
+        token = self.tokens[self.position]
+        return token[0] if token[:1] in ('"', *DIGITS) else token
 
     def accept(self, *wanted: str) -> str:
-        token = self.tokens[self.at]
-        self.at += token in wanted
-        return token if token in wanted else ""
+        """Reads the next token if it is one of `wanted`, and returns it; else returns ""."""
+        token = self.tokens[self.position]
+        if token not in wanted:
+            return ""
+        self.position += 1
+        return token
 
-    def kind(self) -> str:
-        """The next token's line in the tables."""
-        token = self.tokens[self.at]
-        return token[0] if token[:1] in ('"', *"0123456789") else token
-
-    def expression(self, power: int = LIST) -> Node:
-        """What follows, up to the first operator that binds less tightly than `power`."""
+    def expression(self, binding: Binding = Binding.LIST) -> Node:
+        """Reads a value, up to the first operator that binds less tightly than `binding`."""
         self.depth += 1
-        node = self.text() if power <= UNIT else None
-        if not node:
-            kind = self.kind() if self.depth < DEPTH else refuse("too deep")
-            self.at += 1
-            node = PREFIX[kind](self, power) if kind in PREFIX else refuse(kind)
-        while (operator := INFIX.get(self.kind(), END))[0] >= power:
-            self.at += 1
-            node = operator[1](self, node)
+        node = self.words() if binding <= Binding.UNIT else None
+        if node is None:
+            if self.depth >= MAX_DEPTH:
+                raise Refused("too deep")
+            prefix = PREFIX.get(self.next_kind())
+            if prefix is None:
+                raise Refused(f"{self.next_token!r} begins no value")
+            self.position += 1
+            node = prefix(self, binding)
+        while (infix := INFIX.get(self.next_kind())) and infix.binding >= binding:
+            self.position += 1
+            node = infix.read(self, node)
         self.depth -= 1
         return node
 
-    def text(self) -> Node | None:
-        """Words that are all of an item."""
-        start = self.at
-        while self.kind() in LETTERS:
-            self.at += 1
-        found = [token.lstrip('"').lower() for token in self.tokens[start : self.at]]
-        if any(len(word) > 1 for word in found) and INFIX.get(self.kind(), END)[0] <= RELATION:
-            words = "".join(word for word in found if word not in ("a", "an", "the"))
-            return REAL if words == "allrealnumbers" else ("text", UNITS.get(words, words))
-        self.at = start
+    def words(self) -> Node | None:
+        """Reads words that are all of an item; reads nothing, and returns None, where they are not.
+
+        Articles do not count: "an ellipse" is "ellipse".
+        """
+        start = self.position
+        while self.next_kind() in LETTERS:
+            self.position += 1
+        words = [token.lstrip('"').lower() for token in self.tokens[start : self.position]]
+        following = INFIX.get(self.next_kind())
+        item_ends = following is None or following.binding <= Binding.RELATION
+        if item_ends and any(len(word) > 1 for word in words):
+            text = "".join(word for word in words if word not in ("a", "an", "the"))
+            return (
+                REAL_LINE if text == "allrealnumbers" else Node("text", name=UNITS.get(text, text))
+            )
+        self.position = start
+        return None
+
+    # What begins a value: each of these functions has just read its token.
+
+    def number(self, _: Binding) -> Node:
+        return number(self.last_token)
+
+    def letter(self, _: Binding) -> Node:
+        return symbol(self.last_token)
+
+    def constant(self, _: Binding) -> Node:
+        return CONSTANTS[self.last_token]
+
+    def word(self, _: Binding) -> Node:
+        r"""Reads a symbol that is written as a word: \text{A}."""
+        name = self.last_token[1:]
+        if len(name) != 1:
+            raise Refused("a word in a formula")
+        return symbol(name)
+
+    def group(self, _: Binding) -> Node:
+        """Reads what is between two brackets."""
+        opening = self.last_token
+        if opening == "|" and "|" in self.tokens[self.position :]:
+            # A bar opens and closes. The next bar becomes a closing one, or it would open a group.
+            self.tokens[self.tokens.index("|", self.position)] = "\\|"
+        if opening == "\\{" and self.accept("\\}"):
+            return EMPTY_SET
+        inside = self.expression()
+        brackets = opening + self.next_token
+        if brackets not in BRACKETS:
+            raise Refused(f"{brackets!r} is no pair of brackets")
+        self.position += 1
+        kind = BRACKETS[brackets]
+        items = inside.parts if inside.kind == "list" else (inside,)
+        if len(items) == 1 and (brackets in ("{}", "()") or inside.kind == "matrix"):
+            return inside
+        return Node(kind, items, name=brackets if kind == "tuple" else "")
+
+    def function(self, _: Binding) -> Node:
+        r"""Reads sin x, sin^2 x, sin^{-1} x, log_b x.
+
+        Without brackets the argument is the product that follows: \sin 2x is sin(2x).
+        """
+        name = self.last_token[1:]
+        base = ()
+        if name == "log" and self.accept("_"):
+            base = (self.expression(Binding.ATOM),)
+        exponent = self.expression(Binding.POWER) if self.accept("^") else None
+        if exponent == MINUS_ONE and name in ("sin", "cos", "tan"):
+            name, exponent = "a" + name, None
+        in_brackets = self.next_token in ("(", "{")
+        argument = self.expression(Binding.ATOM if in_brackets else Binding.APPLY)
+        node = Node(name, (argument, *base))
+        return node if exponent is None else Node("power", (node, exponent))
+
+    def fraction(self, _: Binding) -> Node:
+        above = self.expression(Binding.ATOM)
+        below = self.expression(Binding.ATOM)
+        return Node("divide", (above, below))
+
+    def binomial(self, _: Binding) -> Node:
+        above = self.expression(Binding.ATOM)
+        below = self.expression(Binding.ATOM)
+        return Node("binomial", (above, below))
+
+    def root(self, _: Binding) -> Node:
+        degree = TWO
+        if self.accept("["):
+            degree = self.group(Binding.ATOM).parts[-1]
+        return Node("root", (degree, self.expression(Binding.ATOM)))
+
+    def dollars(self, binding: Binding) -> Node:
+        amount = self.expression(max(binding, Binding.PRODUCT))
+        return Node("unit", (amount,), name="dollar")
+
+    def plus(self, binding: Binding) -> Node:
+        if binding >= Binding.ATOM:
+            raise Refused("a sign in front of an argument, as in x^-2")
+        return self.expression(max(binding, Binding.PRODUCT))
+
+    def minus(self, binding: Binding) -> Node:
+        return negative(self.plus(binding))
+
+    def leading_sign(self, binding: Binding) -> Node:
+        """Drops a relation or comma that nothing is in front of: "= 5" is 5."""
+        if binding > Binding.UNIT:
+            raise Refused("an operator without a left side")
+        return self.expression(Binding.UNIT)
+
+    # What follows a value: each of these functions has just read its token.
 
     def factor(self, left: Node) -> Node:
-        """A factor without a sign before it; a whole number right before a proper fraction is a mixed number."""
-        before, token = self.tokens[self.at - 2 : self.at]
-        self.at -= 1
-        right = self.expression(POSTFIX)
-        if before.isdigit() and left[0] == "num" and token != "(":
-            if right[0] == "num" and self.accept("/"):
-                right = ("div", right, self.expression(POSTFIX))
-            if (
-                right[0] == "div"
-                and right[1][0] == right[2][0] == "num"
-                and right[1][1] < right[2][1]
-            ):
-                return ("mixed", left, right)
-        if token[0].isdigit() and before != ")" and (right[0] != "pow" or before[0].isdigit()):
-            refuse("two numbers")
-        return joined("mul", left, right)
+        """Reads a factor that no sign is in front of.
 
-    def unit(self, left: Node) -> Node:
-        """Words after a value, / and powers among them, in one spelling: "foot 2"."""
-        found: list[str] = []
-        self.at -= 1
-        while (token := self.tokens[self.at])[:1] in ('"', "%", "/", "^"):
-            self.at += 1
-            power = self.expression(ATOM) if token == "^" else ("", token.lstrip('"').lower())
-            if power[0] not in ("", "num") or (name := str(power[1])) in HEDGES or len(found) > 5:
-                refuse("prose")
-            name = name.removesuffix("s") if len(name) > 2 else name
-            found.append(UNITS.get(name, name))
-        return ("unit", left, " ".join(sorted(found, key=str.isdigit)))
+        An integer right before a proper fraction makes a mixed number. Two numbers side by side
+        mean nothing.
+        """
+        before, token = self.tokens[self.position - 2 : self.position]
+        self.position -= 1
+        right = self.expression(Binding.POSTFIX)
+        if before.isdigit() and left.kind == "number" and token != "(":
+            if right.kind == "number" and self.accept("/"):
+                right = Node("divide", (right, self.expression(Binding.POSTFIX)))
+            if _is_proper_fraction(right):
+                return Node("mixed", (left, right))
+        is_power_of_number = right.kind == "power" and not before[0].isdigit()
+        if token[0].isdigit() and before != ")" and not is_power_of_number:
+            raise Refused("two numbers side by side")
+        return joined("multiply", left, right)
+
+    def divide(self, left: Node) -> Node:
+        return Node("divide", (left, self.expression(Binding.POSTFIX)))
+
+    def subtract(self, left: Node) -> Node:
+        return joined("add", left, negative(self.expression(Binding.PRODUCT)))
+
+    def choose(self, left: Node) -> Node:
+        return Node("binomial", (left, self.expression(Binding.SUM)))
+
+    def power(self, left: Node) -> Node:
+        return Node("power", (left, self.expression(Binding.POWER)))
+
+    def factorial(self, left: Node) -> Node:
+        if left.kind in ("factorial", "degree"):
+            raise Refused("a tower of postfix operators")
+        return Node("factorial", (left,))
+
+    def degree(self, left: Node) -> Node:
+        if left.kind == "degree":
+            raise Refused("a tower of postfix operators")
+        return Node("degree", (left,), name="degree")
 
     def subscript(self, left: Node) -> Node:
-        """x_{12} is a name, 101_2 a number in another base."""
-        name = f"_{self.expression(ATOM)}"
-        return {"num": ("unit", left, name), "sym": ("sym", f"{left[-1]}{name}")}.get(
-            left[0]
-        ) or refuse("a subscript")
+        """Reads x_{12}, which is a name, or 101_2, a number in another base."""
+        name = f"_{self.expression(Binding.ATOM)!r}"
+        if left.kind == "number":
+            return Node("unit", (left,), name=name)
+        if left.kind == "symbol":
+            return symbol(left.name + name)
+        raise Refused("a subscript of what is no name")
 
-    def group(self, _: int = 0) -> Node:
-        opening = self.tokens[self.at - 1]
-        if opening == "|" and "|" in self.tokens[self.at :]:
-            self.tokens[self.tokens.index("|", self.at)] = "\\|"
-        node = ("list",) if opening + self.tokens[self.at] == "\\{\\}" else self.expression()
-        kind = KINDS.get(brackets := opening + self.tokens[self.at]) or refuse("no end of a group")
-        self.at += 1
-        items = node[1:] if node[0] == "list" else (node,)
-        if len(items) == 1 and (brackets in ("{}", "()") or node[0] == "matrix"):
-            return node
-        return (kind, brackets, *items) if kind == "tuple" else (kind, *items)
+    def unit(self, left: Node) -> Node:
+        """Reads the words after a value, with / and powers among them.
 
-    def function(self, _: int) -> Node:
-        """sin x, sin^2 x, sin^{-1} x, log_b x; without brackets the argument is the product that follows."""
-        name = self.tokens[self.at - 1][1:]
-        base = (self.expression(ATOM),) if name == "log" and self.accept("_") else ()
-        exponent = self.expression(POWER) if self.accept("^") else None
-        if exponent == ("neg", number("1")) and name in ("sin", "cos", "tan"):
-            name, exponent = "a" + name, None
-        node = (name, self.expression(ATOM if self.tokens[self.at] in ("(", "{") else APPLY), *base)
-        return ("pow", node, exponent) if exponent else node
+        Spellings become one, and the words are sorted: "square feet" and "ft^2" are "foot 2".
+        """
+        names: list[str] = []
+        self.position -= 1
+        while self.next_token[:1] in ('"', "%", "/", "^"):
+            token = self.next_token
+            self.position += 1
+            name = self.unit_power() if token == "^" else token.lstrip('"').lower()
+            if name in HEDGES or len(names) >= MAX_UNIT_WORDS:
+                raise Refused("prose")
+            name = name.removesuffix("s") if len(name) > 2 else name
+            names.append(UNITS.get(name, name))
+        return Node("unit", (left,), name=" ".join(sorted(names, key=str.isdigit)))
+
+    def unit_power(self) -> str:
+        power = self.expression(Binding.ATOM)
+        if power.kind != "number":
+            raise Refused("prose")
+        return str(power.value)
 
     def relation(self, left: Node) -> Node:
-        """A chain; > is < from the other end."""
-        operators, sides = self.tokens[self.at - 1], [left, self.expression(UNIT)]
+        """Reads a chain of relations. One that begins with > or ≥ is turned around."""
+        operators = self.last_token
+        sides = [left, self.expression(Binding.UNIT)]
         while operator := self.accept(*RELATIONS):
             operators += operator
-            sides.append(self.expression(UNIT))
+            sides.append(self.expression(Binding.UNIT))
         if operators[0] in ">≥":
-            operators, sides = operators[::-1].translate(str.maketrans("<>≤≥", "><≥≤")), sides[::-1]
-        return ("rel", operators, *sides)
+            operators = operators[::-1].translate(str.maketrans("<>≤≥", "><≥≤"))
+            sides = sides[::-1]
+        return Node("relation", tuple(sides), name=operators)
+
+    def membership(self, left: Node) -> Node:
+        """Reads x ∈ [0, 1), which is the interval."""
+        if left.kind != "symbol":
+            raise Refused("a condition")
+        return self.expression(Binding.UNIT)
 
 
-def joined(kind: str, left: Node, right: Node) -> Node:
-    parts = left[1:] if left[0] == kind else (left,)
-    return (kind, *parts, right) if len(parts) < ITEMS else refuse("too many parts")
+def number(token: str) -> Node:
+    """Returns the node of a number: 12, 0.25, 1.5e-10, or 0.1¯6 for 0.1666...
+
+    Raises:
+        Refused: The exponent is beyond MAX_EXPONENT, or the token has no digits, or too many.
+    """
+    written, _, repeated = token.lower().partition("¯")
+    mantissa, exponent, *_ = f"{written}e0".split("e")
+    num_decimals = len(mantissa.partition(".")[2])
+    try:
+        if abs(int(exponent)) > MAX_EXPONENT:
+            raise Refused("too large")
+        value = Fraction(written)
+        place = Fraction(10) ** (int(exponent) - num_decimals)
+        if repeated:
+            value += place * Fraction(int(repeated), 10 ** len(repeated) - 1)
+    except ValueError as error:  # ".¯6" has no digits in front; int() takes 4,300 digits at most
+        raise Refused(str(error)) from None
+    is_decimal = num_decimals > 0 and not repeated
+    return Node("number", value=value, decimal_place=place if is_decimal else 0)
 
 
-def negative(node: Node) -> Node:
-    return (node[0], negative(node[1]), node[2]) if node[0] in ("unit", "deg") else ("neg", node)
+def _is_proper_fraction(node: Node) -> bool:
+    if node.kind != "divide":
+        return False
+    above, below = node.parts
+    return above.kind == below.kind == "number" and above.value < below.value
 
 
-def flat(kind: str, power: int, right: int) -> tuple[int, Callable[[Parser, Node], Node]]:
-    return power, lambda parser, left: joined(kind, left, parser.expression(right))
+class Infix(NamedTuple):
+    """An operator after a value: how tightly it binds, and what reads it, given the value."""
+
+    binding: Binding
+    read: Callable[[Parser, Node], Node]
 
 
-NAMED = {"\\infty": ("inf",), "\\emptyset": ("set",), "\\real": REAL} | {
-    f"\\{name}": ("sym", name) for name in GREEK
+def _joining(kind: str, binding: Binding, right: Binding) -> Infix:
+    """Returns an operator that joins any number of values under one node."""
+
+    def read(parser: Parser, left: Node) -> Node:
+        return joined(kind, left, parser.expression(right))
+
+    return Infix(binding, read)
+
+
+MINUS_ONE = negative(number("1"))
+CONSTANTS = {
+    "\\infty": INFINITY,
+    "\\emptyset": EMPTY_SET,
+    "\\real": REAL_LINE,
+    **{f"\\{name}": symbol(name) for name in GREEK},
 }
-CALLS = [f"\\{name}" for name in FUNCTIONS]
-END = (-1, Parser.factor)
-PREFIX: dict[str, Callable[[Parser, int], Node]] = {
-    **dict.fromkeys("0123456789", lambda p, _: number(p.tokens[p.at - 1])),
-    **dict.fromkeys(ascii_letters, lambda p, _: ("sym", p.tokens[p.at - 1])),
-    '"': lambda p, _: (
-        ("sym", p.tokens[p.at - 1][1:]) if len(p.tokens[p.at - 1]) == 2 else refuse("a word")
-    ),
-    **{token: lambda *_, node=node: node for token, node in NAMED.items()},
+_FUNCTION_COMMANDS = [f"\\{name}" for name in FUNCTIONS]
+
+PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
+    **dict.fromkeys(DIGITS, Parser.number),
+    **dict.fromkeys(ascii_letters, Parser.letter),
+    '"': Parser.word,
+    **dict.fromkeys(CONSTANTS, Parser.constant),
     **dict.fromkeys(("(", "[", "{", "\\{", "|", "⌊", "⌈", "\\begin"), Parser.group),
-    **dict.fromkeys(CALLS, Parser.function),
-    "\\frac": lambda p, _: ("div", p.expression(ATOM), p.expression(ATOM)),
-    "\\binom": lambda p, _: ("binomial", p.expression(ATOM), p.expression(ATOM)),
-    "\\sqrt": lambda p, _: (
-        "root",
-        p.group()[-1] if p.accept("[") else number("2"),
-        p.expression(ATOM),
-    ),
-    "\\$": lambda p, power: ("unit", p.expression(max(power, PRODUCT)), "dollar"),
-    "-": lambda p, power: negative(PREFIX["+"](p, power)),
-    "+": lambda p, power: (
-        p.expression(max(power, PRODUCT)) if power < ATOM else refuse("an argument")
-    ),
-    **dict.fromkeys(
-        "=≈,;", lambda p, power: p.expression(UNIT) if power <= UNIT else refuse("sign")
-    ),
+    **dict.fromkeys(_FUNCTION_COMMANDS, Parser.function),
+    "\\frac": Parser.fraction,
+    "\\binom": Parser.binomial,
+    "\\sqrt": Parser.root,
+    "\\$": Parser.dollars,
+    "-": Parser.minus,
+    "+": Parser.plus,
+    **dict.fromkeys("=≈,;", Parser.leading_sign),
 }
-INFIX: dict[str, tuple[int, Callable[[Parser, Node], Node]]] = {
-    **dict.fromkeys(PREFIX, (APPLY, Parser.factor)),
-    **dict.fromkeys(
-        ("(", *CALLS), (PRODUCT, Parser.factor)
-    ),  # no part of the argument of a function before them
-    **dict.fromkeys(('"', "%"), (UNIT, Parser.unit)),
-    **dict.fromkeys(",;", flat("list", LIST, RELATION)),
-    "\\\\": flat("rows", ROWS, ROW),
-    "&": flat("row", ROW, RELATION),
-    **dict.fromkeys(RELATIONS, (RELATION, Parser.relation)),
-    "∈": (
-        RELATION,
-        lambda p, left: p.expression(UNIT) if left[0] == "sym" else refuse("a condition"),
-    ),
-    ":": flat("ratio", RATIO, UNION),
-    "∪": flat("union", UNION, SUM),
-    "+": flat("add", SUM, PRODUCT),
-    "-": (SUM, lambda p, left: joined("add", left, negative(p.expression(PRODUCT)))),
-    "\\choose": (SUM, lambda p, left: ("binomial", left, p.expression(SUM))),
-    "*": flat("mul", PRODUCT, POSTFIX),
-    "/": (PRODUCT, lambda p, left: ("div", left, p.expression(POSTFIX))),
-    "^": (POWER, lambda p, left: ("pow", left, p.expression(POWER))),
-    "_": (POSTFIX, Parser.subscript),
-    "!": (
-        POSTFIX,
-        lambda _, left: (
-            ("factorial", left) if left[0] not in ("factorial", "deg") else refuse("a tower")
-        ),
-    ),
-    "°": (
-        POSTFIX,
-        lambda _, left: ("deg", left, "degree") if left[0] != "deg" else refuse("a tower"),
-    ),
+
+# Later lines replace earlier ones: "-" begins a value, but after a value it subtracts.
+INFIX: dict[str, Infix] = {
+    **dict.fromkeys(PREFIX, Infix(Binding.APPLY, Parser.factor)),
+    # A bracket or function ends the argument of a function before it: \sin x (y) is sin(x) y.
+    **dict.fromkeys(("(", *_FUNCTION_COMMANDS), Infix(Binding.PRODUCT, Parser.factor)),
+    **dict.fromkeys(('"', "%"), Infix(Binding.UNIT, Parser.unit)),
+    **dict.fromkeys(",;", _joining("list", Binding.LIST, Binding.RELATION)),
+    "\\\\": _joining("rows", Binding.ROWS, Binding.ROW),
+    "&": _joining("row", Binding.ROW, Binding.RELATION),
+    **dict.fromkeys(RELATIONS, Infix(Binding.RELATION, Parser.relation)),
+    "∈": Infix(Binding.RELATION, Parser.membership),
+    ":": _joining("ratio", Binding.RATIO, Binding.UNION),
+    "∪": _joining("union", Binding.UNION, Binding.SUM),
+    "+": _joining("add", Binding.SUM, Binding.PRODUCT),
+    "-": Infix(Binding.SUM, Parser.subtract),
+    "\\choose": Infix(Binding.SUM, Parser.choose),
+    "*": _joining("multiply", Binding.PRODUCT, Binding.POSTFIX),
+    "/": Infix(Binding.PRODUCT, Parser.divide),
+    "^": Infix(Binding.POWER, Parser.power),
+    "_": Infix(Binding.POSTFIX, Parser.subscript),
+    "!": Infix(Binding.POSTFIX, Parser.factorial),
+    "°": Infix(Binding.POSTFIX, Parser.degree),
 }
 
 
-def parse(found: list[str]) -> Node:
-    if {"±", "∓"} & set(found):
-        both = [
-            parse([token.translate(str.maketrans("±∓", signs)) for token in found])
-            for signs in ("+-", "-+")
-        ]
-        kind = "set" if both[0][0] == "set" else "list"
-        return (
-            kind,
-            *dict.fromkeys(
-                item for node in both for item in (node[1:] if node[0] == kind else (node,))
-            ),
-        )
-    parser = Parser(found)
+def _parse_tokens(tokens: list[str]) -> Node:
+    """Returns the tree of all tokens. Plus-minus makes two items of one: 1±2 is the list 3, -1."""
+    if "±" in tokens or "∓" in tokens:
+        return _parse_both_signs(tokens)
+    parser = Parser(tokens)
     node = parser.expression()
-    return node if not parser.tokens[parser.at] else refuse("something is left over")
+    if parser.next_token != END:
+        raise Refused("something is left over")
+    return node
+
+
+def _parse_both_signs(tokens: list[str]) -> Node:
+    items: dict[Node, None] = {}  # a set that keeps the order
+    kind = ""
+    for signs in ("+-", "-+"):
+        table = str.maketrans("±∓", signs)
+        node = _parse_tokens([token.translate(table) for token in tokens])
+        kind = kind or ("set" if node.kind == "set" else "list")
+        items |= dict.fromkeys(node.parts if node.kind == kind else (node,))
+    return Node(kind, tuple(items))
 
 
 @functools.lru_cache(4096)
-def read(text: str) -> tuple[list[str], Node | None]:
-    """Tokens and, if the grammar knows them and they are within its limits, their tree."""
-    text = text if "\\begin" in text else text.replace("\\\\", "\\")  # escaped twice
-    for pattern, by in WORDS["rewrites"]:
-        text = re.sub(pattern, by, text)
-    found = [token for match in LEXER.finditer(text.rstrip(" \n.,;\\")) for token in lex(match)]
+def parse(text: str) -> Node | None:
+    """Returns the tree of `text`, None if the grammar or its limits refuse it."""
     try:
-        return found, parse(found)
-    except ValueError:
-        return found, None
+        return _parse_tokens(tokenize(text))
+    except Refused:
+        return None

@@ -5,7 +5,7 @@ import random
 from typing import Any, NamedTuple
 
 from jzero.errors import UserError
-from jzero.grading import verdict
+from jzero.grading import extract, verdict
 from jzero.tasks import problem_sets
 from jzero.types import Grade, Problem
 
@@ -115,7 +115,7 @@ def eval_problems(task: problem_sets.Settings, count: int) -> list[Problem]:
 def grade(response: str, gold: Any, task: problem_sets.Settings, marked: bool = False) -> Grade:
     """Of the answer that the template asks for or, if `marked`, of what follows the last ####."""
     way = {"r1_distill_qwen": "think_boxed"}.get(task.template, task.template)
-    way = "gsm8k" if marked and "####" in response else way if way in verdict.TEMPLATES else "boxed"
+    way = "gsm8k" if marked and "####" in response else way if way in extract.TEMPLATES else "boxed"
     return verdict.grade(
         response, gold["answer"], template=way, question=gold["question"], verifier=task.verifier
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from jzero.errors import UserError
-from jzero.grading.verdict import last_box, last_number
+from jzero.grading.extract import last_box, last_number
 from jzero.tasks import countdown, math_problems, problem_sets
 from jzero.types import Grade, Problem
 

@@ -1,0 +1,90 @@
+r"""The tree of a parsed answer.
+
+`latex_parser` builds trees, `evaluation` computes their values, `equivalence` compares them.
+
+| kind                     | written as      | parts                 | name                       |
+|--------------------------|-----------------|-----------------------|----------------------------|
+| number                   | 12, 0.5         |                       | (it has a `value`)         |
+| symbol                   | x, \pi          |                       | the symbol's name          |
+| text                     | \text{Tuesday}  |                       | the words, without spaces  |
+| infinity                 | \infty          |                       | inf                        |
+| negative                 | -a              | a                     |                            |
+| add, multiply            | a+b, ab         | all terms or factors  |                            |
+| divide, power            | a/b, a^b        | a, b                  |                            |
+| mixed                    | 2\frac13        | 2, 1/3                |                            |
+| root                     | \sqrt[n]{a}     | n, a                  |                            |
+| factorial, abs, floor... | a!, \|a\|       | a                     |                            |
+| binomial                 | \binom{n}{k}    | n, k                  |                            |
+| sin, log, ...            | \sin a, \log_b a| a, then b of a log    |                            |
+| unit                     | a\text{ cm}     | a                     | the unit; _... is a base   |
+| degree                   | a^\circ         | a                     | degree                     |
+| ratio                    | a:b             | all sides             |                            |
+| list, set, union         | a,b {a,b} a∪b   | all members           |                            |
+| tuple                    | (a,b] (0,1)     | all coordinates       | its two brackets           |
+| matrix, rows, row        | a&b\\c&d        | all rows, or entries  |                            |
+| relation                 | a<b≤c           | all sides             | its operators, here <≤     |
+"""
+
+from fractions import Fraction
+from typing import NamedTuple
+
+MAX_PARTS = 40  # parts of one node
+
+
+class Refused(Exception):
+    """An answer that the grammar does not know, or that is beyond one of its limits."""
+
+
+class Node(NamedTuple):
+    """One node of a tree.
+
+    Trees are keys of caches, so that nodes must hash and compare fast: this is why they are tuples.
+    """
+
+    kind: str
+    parts: tuple["Node", ...] = ()
+    name: str = ""
+    value: Fraction | int = 0  # of a number; the int 0 elsewhere, which is quick to hash
+    # The value of a number's last decimal place, 1/100 for 0.25; 0 for a number without decimals.
+    decimal_place: Fraction | int = 0
+
+
+INFINITY = Node("infinity", name="inf")
+TWO = Node("number", value=Fraction(2))
+REAL_LINE = Node("tuple", (Node("negative", (INFINITY,)), INFINITY), name="()")
+EMPTY_SET = Node("set")
+
+
+def symbol(name: str) -> Node:
+    return Node("symbol", name=name)
+
+
+def has_unit(node: Node) -> bool:
+    return node.kind in ("unit", "degree")
+
+
+def negative(node: Node) -> Node:
+    """Returns -node. The sign goes inside a unit: -5 cm is (-5) cm."""
+    if has_unit(node):
+        return node._replace(parts=(negative(node.parts[0]),))
+    return Node("negative", (node,))
+
+
+def joined(kind: str, left: Node, right: Node) -> Node:
+    """Returns `left` and `right` under one node; a left node of the same kind takes `right` in.
+
+    Raises:
+        Refused: The node would have more than MAX_PARTS parts.
+    """
+    parts = left.parts if left.kind == kind else (left,)
+    if len(parts) >= MAX_PARTS:
+        raise Refused(f"{kind} of more than {MAX_PARTS} parts")
+    return Node(kind, (*parts, right))
+
+
+def split_unit(node: Node) -> tuple[Node, str]:
+    """Returns an answer without its units, and the outermost unit, "" if it has none."""
+    if not has_unit(node):
+        return node, ""
+    inside, _ = split_unit(node.parts[0])
+    return inside, node.name
