@@ -16,7 +16,7 @@ Processes that grade responses import this module and must start quickly, so it 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 
 # A prompt is text that the policy continues, or chat messages: dicts with "role" and "content".
 Prompt: TypeAlias = str | list[dict[str, str]]
+
+# A value that JSON can hold: null, a boolean, a number, text, or a list or dict of such values. The
+# type checker sees Any, because it lets no code index the recursive union that would say this.
+JsonValue: TypeAlias = Any
 
 # The type of the arrays of a `Batch`.
 ArrayType = TypeVar("ArrayType")
@@ -45,7 +49,7 @@ class Problem:
     id: str  # unique within a run, such as "countdown/train/17"
     task: str  # a key of tasks.TASKS, or "module:function" of a grader
     prompt: Prompt  # with the task's template applied
-    gold: object  # what the grader of the task compares a response with: plain JSON values
+    gold: JsonValue  # what the grader of the task compares a response with
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,7 @@ class TaskConfig:
     )
     system_prompt: str = ""  # system prompt of template chat; "" = that of qwen_math
     verifier: str = "fast"  # of math answers: fast | math_verify
+    options: tuple[str, ...] = ()  # "name=value" settings of the task's own, a flag for each
     numbers_min: int = 3  # procedural: how many numbers
     numbers_max: int = 4
     value_max: int = 99  # procedural: numbers are 1..value_max
