@@ -55,7 +55,7 @@ def row(given, model: qwen.QwenConfig, chip: plan.Chip | None, slots: int) -> li
     moved = plan.device_bytes(
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
     )
-    moved += engine.shard_slots * context * plan.kv_bytes(engine)
+    moved += engine.slots_per_shard * context * plan.kv_bytes(engine)
     rate = moved * steps / spent
     of_peak = measure.share(rate, chip and chip.bandwidth)
     numbers = (

@@ -223,7 +223,7 @@ def build(settings: config.Config, given: list[Any]) -> Plan:
     if not old and not reference:
         del learned["score"]
     groups, longest = (
-        -(-engine.shard_slots // rollout.group_size),
+        -(-engine.slots_per_shard // rollout.group_size),
         prefill_shape(engine, rollout.max_prompt_tokens)[0],
     )
     parts = {
@@ -251,7 +251,9 @@ def build(settings: config.Config, given: list[Any]) -> Plan:
 def kv_bytes(engine: Engine) -> float:
     """Of one token, on a device."""
     state = engine.abstract_state()
-    return device_bytes((state["k"], state["v"])) / (engine.shard_pages * engine.settings.page_size)
+    return device_bytes((state["k"], state["v"])) / (
+        engine.pages_per_shard * engine.settings.page_size
+    )
 
 
 def totals(plan: Plan, measured: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -269,7 +271,7 @@ def totals(plan: Plan, measured: dict[str, dict[str, Any]]) -> dict[str, float]:
 def roofline(plan: Plan) -> dict[str, dict[str, float]]:
     """FLOPs and HBM bytes of a device, and the seconds that the larger takes at its peak, for a step whose responses
     are all as long as they may be. By hand: XLA counts the body of a loop once. Interconnect is not counted."""
-    settings, model, mesh = plan.trainer.config, plan.engine.config, plan.trainer.policy.mesh
+    settings, model, mesh = plan.trainer.config, plan.engine.model, plan.trainer.policy.mesh
     rollout, train = settings.rollout, settings.train
     prompt, new, count = (
         rollout.max_prompt_tokens,
@@ -292,7 +294,7 @@ def roofline(plan: Plan) -> dict[str, dict[str, float]]:
     models = 2 if plan.trainer.critic else 1
     weights, state = plan.parts["decoder weights"], plan.parts["weights"] + plan.parts["optimizer"]
     steps = new * -(-count // (plan.engine.max_concurrent_decodes * plan.hosts))
-    cache = plan.engine.shard_slots * (prompt + new / 2) * kv_bytes(plan.engine)
+    cache = plan.engine.slots_per_shard * (prompt + new / 2) * kv_bytes(plan.engine)
     calls = plan.trainer.microbatches[0] * train.minibatches
     learned = 2 * state * train.minibatches + calls * (3 * plan.parts["weights"] + passes * weights)
     phases = {
@@ -321,21 +323,23 @@ def suggest(plan: Plan, phases: dict[str, float], measured: dict[str, dict[str, 
         plan.trainer.policy.mesh,
     )
     over = {name: total - plan.chip.hbm for name, total in phases.items() if total > plan.chip.hbm}
-    shards, tensor, out = engine.shards * plan.hosts, 2 * mesh.shape["tensor"], []
+    shards, tensor, out = engine.num_shards * plan.hosts, 2 * mesh.shape["tensor"], []
     add = lambda change, saved: out.append(f"--config.{change}: saves {saved / GIB:.2f} GiB")
     if "rollout" in over:
         pages = (
-            engine.shard_pages - 2 - int(over["rollout"] / parts["KV pool"] * engine.shard_pages)
+            engine.pages_per_shard
+            - 2
+            - int(over["rollout"] / parts["KV pool"] * engine.pages_per_shard)
         )
-        if pages >= engine.per_slot:
+        if pages >= engine.pages_per_slot:
             add(
                 f"rollout.num_pages={pages * shards}",
-                (1 - (pages + 1) / engine.shard_pages) * parts["KV pool"],
+                (1 - (pages + 1) / engine.pages_per_shard) * parts["KV pool"],
             )
-        if engine.shard_slots > 1 and not settings.rollout.num_pages:
+        if engine.slots_per_shard > 1 and not settings.rollout.num_pages:
             add(f"rollout.num_slots={settings.rollout.num_slots // 2}", parts["KV pool"] / 2)
     divides = not (
-        plan.engine.config.num_key_value_heads % tensor or mesh.size // plan.hosts % tensor
+        plan.engine.model.num_key_value_heads % tensor or mesh.size // plan.hosts % tensor
     )
     if divides and over.keys() & {"rollout", "publish"}:
         add(f"mesh.tensor={tensor}", parts["decoder weights"] / 2)
@@ -396,14 +400,19 @@ def search(plan: Plan, measure: Callable[[tuple], dict[str, Any]]) -> dict[str, 
     tokens = unit * bisect_left(
         range(1, most + 1), True, key=lambda n: not fits("update", "train", "tokens", n * unit)
     )
-    shards, page = engine.shards * plan.hosts, plan.parts["KV pool"] / engine.shard_pages
+    shards, page = engine.num_shards * plan.hosts, plan.parts["KV pool"] / engine.pages_per_shard
     free = plan.chip.hbm - totals(plan, {"generate": measure(plan.programs["generate"])})["rollout"]
-    pages = min(engine.shard_pages - 1 + int(free // page), engine.shard_slots * engine.per_slot)
-    while pages >= engine.per_slot and not fits("generate", "rollout", "pages", pages * shards):
+    pages = min(
+        engine.pages_per_shard - 1 + int(free // page),
+        engine.slots_per_shard * engine.pages_per_slot,
+    )
+    while pages >= engine.pages_per_slot and not fits(
+        "generate", "rollout", "pages", pages * shards
+    ):
         pages = pages * 15 // 16
     return {
         "train.microbatch_tokens": tokens,
-        "rollout.num_pages": pages * shards if pages >= engine.per_slot else 0,
+        "rollout.num_pages": pages * shards if pages >= engine.pages_per_slot else 0,
     }
 
 

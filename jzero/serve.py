@@ -119,7 +119,7 @@ class Server:
 
     def sequences(self, given: Asked, chat: bool) -> list[Sequence]:
         """One a choice. A seed names the noise; without one it is no other request's."""
-        longest, out, several = self.engine.max_total, [], given.prompt
+        longest, out, several = self.engine.max_sequence_tokens, [], given.prompt
         for name, x in (given.model_extra or {}).items():
             if name not in LABELS and x not in (
                 SAME.get(name),
@@ -149,7 +149,7 @@ class Server:
             if (
                 not 0 < new <= room
                 or not ids
-                or not 0 <= min(ids) <= max(ids) < self.engine.config.vocab_size
+                or not 0 <= min(ids) <= max(ids) < self.engine.model.vocab_size
             ):
                 sizes = f"has {len(ids)} tokens and {new} to follow, of {longest} in all (--config.rollout.max_episode_tokens)"
                 raise UserError(
@@ -263,7 +263,7 @@ def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
     )  # calls since a slot was filled, and at most
 
     def prefill(*, params, padded_tokens, true_length):
-        tokens = padded_tokens[:true_length][true_length > 1 :][1 - engine.max_total :]
+        tokens = padded_tokens[:true_length][true_length > 1 :][1 - engine.max_sequence_tokens :]
         padded, size = (
             np.pad(tokens, (0, prefill_shape(engine, len(tokens))[0] - len(tokens))),
             len(tokens),
@@ -276,11 +276,18 @@ def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
 
     def insert(prefix, decode_state, slot: int):
         with lock:
-            if slot in engine.placed:
+            if slot in engine.placements:
                 engine.free_resource(slot)
-            steps[:, slot] = 0, engine.max_total - prefix[1]
+            steps[:, slot] = 0, engine.max_sequence_tokens - prefix[1]
             placement = Placement(
-                slot, 0, 0, prefix[1], engine.max_total, request=0, group=slot, shared=0
+                slot,
+                0,
+                0,
+                prefix[1],
+                engine.max_sequence_tokens,
+                request=0,
+                group=slot,
+                shared_tokens=0,
             )
             return engine.insert(prefix[0], decode_state, placement, 0.0)
 
@@ -311,7 +318,7 @@ def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
     )
     made.samples_per_slot, made.max_concurrent_decodes = 1, engine.max_concurrent_decodes
     made.max_prefill_length = 1 << min(
-        15, engine.max_total.bit_length() - 1
+        15, engine.max_sequence_tokens.bit_length() - 1
     )  # of the lengths that it pads to
     own: Any = {
         "interleaved_slices": ("all=1",),

@@ -48,21 +48,21 @@ class Placement:
     """One sample of a prefix, put into a slot, and how far it is there."""
 
     slot: int  # over all shards
-    row: int  # of the prefix
-    sample: int
+    prefix_row: int  # of the prefix
+    sample_index: int
     length: int  # tokens the prefix holds for it
     limit: int  # tokens at which it ends
     request: int  # names its noise
     group: Any  # samples of one group share the full pages of
-    shared: int  # their first so many tokens
+    shared_tokens: int  # their first so many tokens
     reached: int = 0  # tokens whose KV dispatched calls may write
-    paused: bool = False  # it keeps its pages and does not decode
+    is_paused: bool = False  # it keeps its pages and does not decode
     resumed: tuple[int, int, int] = (
         0,
         0,
         0,
     )  # of the next call: the next input, its position, limit; 0: as it was
-    given: list[int] = field(
+    forced_tokens: list[int] = field(
         default_factory=list
     )  # tokens that its next steps take instead of sampling
 
@@ -97,33 +97,33 @@ class Engine:
         backend="",
     ):
         """backend: config.Model.attention."""
-        self.config, self.settings, self.mesh, self.dtype = config, settings, mesh, jnp.dtype(dtype)
-        self.shards = mesh.shape["slots"]
-        self.shard_slots = -(-settings.num_slots // self.shards)
-        self.max_concurrent_decodes = self.shards * self.shard_slots
-        self.block = math.gcd(
-            self.shard_slots, settings.group_size
+        self.model, self.settings, self.mesh, self.dtype = config, settings, mesh, jnp.dtype(dtype)
+        self.num_shards = mesh.shape["slots"]
+        self.slots_per_shard = -(-settings.num_slots // self.num_shards)
+        self.max_concurrent_decodes = self.num_shards * self.slots_per_shard
+        self.slots_per_block = math.gcd(
+            self.slots_per_shard, settings.group_size
         )  # neighbours, where a group's samples tend to sit
-        self.max_total = settings.longest_episode
-        self.per_slot = -(-self.max_total // settings.page_size)
-        self.max_prefill_length = self.per_slot * settings.page_size
+        self.max_sequence_tokens = settings.longest_episode
+        self.pages_per_slot = -(-self.max_sequence_tokens // settings.page_size)
+        self.max_prefill_length = self.pages_per_slot * settings.page_size
         share = (
-            -(-settings.num_pages // self.shards)
+            -(-settings.num_pages // self.num_shards)
             if settings.num_pages
-            else self.shard_slots * self.per_slot
+            else self.slots_per_shard * self.pages_per_slot
         )
-        self.shard_pages = share + 1
-        if share < self.per_slot:
+        self.pages_per_shard = share + 1
+        if share < self.pages_per_slot:
             raise UserError(
-                f"rollout.num_pages={settings.num_pages} is too small: one sequence of {self.max_total} tokens takes "
-                f"{self.per_slot} pages of {settings.page_size} on each of {self.shards} devices"
+                f"rollout.num_pages={settings.num_pages} is too small: one sequence of {self.max_sequence_tokens} tokens takes "
+                f"{self.pages_per_slot} pages of {settings.page_size} on each of {self.num_shards} devices"
             )
         divides = config.num_key_value_heads % mesh.shape["tensor"] == 0
         self.kv_axis = (
             "tensor" if divides else None
         )  # as `sharding` leaves weights whole that do not divide
         self.attention = attention.choose(backend, mesh)
-        self.storage = attention.kv_storage(settings.kv_dtype, mesh.devices.flat[0].platform)
+        self.kv_storage = attention.kv_storage(settings.kv_dtype, mesh.devices.flat[0].platform)
         tensor, V, kind = mesh.shape["tensor"], config.vocab_size, mesh.devices.flat[0].device_kind
         free = (settings.top_k, settings.top_p, settings.min_p) == (0, 1, 0)
         self.logits_axis = "tensor" if free and tensor > 1 and V % tensor == 0 else ""
@@ -134,10 +134,12 @@ class Engine:
         self.vocabulary = [slice(at, min(at + part, V)) for at in range(0, V, part)]
         self.stop_ids = tuple(stop_ids)
         self.pages = [
-            PageAllocator(self.shard_pages, settings.page_size, self.shard_slots, self.per_slot)
-            for _ in range(self.shards)
+            PageAllocator(
+                self.pages_per_shard, settings.page_size, self.slots_per_shard, self.pages_per_slot
+            )
+            for _ in range(self.num_shards)
         ]
-        self.placed: dict[int, Placement] = {}  # slot -> what decodes there
+        self.placements: dict[int, Placement] = {}  # slot -> what decodes there
 
     def get_prefix_destination_sharding(self) -> Prefix:
         kv, rest = (
@@ -160,58 +162,74 @@ class Engine:
     def abstract_state(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Shapes and shardings of the decode state."""
         L, K, D = (
-            self.config.num_hidden_layers,
-            self.config.num_key_value_heads,
-            self.config.head_dim,
+            self.model.num_hidden_layers,
+            self.model.num_key_value_heads,
+            self.model.head_dim,
         )
         split = self.mesh.shape["tensor"] if self.kv_axis else 1
         rows, width = self.attention.pool_rows(K // split, D)
-        shape = (split * rows, self.shards * L * self.shard_pages, self.settings.page_size, width)
-        pool = self._abstract(shape, self.storage, P(self.kv_axis, "slots"))
+        shape = (
+            split * rows,
+            self.num_shards * L * self.pages_per_shard,
+            self.settings.page_size,
+            width,
+        )
+        pool = self._abstract(shape, self.kv_storage, P(self.kv_axis, "slots"))
         slot = lambda dtype: self._abstract((self.max_concurrent_decodes,), dtype, P("slots"))
         return {"k": pool, "v": pool} | {name: slot(dtype) for name, dtype in SLOTS.items()}
 
     def free_slots(self, shard: int) -> list[int]:
-        first = shard * self.shard_slots
-        return [slot for slot in range(first, first + self.shard_slots) if slot not in self.placed]
+        first = shard * self.slots_per_shard
+        return [
+            slot
+            for slot in range(first, first + self.slots_per_shard)
+            if slot not in self.placements
+        ]
 
     def place(self, placement: Placement) -> list[tuple[int, int]]:
         """Take pages for a sample and its next call: its group's full pages where a neighbour holds them, its own for
         the rest. Returns (index of the page in the prefix, pool page) of those to write. Raises OutOfPages."""
-        assert placement.slot not in self.placed, f"{placement.slot=} is taken"
-        shard, slot = divmod(placement.slot, self.shard_slots)
+        assert placement.slot not in self.placements, f"{placement.slot=} is taken"
+        shard, slot = divmod(placement.slot, self.slots_per_shard)
         pages, page = self.pages[shard], self.settings.page_size
         near = (
-            divmod(p.slot, self.shard_slots)
-            for p in self.placed.values()
+            divmod(p.slot, self.slots_per_shard)
+            for p in self.placements.values()
             if p.group == placement.group
         )
         full = next(
-            (pages.owned[s][: placement.shared // page] for other, s in near if other == shard), []
+            (
+                pages.pages_of_slot[s][: placement.shared_tokens // page]
+                for other, s in near
+                if other == shard
+            ),
+            [],
         )
         new = pages.reserve(
             slot, min(placement.length + self.settings.decode_steps, placement.limit), full
         )
-        self.placed[placement.slot], placement.reached = placement, placement.length
+        self.placements[placement.slot], placement.reached = placement, placement.length
         return list(enumerate(new, start=len(full)))[: -(-placement.length // page) - len(full)]
 
     def reserve(self, slot: int) -> int:
         """Pages for the slot's next call -> how many tokens it may then have. Raises OutOfPages."""
-        shard, local = divmod(slot, self.shard_slots)
-        reach = min(self.placed[slot].reached + self.settings.decode_steps, self.placed[slot].limit)
+        shard, local = divmod(slot, self.slots_per_shard)
+        reach = min(
+            self.placements[slot].reached + self.settings.decode_steps, self.placements[slot].limit
+        )
         self.pages[shard].reserve(local, reach)
         return reach
 
     def free_resource(self, slot: int) -> None:
-        shard, local = divmod(slot, self.shard_slots)
+        shard, local = divmod(slot, self.slots_per_shard)
         self.pages[shard].release(local)
-        del self.placed[slot]
+        del self.placements[slot]
 
     def resume(self, slot: int, position: int, tokens: list[int], limit: int) -> None:
         """Of a paused slot, whose KV before `position` is that of its sequence: go on with tokens from there."""
-        placement = self.placed[slot]
-        placement.paused, placement.limit, placement.reached = False, limit, position
-        placement.resumed, placement.given = (tokens[0], position, limit), tokens[1:]
+        placement = self.placements[slot]
+        placement.is_paused, placement.limit, placement.reached = False, limit, position
+        placement.resumed, placement.forced_tokens = (tokens[0], position, limit), tokens[1:]
 
     def prefill_multisampling(
         self,
@@ -233,8 +251,8 @@ class Engine:
     ) -> Prefix:
         """JetStream's single request: padded_tokens i32[T], true_length int. It is row 0 of shard 0."""
         one = {"padded_tokens": padded_tokens, "true_length": true_length, "requests": [request]}
-        rows = {name: np.array([x] * self.shards, np.int32) for name, x in one.items()}
-        heat = np.full(self.shards, temperature, np.float32)
+        rows = {name: np.array([x] * self.num_shards, np.int32) for name, x in one.items()}
+        heat = np.full(self.num_shards, temperature, np.float32)
         return self.prefill_multisampling(params=params, temperature=heat, seed=seed, **rows)
 
     def insert(self, prefix: Prefix, decode_state, placement: Placement, temperature: float = 1.0):
@@ -244,39 +262,42 @@ class Engine:
 
     def bulk_insert(self, prefix: Prefix, decode_state, placements: list, temperature: float):
         """Write the pages that `place` took, and start the slots. placements: (Placement, its pages to write)."""
-        rows, width = prefix.k.shape[1] // self.shards, prefix.k.shape[2] // self.settings.page_size
+        rows, width = (
+            prefix.k.shape[1] // self.num_shards,
+            prefix.k.shape[2] // self.settings.page_size,
+        )
         by_shard = [
-            [each for each in placements if each[0].slot // self.shard_slots == s]
-            for s in range(self.shards)
+            [each for each in placements if each[0].slot // self.slots_per_shard == s]
+            for s in range(self.num_shards)
         ]
-        count = bucket(max(map(len, by_shard)), 8)
+        count = next_power_of_two(max(map(len, by_shard)), 8)
         slots = np.full(
-            (self.shards, 6, count), self.shard_slots, np.int32
+            (self.num_shards, 6, count), self.slots_per_shard, np.int32
         )  # an absent slot is dropped
-        pages = np.zeros((self.shards, 2, rows * width + count), np.int32)
+        pages = np.zeros((self.num_shards, 2, rows * width + count), np.int32)
         for shard, items in enumerate(by_shard):
             copies = []
             for i, (p, writes) in enumerate(items):
-                row = p.row % rows
+                row = p.prefix_row % rows
                 slots[shard, :, i] = (
-                    p.slot % self.shard_slots,
+                    p.slot % self.slots_per_shard,
                     row,
-                    p.sample,
+                    p.sample_index,
                     p.length,
                     p.limit,
                     p.request,
                 )
                 copies += [(row * width + index, page) for index, page in writes]
             pages[shard, :, : len(copies)] = np.array(copies, np.int32).reshape(-1, 2).T
-        arguments = self._put(slots, pages, np.full(self.shards, temperature, np.float32))
+        arguments = self._put(slots, pages, np.full(self.num_shards, temperature, np.float32))
         return self._programs["insert"](decode_state, prefix, *arguments)
 
     def generate(self, params, decode_state, seed) -> tuple[Any, ResultTokens]:
         """Up to `chunk` tokens for every active slot. Slots freed on the host since the last call stop here.
         Raises OutOfPages, unless `reserve` was called for every slot."""
-        running = [slot for slot, placement in self.placed.items() if not placement.paused]
+        running = [slot for slot, placement in self.placements.items() if not placement.is_paused]
         for slot, reach in [(slot, self.reserve(slot)) for slot in running]:
-            self.placed[slot].reached = reach
+            self.placements[slot].reached = reach
         table = np.concatenate([pages.table for pages in self.pages])
         keep = np.zeros(self.max_concurrent_decodes, np.bool_)
         keep[running] = True
@@ -285,11 +306,11 @@ class Engine:
 
     def _shared(self, table: np.ndarray, placed: np.ndarray) -> np.ndarray:
         """i32[blocks]: the leading full pages that the placed slots of a block have in common. See attention.paged."""
-        table, placed = (x.reshape(-1, self.block, *x.shape[1:]) for x in (table, placed))
+        table, placed = (x.reshape(-1, self.slots_per_block, *x.shape[1:]) for x in (table, placed))
         same = ((table == table[:, :1]) | ~placed[..., None]).all(axis=1) & placed[:, :1]
-        full = np.full(self.max_concurrent_decodes, self.max_total)
-        full[list(self.placed)] = [placement.length for placement in self.placed.values()]
-        full = full.reshape(-1, self.block).min(axis=1) // self.settings.page_size
+        full = np.full(self.max_concurrent_decodes, self.max_sequence_tokens)
+        full[list(self.placements)] = [placement.length for placement in self.placements.values()]
+        full = full.reshape(-1, self.slots_per_block).min(axis=1) // self.settings.page_size
         return np.minimum(np.cumprod(same, axis=1).sum(axis=1), full).astype(np.int32)
 
     def _turns(self) -> list[np.ndarray]:
@@ -299,11 +320,11 @@ class Engine:
             return []
         resumed = np.zeros((self.max_concurrent_decodes, 3), np.int32)
         given = np.full((self.max_concurrent_decodes, self.settings.decode_steps), -1, np.int32)
-        for slot, placement in self.placed.items():
+        for slot, placement in self.placements.items():
             resumed[slot], placement.resumed = placement.resumed, (0, 0, 0)
-            now, placement.given = (
-                placement.given[: self.settings.decode_steps],
-                placement.given[self.settings.decode_steps :],
+            now, placement.forced_tokens = (
+                placement.forced_tokens[: self.settings.decode_steps],
+                placement.forced_tokens[self.settings.decode_steps :],
             )
             given[slot, : len(now)] = now
         return [resumed, given]
@@ -313,14 +334,18 @@ class Engine:
 
     def programs(self, params, prefills: list[tuple[int, int]]) -> dict[str, tuple[Any, tuple]]:
         """(jitted, abstract arguments) of every program; prefills: rows a shard and tokens a row of each."""
-        shards, count, page = self.shards, bucket(self.shard_slots, 8), self.settings.page_size
+        shards, count, page = (
+            self.num_shards,
+            next_power_of_two(self.slots_per_shard, 8),
+            self.settings.page_size,
+        )
         slots = lambda shape, dtype=jnp.int32: self._abstract(shape, dtype, P("slots"))
         key = jax.eval_shape(lambda: jax.random.key(0))
         key, state = self._abstract((), key.dtype, P()), self.abstract_state()
         L, K, D = (
-            self.config.num_hidden_layers,
-            self.config.num_key_value_heads,
-            self.config.head_dim,
+            self.model.num_hidden_layers,
+            self.model.num_key_value_heads,
+            self.model.head_dim,
         )
         out: dict[str, tuple[Any, tuple]] = {}
         for rows, T in prefills:
@@ -334,7 +359,11 @@ class Engine:
             inputs = slots((shards, 6, count)), copies, slots((shards,), jnp.float32)
             out[f"insert {rows}x{T}"] = self._programs["insert"], (state, prefix, *inputs)
         S = self.max_concurrent_decodes
-        inputs = slots((S, self.per_slot)), slots((S,), jnp.bool_), slots((S // self.block,))
+        inputs = (
+            slots((S, self.pages_per_slot)),
+            slots((S,), jnp.bool_),
+            slots((S // self.slots_per_block,)),
+        )
         inputs += (
             (slots((S, 3)), slots((S, self.settings.decode_steps)))
             if self.settings.max_turns > 1
@@ -382,9 +411,9 @@ class Engine:
 
     def _prefill(self, params, seed, tokens, lengths, requests, temperature):
         L, K, D = (
-            self.config.num_hidden_layers,
-            self.config.num_key_value_heads,
-            self.config.head_dim,
+            self.model.num_hidden_layers,
+            self.model.num_key_value_heads,
+            self.model.head_dim,
         )
         (n, T), tensor = tokens.shape, self.mesh.shape["tensor"]
         segments = (jnp.arange(T)[None] < lengths[:, None]).astype(jnp.int32)
@@ -392,7 +421,7 @@ class Engine:
         def attend(q, k, v, layer, carry):
             # As decoding will read them back from the pool.
             k, v = (
-                attention.decode_kv(attention.encode_kv(x, self.storage), self.dtype)
+                attention.decode_kv(attention.encode_kv(x, self.kv_storage), self.dtype)
                 for x in (k, v)
             )
             put = lambda kv, x: lax.dynamic_update_index_in_dim(kv, x, layer, 0)
@@ -409,7 +438,7 @@ class Engine:
         empty = jnp.zeros((L, n, T, K, D), self.dtype)
         positions = jnp.broadcast_to(jnp.arange(T), (n, T))
         hidden, (k, v) = qwen.forward(
-            self.config, params, tokens, positions, attend, (empty, empty), dtype=self.dtype
+            self.model, params, tokens, positions, attend, (empty, empty), dtype=self.dtype
         )
         last = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
         each = lambda x: jnp.repeat(x, requests.shape[1], axis=0)
@@ -420,13 +449,13 @@ class Engine:
 
     def _sample(self, params, hidden, seed, requests, positions, temperature, each=lambda x: x):
         """hidden [n, E], whose logits go through `each` -> tokens, logps."""
-        tied, axis = self.config.tie_word_embeddings, self.logits_axis
+        tied, axis = self.model.tie_word_embeddings, self.logits_axis
         name, spec = ("embed", P("tensor")) if tied else ("lm_head", P(None, "tensor"))
         u = sampling.uniforms(seed, requests, positions, len(self.vocabulary))
 
         def run(weight, hidden, u, temperature):
             head = lambda hidden, part: each(
-                qwen.head(self.config, {name: weight}, hidden, self.dtype, part)
+                qwen.head(self.model, {name: weight}, hidden, self.dtype, part)
             )
             return sampling.sample(
                 head, self.vocabulary, hidden, u, temperature, self.settings, axis
@@ -439,7 +468,7 @@ class Engine:
         slots, (source, target) = slots[0], pages[0]
         L, n, T, K, D = prefix.k.shape
         page = self.settings.page_size
-        layers = (jnp.arange(L)[:, None] * self.shard_pages + target[None]).ravel()
+        layers = (jnp.arange(L)[:, None] * self.pages_per_shard + target[None]).ravel()
         heads = P(self.kv_axis)
         write = self._over_tensor(attention.write, (heads, P(None, None, *heads), P()), heads)
         chosen = lambda x: x.reshape(L, n * T // page, page, K, D)[:, source].reshape(
@@ -469,7 +498,7 @@ class Engine:
         )
 
     def _generate(self, params, state, seed, table, keep, shared, resumed=None, given=None):
-        S, C = self.shard_slots, self.settings.decode_steps
+        S, C = self.slots_per_shard, self.settings.decode_steps
         params = jax.tree.map(lambda x: x.astype(self.dtype), params)
         state = state | {"active": state["active"] & keep}
         if resumed is not None:
@@ -509,7 +538,7 @@ class Engine:
         lengths = jnp.where(active, positions + 1, 1)
 
         def attend(q, k, v, layer, pools):
-            first = layer * self.shard_pages
+            first = layer * self.pages_per_shard
             out, pools = attend_token(
                 q, k, v, pools, first + at, positions % page, first + table, lengths, shared
             )
@@ -526,7 +555,7 @@ class Engine:
         in_specs = (heads, heads, heads, pool, P(), P(), P(), P(), P())
         attend_token = self._over_tensor(one_token, in_specs, (heads, pool))
         inputs = tokens[:, None], positions[:, None]
-        hidden, (k, v) = qwen.forward(self.config, params, *inputs, attend, pools, dtype=self.dtype)
+        hidden, (k, v) = qwen.forward(self.model, params, *inputs, attend, pools, dtype=self.dtype)
         token, logp = self._sample(
             params, hidden[:, 0], seed, state["requests"], positions + 1, state["temperature"]
         )
@@ -542,6 +571,6 @@ class Engine:
         return state | {"k": k, "v": v} | new, token, logp
 
 
-def bucket(count: int, smallest: int) -> int:
+def next_power_of_two(count: int, smallest: int) -> int:
     """The next power of two, at least `smallest`: few shapes, few programs."""
     return max(smallest, 1 << (count - 1).bit_length())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from jzero.rollout.engine import Engine, Placement, Prefix, ResultTokens, bucket
+from jzero.rollout.engine import Engine, Placement, Prefix, ResultTokens, next_power_of_two
 from jzero.rollout.pages import OutOfPages
 from jzero.rollout.sequence import NO_REPLIES, DecodeCounters, Groups, More, Sequence
 from jzero.types import Turn
@@ -21,14 +21,19 @@ PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shar
 def prefill_shape(engine: Engine, longest: int) -> tuple[int, int]:
     """Padded tokens of a prefill whose longest prompt has `longest`, and prompts a shard that it takes at most."""
     page = engine.settings.page_size
-    width = min(bucket(-(-longest // page), 1) * page, engine.max_prefill_length)
-    return width, max(1, PREFILL_TOKENS // (width * engine.shards))
+    width = min(next_power_of_two(-(-longest // page), 1) * page, engine.max_prefill_length)
+    return width, max(1, PREFILL_TOKENS // (width * engine.num_shards))
 
 
 def prefill_shapes(engine: Engine) -> list[tuple[int, int]]:
     """(rows a shard, tokens a row) of the largest prefill of every width; long ones are of preempted sequences."""
-    shapes = sorted({prefill_shape(engine, tokens) for tokens in range(1, engine.max_total)})
-    return [(min(bucket(rows, 1), bucket(engine.shard_slots, 1)), width) for width, rows in shapes]
+    shapes = sorted(
+        {prefill_shape(engine, tokens) for tokens in range(1, engine.max_sequence_tokens)}
+    )
+    return [
+        (min(next_power_of_two(rows, 1), next_power_of_two(engine.slots_per_shard, 1)), width)
+        for width, rows in shapes
+    ]
 
 
 class Scheduler:
@@ -41,7 +46,7 @@ class Scheduler:
         self.counters = DecodeCounters()
         self.queue: deque[list[Sequence]] = deque()  # groups to prefill
         self.pending: list[deque] = [
-            deque() for _ in range(engine.shards)
+            deque() for _ in range(engine.num_shards)
         ]  # prefilled, waiting for a slot
         self.owners: dict[int, Sequence] = {}  # slot -> sequence
         self.waiting: dict[
@@ -65,10 +70,10 @@ class Scheduler:
         stops iterating calls `cancel`. `more`, asked before every call, says which groups come too, or None: that is
         enough. With `replies` a sequence is yielded at every turn's end; it then gives the tokens before its next turn,
         once, or None where it is over. Told to wait it says one at least, unless all is said."""
-        assert not self.engine.placed, "the engine is busy: an unfinished run was not cancelled"
+        assert not self.engine.placements, "the engine is busy: an unfinished run was not cancelled"
         longest, room = (
             max((s.limit for each in groups for s in each), default=0),
-            self.engine.max_total,
+            self.engine.max_sequence_tokens,
         )
         assert longest <= room, f"{longest=} prompt and response exceed {room=} tokens"
         self.group, self.temperature, self.seed = group, temperature, seed
@@ -143,7 +148,7 @@ class Scheduler:
         """Free the slot of the episode of the shard that waits the longest, if that is for `calls` calls or more."""
         old = lambda slot: self.counters.calls - self.waiting[slot][1] >= calls
         slot = next(
-            (s for s in self.waiting if s // self.engine.shard_slots == shard and old(s)), None
+            (s for s in self.waiting if s // self.engine.slots_per_shard == shard and old(s)), None
         )
         if slot is not None:
             self._leave(slot)
@@ -152,9 +157,9 @@ class Scheduler:
     def _admit(self) -> None:
         """Prefill groups for shards with free slots, and put what is prefilled into slots."""
         engine = self.engine
-        rows: list[list[list[Sequence]]] = [[] for _ in range(engine.shards)]
-        room = [len(engine.free_slots(s)) - len(self.pending[s]) for s in range(engine.shards)]
-        for s in range(engine.shards):
+        rows: list[list[list[Sequence]]] = [[] for _ in range(engine.num_shards)]
+        room = [len(engine.free_slots(s)) - len(self.pending[s]) for s in range(engine.num_shards)]
+        for s in range(engine.num_shards):
             while room[s] < bool(self.queue) and self._evict(s, PATIENCE if self.owners else 0):
                 room[s] += 1
         while self.queue and max(room) > 0:
@@ -175,13 +180,13 @@ class Scheduler:
             fits = next((i for i, group in enumerate(shard) if len(group[0]) > width), len(shard))
             taken.append(shard[: min(fits, cap)])
             del shard[: len(taken[-1])]
-        count = bucket(max(len(shard) for shard in taken), 1)
+        count = next_power_of_two(max(len(shard) for shard in taken), 1)
         every = [
             (s, s * count + r, group)
             for s, shard in enumerate(taken)
             for r, group in enumerate(shard)
         ]
-        tokens = np.zeros((engine.shards * count, width), np.int32)
+        tokens = np.zeros((engine.num_shards * count, width), np.int32)
         lengths = np.ones(len(tokens), np.int32)
         requests = np.zeros(
             (len(tokens), self.group), np.int32
@@ -213,7 +218,7 @@ class Scheduler:
                 sequence, prefix, row, sample = pending[0]
                 where, context = (slot, row, sample, len(sequence)), len(sequence.context)
                 placement = Placement(
-                    *where, sequence.limit, sequence.request, sequence.prompt, shared=context
+                    *where, sequence.limit, sequence.request, sequence.prompt, shared_tokens=context
                 )
                 try:
                     writes = self.engine.place(placement)
@@ -240,12 +245,12 @@ class Scheduler:
             try:
                 self.engine.reserve(slot)
             except OutOfPages:
-                return slot // self.engine.shard_slots
+                return slot // self.engine.slots_per_shard
         return None
 
     def _preempt(self, shard: int) -> None:
         """Send the shard's youngest sequence back to the queue's front, with the tokens it has."""
-        here = [slot for slot in self.owners if slot // self.engine.shard_slots == shard]
+        here = [slot for slot in self.owners if slot // self.engine.slots_per_shard == shard]
         self.queue.appendleft([self._leave(max(here, key=lambda slot: self.owners[slot].born))])
         self.counters.preempted += 1
 
@@ -259,7 +264,9 @@ class Scheduler:
         first tokens are a reply's; (slot, prefix, row, sample) of those whose first token is in a prefix."""
         self.counters.calls += 1
         owners = {slot: (owner, len(owner.turns)) for slot, owner in self.owners.items()}
-        given = {slot: len(placement.given) for slot, placement in self.engine.placed.items()}
+        given = {
+            slot: len(placement.forced_tokens) for slot, placement in self.engine.placements.items()
+        }
         self.state, result = self.engine.generate(self.params, self.state, self.seed)
         jax.copy_to_host_async(result)
         fresh, self.fresh = self.fresh, []
@@ -311,7 +318,7 @@ class Scheduler:
             start = len(sequence.context) + sequence.start
             sequence.turns.append(Turn(start, len(sequence), sequence.text, sequence.finish))
             if len(sequence.turns) < self.settings.max_turns and self.replies is not NO_REPLIES:
-                self.engine.placed[slot].paused = True
+                self.engine.placements[slot].is_paused = True
                 self.waiting[slot] = self.owners.pop(slot), self.counters.calls
             else:
                 sequence.over = True

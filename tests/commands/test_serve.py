@@ -492,7 +492,7 @@ def test_a_client_that_leaves_frees_its_slot(alone):
     driver = Scheduler(server.engine, alone.params, server.text)
     asyncio.run(leave())
     assert set(done) == set(made) and all(0 < len(sequence.tokens) < 40 for sequence in made)
-    assert not server.engine.placed
+    assert not server.engine.placements
 
 
 def test_a_mistake_in_the_command_is_one_line(model, environment):

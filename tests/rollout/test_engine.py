@@ -66,13 +66,13 @@ def make(name="qwen2", shape=(1, 1), stop_ids=STOP_IDS, dtype="float32", **setti
 
 
 def name_of(engine: Engine) -> str:
-    return engine.config.model_type
+    return engine.model.model_type
 
 
 @cache
 def params_on(engine: Engine) -> qwen.Params:
     return engine.load_params(
-        host_params(name_of(engine)), param_shardings(engine.config, engine.mesh)
+        host_params(name_of(engine)), param_shardings(engine.model, engine.mesh)
     )
 
 
@@ -86,13 +86,13 @@ def text_of(tokens) -> str:
 
 def in_use(engine: Engine) -> int:
     """Pages, of all shards."""
-    return sum(len(pages.refs) - 1 - len(pages.free) for pages in engine.pages)
+    return sum(len(pages.reference_counts) - 1 - len(pages.free_pages) for pages in engine.pages)
 
 
 def assert_empty(engine: Engine) -> None:
     assert in_use(engine) == 0
-    assert not engine.placed and not any(
-        pages.refs.any() or pages.table.any() for pages in engine.pages
+    assert not engine.placements and not any(
+        pages.reference_counts.any() or pages.table.any() for pages in engine.pages
     )
 
 
@@ -249,7 +249,7 @@ def test_no_device_gathers_the_logits(name):
         math.prod(map(int, size.split(",")))
         for size in re.findall(r"f32\[([\d,]+)\]\S* all-gather", text)
     ]
-    assert gathered and max(gathered) < engine.max_concurrent_decodes * engine.config.vocab_size
+    assert gathered and max(gathered) < engine.max_concurrent_decodes * engine.model.vocab_size
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -272,7 +272,13 @@ ARRANGEMENTS = {
     "page of 12": {"num_slots": 8, "page_size": 12, "decode_steps": 32},
     "4 shards": {"shape": (4, 1), "num_slots": 8, "page_size": 4, "decode_steps": 5},
     "tensor 2": {"shape": (1, 2), "num_slots": 8, "page_size": 16, "decode_steps": 6},
-    "2 shards x tensor 2": {"name": "qwen3", "shape": (2, 2), "num_slots": 8, "page_size": 4, "decode_steps": 7},
+    "2 shards x tensor 2": {
+        "name": "qwen3",
+        "shape": (2, 2),
+        "num_slots": 8,
+        "page_size": 4,
+        "decode_steps": 7,
+    },
     "tensor 4, 2 kv heads": {"shape": (1, 4), "num_slots": 8, "page_size": 16, "decode_steps": 8},
     "preempted": {"num_slots": 6, "page_size": 4, "decode_steps": 4, "num_pages": 14},
     "preempted, 2 shards": {
@@ -368,7 +374,7 @@ def test_generate_takes_the_pages_of_its_call_or_none_runs():
         engine.place(Placement(slot, 0, 0, 20, TOTAL, slot, slot, 20))
     for held in (6, 7):  # 24 tokens, then 28, in pages of 4
         state, _ = engine.generate(params, state, seed)
-        assert [len(owned) for owned in engine.pages[0].owned[:2]] == [held, held]
+        assert [len(owned) for owned in engine.pages[0].pages_of_slot[:2]] == [held, held]
     with pytest.raises(OutOfPages):  # 16 pages of 14
         engine.generate(params, state, seed)
     for slot in range(2):
@@ -382,7 +388,7 @@ def test_pages_are_written_in_place(shape):
     engine = make(shape=shape, num_slots=8, num_pages=4096, kv_dtype="bfloat16")
     state, put = engine.init_decode_state(), engine._put
     pool = (state["k"].nbytes + state["v"].nbytes) / engine.mesh.size
-    table = np.zeros((engine.max_concurrent_decodes, engine.per_slot), np.int32)
+    table = np.zeros((engine.max_concurrent_decodes, engine.pages_per_slot), np.int32)
     keep = np.zeros(engine.max_concurrent_decodes, np.bool_)
     arguments = put(table, keep, engine._shared(table, keep))
     memory = (
@@ -534,7 +540,7 @@ def test_the_engine_has_jetstreams_methods():
         1,
         48,
     )
-    shardings = param_shardings(engine.config, engine.mesh)
+    shardings = param_shardings(engine.model, engine.mesh)
     params = engine.load_params(host_params("qwen2"), shardings)
     assert jax.tree.map(lambda x: x.sharding, params) == shardings
     assert {
@@ -586,7 +592,7 @@ def test_out_of_pages_takes_nothing():
     engine.place(Placement(2, 0, 0, 20, TOTAL, 2, "b", 20))
     with pytest.raises(OutOfPages):
         engine.place(Placement(3, 0, 0, 20, TOTAL, 3, "c", 20))
-    assert in_use(engine) == 13 and 3 not in engine.placed
+    assert in_use(engine) == 13 and 3 not in engine.placements
     for slot in range(3):
         engine.free_resource(slot)
     assert_empty(engine)

@@ -260,7 +260,7 @@ def converse(engine, prompts=PROMPTS, group=2, wait=0, evict=False, stop=(), wit
         ready = [key for key, (_, since) in out.items() if must or looks - since > wait]
         ready = [key for key in ready if key != withheld or (must and len(out) == 1)]
         if evict:
-            while any(driver._evict(shard) for shard in range(engine.shards)):
+            while any(driver._evict(shard) for shard in range(engine.num_shards)):
                 pass
         return [(sequence, scripted(sequence) if len(sequence.turns) < 3 else None) for sequence in
                 (out.pop(key)[0] for key in ready)]  # fmt: skip
