@@ -2,9 +2,7 @@
 
 import argparse
 import contextlib
-import dataclasses
 import difflib
-import inspect
 import os
 import re
 import sys
@@ -50,31 +48,34 @@ def mistakes() -> Iterator[None]:
         )
 
 
-def fields(section: Any = None, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
-    """(dotted name, default, comment in the source) of every field of the config."""
-    section = config.Config() if section is None else section
-    comments = dict(
-        re.findall(r"^    (\w+):[^#\n]*# (.*)$", inspect.getsource(type(section)), re.MULTILINE)
-    )
-    for field in dataclasses.fields(section):
-        value = getattr(section, field.name)
-        if dataclasses.is_dataclass(value):
-            yield from fields(value, f"{prefix}{field.name}.")
-        else:
-            yield prefix + field.name, value, comments.get(field.name, "")
+def fields() -> Iterator[tuple[str, object, str]]:
+    """Yields the dotted name, the default and the description of every setting."""
+    for setting in config.list_settings(config.Config()):
+        yield setting.name, setting.value, describe(setting)
+
+
+def describe(setting: config.Setting) -> str:
+    """Returns what `--help` says of a setting: its description, and its choices if it has some."""
+    choices = setting.rules.choices
+    if not choices:
+        return setting.rules.description
+    names = ", ".join(choice or "''" for choice in choices)
+    return f"{setting.rules.description} One of: {names}."
 
 
 def check_names(arguments: Sequence[str]) -> None:
-    """Ends the process at the first --config.section.field that is none."""
+    """Ends the process at the first --config.section.field that names no setting."""
     names = [name for name, _, _ in fields()]
     for argument in arguments:
-        given = re.match(r"--?(?:no)?config\.([^=]*)", argument)
-        if given and given[1] not in names:
-            near = ", ".join(difflib.get_close_matches(given[1], names))
-            fail(
-                f"{argument}: no field {given[1]}; "
-                + (f"did you mean {near}?" if near else "--help lists them")
-            )
+        flag = re.match(r"--?(?:no)?config\.([^=]*)", argument)
+        if flag is None or flag[1] in names:
+            continue
+        name = flag[1]
+        if new_name := config.new_names([name]):
+            fail(f"{argument}: {new_name}")
+        similar = ", ".join(difflib.get_close_matches(name, names))
+        advice = f"did you mean {similar}?" if similar else "--help lists them"
+        fail(f"{argument}: no field {name}; {advice}")
 
 
 def read(values: flags.FlagValues, argv: Sequence[str], holder: flags.FlagHolder) -> Any:

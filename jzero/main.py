@@ -39,7 +39,7 @@ def usage() -> str:
         for path in sorted(RECIPES.glob("*.py"))
     ]
     lines = [
-        f"  {f'--config.{name}={value}':<52}{comment}".rstrip() for name, value, comment in fields()
+        f"  {f'--config.{name}={value}':<51} {comment}".rstrip() for name, value, comment in fields()
     ]
     settings = "\n".join(["Settings, with the defaults that a recipe overrides:", *lines])
     processes = "\n".join(f"  {f'--{name}':<52}{meaning}" for name, meaning in JOINING.items())

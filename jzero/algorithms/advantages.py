@@ -1,130 +1,238 @@
-"""Moved from jzero.algorithms."""
+"""Advantages: from the rewards of an RL step's rollouts to a number for every sampled token.
+
+Everything here runs on the host in NumPy and float64, over all rollouts of the RL step at once, so
+that minibatches, packing and sharding cannot change an advantage. Tokens of an environment are not
+among the tokens: `Episodes` holds sampled tokens only.
+
+An advantage function takes `Episodes` and an `Algorithm` and returns f64[N, T], or f64[N, 1] if all
+tokens of a rollout have the same advantage.
+"""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+from jaxtyping import Bool, Float, Int
 
 from jzero.algorithms.algorithm import Algorithm
 
+PerToken: TypeAlias = Float[np.ndarray, "rollouts tokens"]
+PerRollout: TypeAlias = Float[np.ndarray, " rollouts"]
+Groups: TypeAlias = Int[np.ndarray, " rollouts"]
+
 
 class Episodes(NamedTuple):
-    """Rewards of rollouts, left-aligned over their sampled tokens alone."""
+    """The rewards of rollouts, left-aligned over their sampled tokens.
 
-    rewards: np.ndarray  # f64[N, T]
-    values: np.ndarray  # f64[N, T] the critic's, of the state before each token; 0 without one
-    mask: np.ndarray  # bool[N, T]
-    group: np.ndarray  # i[N] rollouts of one prompt share a number from 0 on
-    turn: np.ndarray | None = None  # i[N, T] the token's turn, from 0 on; None: they have but one
-    discount: float = 1.0  # of a turn's reward, in the return of the turn before it
+    `group` numbers the prompts from 0: rollouts of the same prompt share a number. `values` are the
+    critic's, of the state before each token, and 0 without a critic. `turn` numbers the turns of an
+    episode from 0, and is None if no episode has more than one.
+    """
+
+    rewards: PerToken
+    values: PerToken
+    mask: Bool[np.ndarray, "rollouts tokens"]
+    group: Groups
+    turn: Int[np.ndarray, "rollouts tokens"] | None = None
+    turn_discount: float = 1.0  # of the next turn's return in the return of a turn
 
     @property
-    def returns(self) -> np.ndarray:  # f64[N]
+    def returns(self) -> PerRollout:
+        """Returns the undiscounted sum of each rollout's rewards."""
         return self.rewards.sum(axis=1)
 
 
-def group_means(x: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """f64[N]: the mean over its group, for every rollout."""
+# Statistics of groups.
+
+
+def group_means(x: PerRollout, group: Groups) -> PerRollout:
+    """Returns for every rollout the mean of x over the rollout's group."""
     return (np.bincount(group, x) / np.bincount(group))[group]
 
 
-def bessel(group: np.ndarray) -> np.ndarray:
-    """f64[N]: G / (G - 1) for every rollout; 1 in a group of one."""
+def bessel_correction(group: Groups) -> PerRollout:
+    """Returns G / (G - 1) for every rollout in a group of G, and 1 in a group of one."""
     sizes = np.bincount(group)[group]
     return sizes / np.maximum(sizes - 1, 1)
 
 
-def uniform(scores: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """bool[N]: in a group without any difference in score; by equality, not by an epsilon."""
-    first = scores[np.unique(group, return_index=True)[1]][group]
-    return (np.bincount(group, scores != first) == 0)[group]
+def is_in_uniform_group(x: PerRollout, group: Groups) -> Bool[np.ndarray, " rollouts"]:
+    """Returns for every rollout whether x is the same throughout the rollout's group.
+
+    The values are compared for equality, not within an epsilon: 0.1 has no exact mean, and its
+    deviations from an inexact one, divided by their own standard deviation, would be large.
+    """
+    _, first_of_group = np.unique(group, return_index=True)
+    first = x[first_of_group][group]
+    differences = np.bincount(group, x != first)
+    return (differences == 0)[group]
 
 
-def group_mean(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
-    """A = R - mean(R) (Dr. GRPO, arXiv:2503.20783 eq. 3). A group of equal returns gives exactly 0."""
-    R, group = episodes.returns, episodes.group
-    return np.where(uniform(R, group), 0.0, R - group_means(R, group))[:, None]
+# Advantages with the group as baseline.
 
 
-def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
-    """A = (R - mean(R)) / (std(R) + eps), std with G - 1 (GRPO, arXiv:2402.03300 §4.1.2)."""
-    centred, group = group_mean(episodes, algorithm), episodes.group
-    std = np.sqrt(group_means(centred[:, 0] ** 2, group) * bessel(group))
-    return centred / (std + algorithm.std_eps)[:, None]
+def group_mean(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+    """A = R - mean(R) over the group (Dr. GRPO, arXiv:2503.20783 eq. 3).
+
+    A group whose returns are all equal gets exactly 0.
+    """
+    returns = episodes.returns
+    centered = returns - group_means(returns, episodes.group)
+    return np.where(is_in_uniform_group(returns, episodes.group), 0.0, centered)[:, None]
 
 
-def gae(episodes: Episodes, algorithm: Algorithm) -> np.ndarray:
-    """A_t = delta_t + gamma lam A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t; 0 after the end (arXiv:1506.02438). At
-    the end of a turn that another follows, gamma is multiplied by their discount."""
-    rewards, values = episodes.rewards, episodes.values * episodes.mask
-    gamma = np.full(rewards.shape, algorithm.gamma)
+def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+    """A = (R - mean(R)) / (std(R) + eps) over the group (GRPO, arXiv:2402.03300 §4.1.2).
+
+    The standard deviation has G - 1 in its denominator.
+    """
+    centered = group_mean(episodes, algorithm)
+    variance = group_means(centered[:, 0] ** 2, episodes.group) * bessel_correction(episodes.group)
+    return centered / (np.sqrt(variance) + algorithm.std_eps)[:, None]
+
+
+def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+    """A = (R - mean(R) over the group) / (std(R) over all rollouts + eps).
+
+    Source: arXiv:2508.08221; TRL's scale_rewards="batch".
+    """
+    std = episodes.returns.std(ddof=1)
+    return group_mean(episodes, algorithm) / (std + algorithm.std_eps)
+
+
+def leave_one_out(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+    """A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8).
+
+    That is the deviation from the mean of the whole group, times G / (G - 1).
+    """
+    return group_mean(episodes, algorithm) * bessel_correction(episodes.group)[:, None]
+
+
+# Advantages token by token.
+
+
+def generalized_advantages(episodes: Episodes, gamma: float, lam: float) -> PerToken:
+    """Computes generalized advantage estimates (GAE, arXiv:1506.02438 eq. 16).
+
+        A_t = delta_t + gamma lam A_{t+1}
+        delta_t = r_t + gamma V_{t+1} - V_t
+
+    Rewards and values are zero after a rollout's last token. At the end of a turn that another one
+    follows, gamma is multiplied by `turn_discount`.
+    """
+    rewards = episodes.rewards
+    values = episodes.values * episodes.mask
+    discount = np.full(rewards.shape, gamma)
     if episodes.turn is not None:
-        gamma[:, :-1] *= np.where(np.diff(episodes.turn, axis=1), episodes.discount, 1.0)
-    out = np.zeros_like(rewards)
-    after_value = after = np.zeros(len(rewards))
+        is_last_of_turn = np.diff(episodes.turn, axis=1) != 0
+        discount[:, :-1] *= np.where(is_last_of_turn, episodes.turn_discount, 1.0)
+
+    advantages = np.zeros_like(rewards)
+    next_value = np.zeros(len(rewards))
+    next_advantage = np.zeros(len(rewards))
     for t in reversed(range(rewards.shape[1])):
-        delta = rewards[:, t] + gamma[:, t] * after_value - values[:, t]
-        after = np.where(episodes.mask[:, t], delta + gamma[:, t] * algorithm.lam * after, 0.0)
-        out[:, t], after_value = after, values[:, t]
-    return out
+        delta = rewards[:, t] + discount[:, t] * next_value - values[:, t]
+        advantage = delta + discount[:, t] * lam * next_advantage
+        # Padding stands behind a rollout's tokens, so nothing flows from it into the last token.
+        next_advantage = np.where(episodes.mask[:, t], advantage, 0.0)
+        next_value = values[:, t]
+        advantages[:, t] = next_advantage
+    return advantages
 
 
-def to_go(episodes: Episodes, gamma: float) -> np.ndarray:
-    """G_t = r_t + gamma G_{t+1}, and the discount between turns: GAE without a critic."""
-    return gae(episodes._replace(values=0 * episodes.values), Algorithm(gamma=gamma, lam=1.0))
+def discounted_returns(episodes: Episodes, gamma: float) -> PerToken:
+    """Computes G_t = r_t + gamma G_{t+1}: GAE with lambda 1 and without a critic."""
+    without_critic = episodes._replace(values=np.zeros_like(episodes.values))
+    return generalized_advantages(without_critic, gamma, lam=1.0)
 
 
-def by_turn(episodes: Episodes) -> tuple[Episodes, np.ndarray]:
-    """Turns as episodes of one token, of reward G_t = r_t + discount G_{t+1}; and i[N, T], which of those rows a token
-    is of. Turns of one number of a prompt's rollouts are a group; alone one has an advantage of 0."""
-    turn = np.asarray(episodes.turn)
-    first = episodes.mask & (np.diff(turn, axis=1, prepend=-1) != 0)
-    G = to_go(episodes, 1.0)[first][:, None]
-    numbers = episodes.group[:, None] * (turn.max() + 1) + turn
-    group = np.unique(numbers[first], return_inverse=True)[1]
-    return Episodes(G, np.zeros_like(G), np.ones_like(G, bool), group), np.cumsum(first).reshape(
-        first.shape
-    ) - 1
+def gae(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+    """A_t = sum_l (gamma lam)^l delta_{t+l}, the critic's (PPO, arXiv:1707.06347 eq. 11)."""
+    return generalized_advantages(episodes, algorithm.gamma, algorithm.lam)
+
+
+def return_to_go(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+    """A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262, which also whitens it)."""
+    return discounted_returns(episodes, algorithm.gamma)
+
+
+# The table, and what is common to all advantages.
 
 
 class Advantage(NamedTuple):
-    compute: Callable[
-        [Episodes, Algorithm], np.ndarray
-    ]  # f64[N, T], or [N, 1]: the same for every token of a turn
-    group_min: int  # smallest group it is defined for
-    critic: bool = False
+    """An advantage function and what it needs."""
+
+    compute: Callable[[Episodes, Algorithm], PerToken]
+    min_group_size: int  # smallest group that it is defined for
+    needs_critic: bool = False
+
+    @property
+    def is_of_group(self) -> bool:
+        """Returns whether the baseline comes from other rollouts of the same prompt."""
+        return self.min_group_size > 1
 
 
-ADVANTAGES = {
-    "group_mean": Advantage(group_mean, 2),
-    "group_mean_std": Advantage(group_mean_std, 2),
-    # A = (R - mean of the group) / (std of the batch + eps) (arXiv:2508.08221; TRL's scale_rewards="batch")
-    "group_mean_batch_std": Advantage(
-        lambda e, a: group_mean(e, a) / (e.returns.std(ddof=1) + a.std_eps), 2
-    ),
-    # A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8)
-    "leave_one_out": Advantage(lambda e, a: group_mean(e, a) * bessel(e.group)[:, None], 2),
-    # A_t = r_t + gamma A_{t+1} (REINFORCE++, arXiv:2501.03262; normalised by `whiten`)
-    "return_to_go": Advantage(lambda e, a: to_go(e, a.gamma), 1),
-    "gae": Advantage(gae, 1, critic=True),
+ADVANTAGES: dict[str, Advantage] = {
+    "group_mean": Advantage(group_mean, min_group_size=2),
+    "group_mean_std": Advantage(group_mean_std, min_group_size=2),
+    "group_mean_batch_std": Advantage(group_mean_batch_std, min_group_size=2),
+    "leave_one_out": Advantage(leave_one_out, min_group_size=2),
+    "return_to_go": Advantage(return_to_go, min_group_size=1),
+    "gae": Advantage(gae, min_group_size=1, needs_critic=True),
 }
 
 
-def advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[np.ndarray, np.ndarray]:
-    """-> advantages f64[N, T], and what the critic should have said, A + V before whitening."""
-    found = ADVANTAGES[algorithm.advantage]
-    rows, row = (
-        by_turn(episodes) if episodes.turn is not None and found.group_min > 1 else (episodes, None)
-    )
-    A = found.compute(rows, algorithm)
-    A = (A if row is None else A[row, 0]) * episodes.mask
-    targets = (A + episodes.values) * episodes.mask
+def compute_advantages(episodes: Episodes, algorithm: Algorithm) -> tuple[PerToken, PerToken]:
+    """Computes the advantages of all sampled tokens and the targets of the critic.
+
+    Both are f64[N, T], 0 where `episodes.mask` is False. The targets are A + V before whitening.
+    Whitening scales the advantages to mean 0 and variance 1 over all sampled tokens.
+    """
+    advantage = ADVANTAGES[algorithm.advantage]
+    if episodes.turn is not None and advantage.is_of_group:
+        turns, row_of_token = turns_as_episodes(episodes)
+        advantages = advantage.compute(turns, algorithm)[row_of_token, 0]
+    else:
+        advantages = advantage.compute(episodes, algorithm)
+    advantages = advantages * episodes.mask
+    targets = (advantages + episodes.values) * episodes.mask
     if algorithm.whiten:
-        every = A[episodes.mask]
-        variance = every.var(ddof=1) if len(every) > 1 else 0.0
-        A = (A - every.mean()) / np.sqrt(variance + 1e-8) * episodes.mask
-    return A, targets
+        advantages = whitened(advantages, episodes.mask)
+    return advantages, targets
+
+
+def turns_as_episodes(
+    episodes: Episodes,
+) -> tuple[Episodes, Int[np.ndarray, "rollouts tokens"]]:
+    """Returns every turn as an episode of one token, and for every token the row of its turn.
+
+    The reward of a turn's row is its return G_t = r_t + turn_discount G_{t+1}. Turns of the same
+    number in the rollouts of one prompt are a group, so that the baseline does not depend on what
+    the turn says. A turn that no other rollout came to is alone in its group and gets exactly 0.
+    """
+    turn = episodes.turn
+    assert turn is not None, "the episodes have one turn only"
+    is_first_of_turn = episodes.mask & (np.diff(turn, axis=1, prepend=-1) != 0)
+    returns = discounted_returns(episodes, gamma=1.0)[is_first_of_turn][:, None]
+    group_and_turn = episodes.group[:, None] * (turn.max() + 1) + turn
+    _, group = np.unique(group_and_turn[is_first_of_turn], return_inverse=True)
+    rows = Episodes(
+        rewards=returns,
+        values=np.zeros_like(returns),
+        mask=np.ones_like(returns, bool),
+        group=group,
+    )
+    row_of_token = np.cumsum(is_first_of_turn).reshape(turn.shape) - 1
+    return rows, row_of_token
+
+
+def whitened(advantages: PerToken, mask: Bool[np.ndarray, "rollouts tokens"]) -> PerToken:
+    """Returns the advantages with mean 0 and variance 1 over the mask, and 0 elsewhere."""
+    sampled = advantages[mask]
+    variance = sampled.var(ddof=1) if len(sampled) > 1 else 0.0
+    return (advantages - sampled.mean()) / np.sqrt(variance + 1e-8) * mask
 
 
 def needs_critic(algorithm: Algorithm) -> bool:
-    return ADVANTAGES[algorithm.advantage].critic
+    """Returns whether the algorithm's advantage reads values of a critic."""
+    return ADVANTAGES[algorithm.advantage].needs_critic

@@ -1,74 +1,121 @@
-"""Algorithms are values: one loss, and presets that name an advantage, a weight, a ratio, a surrogate and a correction.
-
-    loss = sum_t w_t [ c_t surrogate(rho_t, A_t) - entropy_coef H_t ] + v_t kl_coef KL_t
-    rho_t = pi(a_t) / pi_old(a_t)    c_t = f(pi_old(a_t) / pi_sampler(a_t)), a constant
-
-The sum is over the tokens that the policy sampled, of one optimizer step. Advantages A and weights w, v are made on the
-host (float64) over the whole step. N rollouts, T tokens; in jit, packed rows [B, T]. See docs/algorithms.md."""
+"""The settings of an algorithm, and the score that a rollout gets from its grade."""
 
 from dataclasses import dataclass
+
+from jzero.setting import setting
 
 
 @dataclass
 class Algorithm:
-    """Numbers that are 0 and names that are "" are off."""
+    """The names of an algorithm's parts, and their numbers. The defaults are GRPO's.
 
-    name: str = "grpo"
-    # score: what a rollout that was cut at max_new gets
-    truncated: str = (
-        "grade"  # its grade | fixed: truncated_score | mask: its grade, but it is not trained
+    A number that is 0 and a name that is "" turn their part off.
+    """
+
+    name: str = setting("grpo", "Name of the algorithm, for the log.")
+
+    # The score. A response is truncated when it reaches max_new_tokens without an end.
+    truncated: str = setting(
+        "grade",
+        "Score of a truncated response: its grade, or truncated_score (fixed). With mask the "
+        "response keeps its grade, and counts in its group, but is not trained on.",
+        choices=("grade", "fixed", "mask"),
     )
-    truncated_score: float = 0.0
-    truncated_penalty: float = 0.0  # subtracted from its score
-    overlong_share: float = (
-        0.0  # share of max_new, at its end, over which the score falls by up to 1 (DAPO eq. 13)
+    truncated_score: float = setting(
+        0.0, "Score of a truncated response if truncated=fixed.", at_least=None
     )
-    dynamic_sampling_rounds: int = (
-        0  # times that groups without any difference in score are replaced by new problems
+    truncated_penalty: float = setting(
+        0.0, "Subtracted from the score of a truncated response.", at_least=None
     )
-    kl_reward: float = 0.0  # k1 to the reference policy, subtracted from the reward of every token
-    # advantage
-    advantage: str = "group_mean_std"  # key of ADVANTAGES
-    std_eps: float = 1e-6  # added to the standard deviation
-    gamma: float = 1.0  # discount of a token's reward, for return_to_go and gae
-    lam: float = 1.0  # of gae
-    whiten: bool = False  # then to mean 0 and variance 1 over all tokens of the rollouts
-    # weight
-    weight: str = "sequence_mean"  # key of WEIGHTS
-    length_norm: int = 0  # L_max of the constant weight; 0 = rollout.max_new_tokens, of every turn
-    # ratio, surrogate, correction
-    old_policy: str = "trainer"  # pi_old: trainer (recomputed before the first optimizer step) | sampler (as it was sampled)
-    ratio: str = "token"  # key of RATIOS
-    surrogate: str = "clip"  # key of SURROGATES
-    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
-    clip_high: float = 0.2
-    dual_clip: float = 0.0  # bound of the ratio where the advantage is negative
-    correction: str = ""  # key of CORRECTIONS | none; "" = none, but token_truncate where rollout.max_staleness > 0
-    correction_low: float = 0.0
-    correction_high: float = 2.0
-    # regularisation
-    kl_coef: float = 0.0  # KL to the reference policy, in the loss
-    kl_estimator: str = "k3"  # key of KLS
-    kl_max: float = 0.0  # bound of a token's KL
-    kl_weight: str = ""  # key of WEIGHTS; "" = weight
-    reference_every: int = (
-        0  # RL steps after which the policy becomes the reference; 0 = it stays the first
+    overlong_share: float = setting(
+        0.0,
+        "Share of max_new_tokens, at its end, over which the score falls by up to 1 (DAPO eq. 13).",
     )
-    entropy_coef: float = 0.0
-    # critic, of an advantage that needs one
-    value_clip: float = 0.2
-    value_coef: float = 1.0
+    dynamic_sampling_rounds: int = setting(
+        0, "How often groups whose scores are all equal are replaced by new problems."
+    )
+    kl_reward: float = setting(
+        0.0, "Factor of the KL to the reference policy (k1) in the reward of every token."
+    )
+
+    # The advantage.
+    advantage: str = setting("group_mean_std", "Advantage.")
+    std_eps: float = setting(1e-6, "Added to the standard deviation that an advantage divides by.")
+    gamma: float = setting(1.0, "Discount from token to token in return_to_go and gae.")
+    lam: float = setting(1.0, "Lambda of gae.")
+    whiten: bool = setting(
+        False, "Scales advantages to mean 0 and variance 1 over all sampled tokens."
+    )
+
+    # The weight.
+    weight: str = setting("sequence_mean", "Weight of a token in the loss.")
+    length_norm: int = setting(
+        0, "L_max of the weight constant. 0: rollout.max_new_tokens of every turn."
+    )
+
+    # Ratio, surrogate and correction.
+    old_policy: str = setting(
+        "trainer",
+        "Log-probs of the old policy: recomputed before the first optimizer step (trainer), or "
+        "as they were sampled (sampler).",
+        choices=("trainer", "sampler"),
+    )
+    ratio: str = setting("token", "Ratio of the policy to the old policy.")
+    surrogate: str = setting("clip", "Surrogate objective.")
+    clip_low: float = setting(0.2, "The ratio is clipped at 1 - clip_low from below.")
+    clip_high: float = setting(0.2, "The ratio is clipped at 1 + clip_high from above.")
+    dual_clip: float = setting(
+        0.0, "Bound of the ratio where the advantage is negative, for the surrogate clip."
+    )
+    correction: str = setting(
+        "",
+        "Correction for the gap between sampler and trainer. Empty: token_truncate if "
+        "rollout.max_staleness is above 0 and old_policy=trainer, else none.",
+        choices=("", "none"),
+    )
+    correction_low: float = setting(0.0, "Lower bound of the correction's ratio.")
+    correction_high: float = setting(2.0, "Upper bound of the correction's ratio.")
+
+    # Regularization.
+    kl_coef: float = setting(0.0, "Factor of the KL to the reference policy in the loss.")
+    kl_estimator: str = setting("k3", "Estimator of the KL in the loss.")
+    kl_max: float = setting(0.0, "Bound of a token's KL in the loss. 0: no bound.")
+    kl_weight: str = setting("", "Weight of a token's KL. Empty: that of its loss.", choices=("",))
+    reference_every: int = setting(
+        0, "RL steps after which the policy becomes the reference. 0: the first policy stays it."
+    )
+    entropy_coef: float = setting(0.0, "Factor of the entropy bonus.", at_least=None)
+
+    # The critic, for an advantage that needs one.
+    value_clip: float = setting(
+        0.2, "Most that a value may move from the old one before its loss is clipped. 0: off."
+    )
+    value_coef: float = setting(1.0, "Factor of the value loss.")
 
 
-def shaped(score: float, length: int, cut: bool, algorithm: Algorithm, max_new: int) -> float:
-    """The score of a rollout of `length` sampled tokens, `cut` at max_new or not."""
-    score = algorithm.truncated_score if cut and algorithm.truncated == "fixed" else score
-    score -= algorithm.truncated_penalty * cut
+def shape_score(
+    score: float,
+    length: int,
+    is_truncated: bool,
+    algorithm: Algorithm,
+    max_new_tokens: int,
+) -> float:
+    """Returns the score of a response after the algorithm's length and truncation penalties.
+
+    `score` is the grader's, `length` counts the sampled tokens. The overlong penalty falls linearly
+    from 0 to -1 over the last `overlong_share` of `max_new_tokens` (DAPO, arXiv:2503.14476 eq. 13).
+    """
+    if is_truncated and algorithm.truncated == "fixed":
+        score = algorithm.truncated_score
+    if is_truncated:
+        score -= algorithm.truncated_penalty
     if algorithm.overlong_share:
-        last = algorithm.overlong_share * max_new
-        score -= min(1.0, max(0.0, (length - max_new + last) / last))
+        buffer = algorithm.overlong_share * max_new_tokens
+        excess = length - max_new_tokens + buffer
+        score -= min(1.0, max(0.0, excess / buffer))
     return score
 
 
 def needs_reference(algorithm: Algorithm) -> bool:
+    """Returns whether the algorithm compares the policy with a reference policy."""
     return bool(algorithm.kl_coef or algorithm.kl_reward)

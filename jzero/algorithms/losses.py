@@ -1,85 +1,80 @@
-"""Moved from jzero.algorithms."""
+"""The loss of the policy and the loss of the critic, term by term, for packed rows [B, T].
 
-from typing import Any
+Both are called inside the jitted update. They return weighted terms, which the update sums over the
+trained tokens of the whole optimizer step, and diagnostics, which it sums in the same way.
+"""
+
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from jzero.algorithms.algorithm import Algorithm
 from jzero.algorithms.corrections import CORRECTIONS
-from jzero.algorithms.ratios import RATIOS, Total
+from jzero.algorithms.kl import KL_ESTIMATORS
+from jzero.algorithms.ratios import RATIOS, SequenceSum, Tokens
+from jzero.algorithms.surrogates import SURROGATES
+from jzero.types import Batch
 
-
-def clip(
-    logps: jax.Array, ratio: jax.Array, A: jax.Array, algorithm: Algorithm
-) -> tuple[jax.Array, jax.Array]:
-    """PPO's -min(rho A, clip(rho) A) (arXiv:1707.06347 eq. 7), with dual clip -max(., c A) where A < 0
-    (arXiv:1912.09729 eq. 5); and where the gradient is cut."""
-    clipped = jnp.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
-    gain, cut = jnp.minimum(ratio * A, clipped * A), clipped * A < ratio * A
-    if algorithm.dual_clip:
-        bound = jnp.where(A < 0, algorithm.dual_clip * A, -jnp.inf)
-        gain, cut = jnp.maximum(gain, bound), cut | (gain < bound)
-    return -gain, cut
-
-
-def reinforce(
-    logps: jax.Array, ratio: jax.Array, A: jax.Array, algorithm: Algorithm
-) -> tuple[jax.Array, jax.Array]:
-    """-A log pi, no ratio (Williams 1992)."""
-    return -A * logps, jnp.zeros(ratio.shape, bool)
-
-
-def cispo(
-    logps: jax.Array, ratio: jax.Array, A: jax.Array, algorithm: Algorithm
-) -> tuple[jax.Array, jax.Array]:
-    """-stop_gradient(clip(rho)) A log pi (MiniMax-M1, arXiv:2506.13585 eq. 4): no token loses its gradient."""
-    clipped = jnp.clip(ratio, 1 - algorithm.clip_low, 1 + algorithm.clip_high)
-    return -jax.lax.stop_gradient(clipped) * A * logps, clipped != ratio
-
-
-SURROGATES = {"clip": clip, "reinforce": reinforce, "cispo": cispo}
-
-
-def k3(logps: jax.Array, ref_logps: jax.Array) -> jax.Array:
-    """exp(d) - d - 1 with d = log ref - log pi (Schulman 2020; GRPO eq. 4); d is clamped so that exp stays finite."""
-    d = jnp.clip(ref_logps - logps, -40.0, 40.0)
-    return jnp.expm1(d) - d
-
-
-# The gradient of k2 is the KL's (Schulman 2020).
-KLS = {"k2": lambda logps, ref_logps: 0.5 * (logps - ref_logps) ** 2, "k3": k3}
+Stats: TypeAlias = dict[str, Tokens]
 
 
 def policy_loss(
-    logps, entropy, batch: Any, total: Total, algorithm: Algorithm
-) -> tuple[jax.Array, dict[str, Any]]:
-    """Every token's weighted term, and its diagnostics. batch: types.Batch [B, T], with ref_logps where a KL is on."""
-    ratio = RATIOS[algorithm.ratio](logps - batch.old_logps, total)
-    term, clipped = SURROGATES[algorithm.surrogate](logps, ratio, batch.advantages, algorithm)
-    stats = {"clip_fraction": clipped.astype(jnp.float32), "ratio_shift": jnp.abs(ratio - 1)}
+    logps: Tokens,
+    entropy: Tokens,
+    batch: Batch,
+    sequence_sum: SequenceSum,
+    algorithm: Algorithm,
+) -> tuple[Tokens, Stats]:
+    """Returns the weighted loss of every token, and diagnostics of every token.
+
+        loss_t = w_t [ c_t surrogate(rho_t, A_t) - entropy_coef H_t ] + v_t kl_coef KL_t
+
+    `logps` and `entropy` are the policy's; gradients go through both. `batch` has `old_logps`, and
+    `ref_logps` if `kl_coef` is not 0. `sequence_sum` gives every token the sum over its sequence.
+    """
+    ratio = RATIOS[algorithm.ratio](logps - batch.old_logps, sequence_sum)
+    surrogate = SURROGATES[algorithm.surrogate]
+    term, is_clipped = surrogate(logps, ratio, batch.advantages, algorithm)
+    stats = {
+        "clip_fraction": is_clipped.astype(jnp.float32),
+        "ratio_shift": jnp.abs(ratio - 1),
+    }
     if algorithm.correction:
-        d = jax.lax.stop_gradient(batch.old_logps - batch.sampler_logps)
-        stats["correction"] = CORRECTIONS[algorithm.correction](d, total, algorithm)
+        gap = jax.lax.stop_gradient(batch.old_logps - batch.sampler_logps)
+        stats["correction"] = CORRECTIONS[algorithm.correction](gap, sequence_sum, algorithm)
         term = stats["correction"] * term
     if algorithm.entropy_coef:
         term = term - algorithm.entropy_coef * entropy
     loss = batch.weights * term
     if algorithm.kl_coef:
-        kl = KLS[algorithm.kl_estimator](logps, batch.ref_logps)
-        kl = jnp.minimum(kl, algorithm.kl_max) if algorithm.kl_max else kl
-        weights = batch.weights if batch.kl_weights is None else batch.kl_weights
-        loss, stats["kl"] = loss + algorithm.kl_coef * weights * kl, kl
+        kl = KL_ESTIMATORS[algorithm.kl_estimator](logps, batch.ref_logps)
+        if algorithm.kl_max:
+            kl = jnp.minimum(kl, algorithm.kl_max)
+        kl_weights = batch.weights if batch.kl_weights is None else batch.kl_weights
+        loss = loss + algorithm.kl_coef * kl_weights * kl
+        stats["kl"] = kl
     return loss, stats
 
 
-def value_loss(values, batch: Any, algorithm: Algorithm) -> tuple[jax.Array, dict[str, Any]]:
-    """1/2 max((V - R)^2, (clip(V, V_old +- value_clip) - R)^2) (PPO's reference code; R is the target)."""
-    moved = jnp.clip(values - batch.old_values, -algorithm.value_clip, algorithm.value_clip)
-    clipped = batch.old_values + moved if algorithm.value_clip else values
-    free, bound = (values - batch.returns) ** 2, (clipped - batch.returns) ** 2
-    loss = 0.5 * algorithm.value_coef * batch.weights * jnp.maximum(free, bound)
-    return loss, {
-        "value_loss": 0.5 * free,
-        "value_clip_fraction": (bound > free).astype(jnp.float32),
+def value_loss(values: Tokens, batch: Batch, algorithm: Algorithm) -> tuple[Tokens, Stats]:
+    """Returns the weighted loss of the critic's value of every token, and diagnostics.
+
+        loss_t = w_t value_coef / 2 max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2)
+
+    R is the target `batch.returns`, eps is `value_clip`. The clipped form is not in PPO's paper but
+    in its reference code (openai/baselines, ppo2).
+    """
+    clipped_values = values
+    if algorithm.value_clip:
+        change = values - batch.old_values
+        change = jnp.clip(change, -algorithm.value_clip, algorithm.value_clip)
+        clipped_values = batch.old_values + change
+    error = (values - batch.returns) ** 2
+    clipped_error = (clipped_values - batch.returns) ** 2
+    loss = 0.5 * algorithm.value_coef * batch.weights * jnp.maximum(error, clipped_error)
+    stats = {
+        "value_loss": 0.5 * error,
+        "value_clip_fraction": (clipped_error > error).astype(jnp.float32),
     }
+    return loss, stats

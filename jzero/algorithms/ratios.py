@@ -1,25 +1,43 @@
-"""Moved from jzero.algorithms."""
+"""Ratios: how far the policy has moved from the old policy, for every token of packed rows [B, T].
+
+A ratio function takes log pi - log pi_old of every token and a function that sums over sequences,
+and returns the ratio rho of every token.
+"""
 
 from collections.abc import Callable
+from typing import TypeAlias
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-LOG_RATIO = 20.0  # log-ratios are clamped to this, so that exp stays finite
+MAX_LOG_RATIO = 20.0  # log-ratios are clamped to +-20, so that exp stays finite in float32
 
+Tokens: TypeAlias = Float[Array, "rows tokens"]
 
-Total = Callable[
-    [jax.Array], jax.Array
-]  # the sum over the trained tokens of each token's own sequence
+# Gives every token the sum over the trained tokens of its own sequence. A packed row holds several
+# sequences, so this cannot be a sum over an axis.
+SequenceSum: TypeAlias = Callable[[Tokens], Tokens]
 
-
-def bounded_exp(log_ratio: jax.Array) -> jax.Array:
-    return jnp.exp(jnp.clip(log_ratio, -LOG_RATIO, LOG_RATIO))
-
-
-def sequence_ratio(log_ratio: jax.Array, total: Total) -> jax.Array:
-    """The geometric mean of a sequence's token ratios, for each of its tokens (GSPO, arXiv:2507.18071 eq. 7)."""
-    return bounded_exp(total(log_ratio) / jnp.maximum(total(jnp.ones_like(log_ratio)), 1.0))
+Ratio: TypeAlias = Callable[[Tokens, SequenceSum], Tokens]
 
 
-RATIOS = {"token": lambda log_ratio, total: bounded_exp(log_ratio), "sequence": sequence_ratio}
+def bounded_exp(log_ratio: Tokens) -> Tokens:
+    """Returns exp(log_ratio), finite for every input."""
+    return jnp.exp(jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+
+
+def token_ratio(log_ratio: Tokens, sequence_sum: SequenceSum) -> Tokens:
+    """rho_t = pi(a_t) / pi_old(a_t), for each token by itself (PPO, arXiv:1707.06347 eq. 6)."""
+    return bounded_exp(log_ratio)
+
+
+def sequence_ratio(log_ratio: Tokens, sequence_sum: SequenceSum) -> Tokens:
+    """rho_t = (prod_s pi(a_s) / pi_old(a_s))^(1/|o|): the geometric mean over the token's sequence.
+
+    Source: GSPO, arXiv:2507.18071 eq. 7.
+    """
+    length = jnp.maximum(sequence_sum(jnp.ones_like(log_ratio)), 1.0)
+    return bounded_exp(sequence_sum(log_ratio) / length)
+
+
+RATIOS: dict[str, Ratio] = {"token": token_ratio, "sequence": sequence_ratio}

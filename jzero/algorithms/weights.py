@@ -1,22 +1,64 @@
-"""Moved from jzero.algorithms."""
+"""Weights: how much the loss of each token counts in an optimizer step.
+
+A weight function takes
+
+    lengths      f64[n]  trained tokens of each rollout of this optimizer step (|o_i|)
+    all_lengths  f64[N]  the same for the rollouts of all optimizer steps of the RL step
+    max_length   the configured length of a response (L_max)
+
+and returns f64[n], the weight of every token of each rollout. A rollout that is not trained (a
+truncated one, if `algorithm.truncated=mask`) has length 0 and still counts among the n.
+"""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+from jaxtyping import Float
 
-# (n: tokens of each rollout of this optimizer step, f64[n]; N: of all rollouts, f64[N]; L_max) -> of each of its
-# tokens, f64[n] or one number. A rollout that is not trained has 0 tokens and still counts among the n.
+Lengths: TypeAlias = Float[np.ndarray, " rollouts"]
+AllLengths: TypeAlias = Float[np.ndarray, " all_rollouts"]
+Weight: TypeAlias = Callable[[Lengths, AllLengths, int], Lengths]
 
-WEIGHTS: dict[str, Callable[[np.ndarray, np.ndarray, int], Any]] = {
-    # 1 / (n |o|): the mean over rollouts of their token means (GRPO eq. 3)
-    "sequence_mean": lambda n, N, longest: 1.0 / (len(n) * np.maximum(n, 1.0)),
-    # 1 / n: the mean over rollouts of their token sums (REINFORCE; oat in March 2025)
-    "sequence_sum": lambda n, N, longest: 1.0 / len(n),
-    # 1 / sum |o|: the mean over all tokens of the optimizer step (DAPO, arXiv:2503.14476 eq. 8)
-    "token_mean": lambda n, N, longest: 1.0 / max(n.sum(), 1.0),
-    # 1 / sum |o| over the rollouts of all optimizer steps of the RL step (dapo in TRL 1.10)
-    "batch_token_mean": lambda n, N, longest: 1.0 / max(N.sum(), 1.0),
-    # 1 / (n L_max), L_max the configured response length (Dr. GRPO, appendix A)
-    "constant": lambda n, N, longest: 1.0 / (len(n) * longest),
+
+def sequence_mean(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Lengths:
+    """w = 1 / (n |o_i|): the mean over rollouts of their token means.
+
+    Source: GRPO, arXiv:2402.03300 eq. 3.
+    """
+    return 1.0 / (len(lengths) * np.maximum(lengths, 1.0))
+
+
+def sequence_sum(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Lengths:
+    """w = 1 / n: the mean over rollouts of their token sums (REINFORCE; oat in March 2025)."""
+    return np.full(len(lengths), 1.0 / len(lengths))
+
+
+def token_mean(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Lengths:
+    """w = 1 / sum_i |o_i|: the mean over all tokens of the optimizer step.
+
+    Source: DAPO, arXiv:2503.14476 eq. 8.
+    """
+    return np.full(len(lengths), 1.0 / max(lengths.sum(), 1.0))
+
+
+def batch_token_mean(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Lengths:
+    """w = 1 / sum_i |o_i|, with the sum over all optimizer steps of the RL step.
+
+    Source: loss_type="dapo" of TRL 1.10.
+    """
+    return np.full(len(lengths), 1.0 / max(all_lengths.sum(), 1.0))
+
+
+def constant(lengths: Lengths, all_lengths: AllLengths, max_length: int) -> Lengths:
+    """w = 1 / (n L_max): no rollout's length matters (Dr. GRPO, arXiv:2503.20783 appendix A)."""
+    return np.full(len(lengths), 1.0 / (len(lengths) * max_length))
+
+
+WEIGHTS: dict[str, Weight] = {
+    "sequence_mean": sequence_mean,
+    "sequence_sum": sequence_sum,
+    "token_mean": token_mean,
+    "batch_token_mean": batch_token_mean,
+    "constant": constant,
 }

@@ -1,7 +1,8 @@
-"""The settings of a run: their schema, the helpers of recipes, and the checks made before anything starts."""
+"""The settings of a run: their schema, the checks made before a run, and what recipes share."""
 
-from jzero.config.checks import CHOICES, LEAST, validate
+from jzero.config.checks import validate
 from jzero.config.presets import QWEN25_HUB_IDS, choose_preset
+from jzero.config.renamed import RENAMED_NAMES, check_renamed, new_names
 from jzero.config.schema import (
     ArchitectureConfig,
     Config,
@@ -12,10 +13,23 @@ from jzero.config.schema import (
     OptimizerConfig,
     RewardConfig,
     RolloutConfig,
+    Setting,
     SftConfig,
     TaskConfig,
     TrainConfig,
     WarmStartConfig,
     flatten,
+    list_settings,
     to_json,
 )
+from jzero.errors import UserError
+
+
+def __getattr__(name: str) -> object:
+    """Tells the author of an older recipe the new name of a class that they import from here."""
+    if name in RENAMED_NAMES:
+        raise UserError(
+            f"jzero.config.{name} is now jzero.config.{RENAMED_NAMES[name]}; "
+            "some of its settings have new names too: see jzero/config/renamed.py"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

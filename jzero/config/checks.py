@@ -1,96 +1,218 @@
-"""Moved from jzero.config."""
+"""The checks of a config that are made before anything is compiled or downloaded.
 
-import dataclasses
+There are three kinds: a name that is not among its choices, a number below its minimum, and
+settings that do not fit together. `validate` collects all mistakes into one `UserError`. Each
+message names the setting with its value, says what is wrong, and says what to do.
+
+A check of settings that must fit together is a function that yields messages, and a line in CHECKS.
+"""
+
 import importlib.util
 import math
-import tomllib
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 from jzero import algorithms
-from jzero.config.schema import Config, flatten
+from jzero.config.schema import Config, Setting, list_settings
 from jzero.errors import UserError
-
-BOUNDS = tomllib.loads(Path(__file__).with_name("bounds.toml").read_text(encoding="utf-8"))
-LEAST = dict.fromkeys(BOUNDS["at_least_1"], 1.0) | dict.fromkeys(
-    BOUNDS["any"], -math.inf
-)  # of every other 0
-CHOICES = BOUNDS["choices"] | {
-    f"algorithm.{name}": choices for name, choices in algorithms.CHOICES.items()
-}
 
 
 def validate(config: Config) -> None:
-    """Raise one ValueError with every impossible setting, its value and what to do. Compiles nothing."""
-    values = flatten(dataclasses.asdict(config))
-    wrong, small = [], []
-    for name, value in values.items():
-        choices = CHOICES.get(name.removeprefix("critic."), (value,))
-        if value not in choices:
-            wrong.append(f"{name}={value!r} is not one of {', '.join(choices)}")
-        if isinstance(value, int | float) and value < LEAST.get(name, 0):
-            small.append(f"{name}={value} must be at least {LEAST.get(name, 0):g}")
-    if wrong := [*wrong, *(small or combinations(config))]:  # which divide by some of them
-        raise UserError("; ".join(wrong))
+    """Raises a UserError that names every impossible setting. Compiles nothing."""
+    settings = list_settings(config)
+    unknown_names = [message for item in settings for message in check_choice(item)]
+    small_numbers = [message for item in settings for message in check_minimum(item)]
+    mistakes = unknown_names + small_numbers
+    # The checks of combinations divide by some of the numbers.
+    if not small_numbers:
+        for check in CHECKS:
+            mistakes += check(config)
+    if mistakes:
+        raise UserError("; ".join(mistakes))
 
 
-def combinations(config: Config) -> Iterator[str]:
-    model, rollout, train = config.model, config.rollout, config.train
-    if model.arch.num_attention_heads % model.arch.num_key_value_heads:
-        yield f"{model.arch.num_key_value_heads=} does not divide {model.arch.num_attention_heads=}"
-    if model.arch.head_dim % 2:
-        yield f"{model.arch.head_dim=} must be even: RoPE turns pairs"
-    if config.task.verifier == "math_verify" and importlib.util.find_spec("math_verify") is None:
-        yield "task.verifier=math_verify needs the package: pip install math-verify"
-    if train.wandb_project and importlib.util.find_spec("wandb") is None:
-        yield f"train.wandb_project={train.wandb_project} needs the package: pip install wandb"
-    if rollout.temperature <= 0:
-        yield f"{rollout.temperature=} must be positive: RL needs samples that differ"
-    if not 0 < rollout.top_p <= 1:
-        yield f"{rollout.top_p=} must be in (0, 1]"
-    if not 0 <= rollout.min_p < 1:
-        yield f"{rollout.min_p=} must be in [0, 1)"
-    yield from impossible_algorithm(config)
-    if 0 < rollout.max_episode_tokens < rollout.max_prompt_tokens + rollout.max_new_tokens:
-        least = f"a prompt and a response, {rollout.max_prompt_tokens + rollout.max_new_tokens}"
-        yield f"{rollout.max_episode_tokens=} is shorter than {least}: raise it, or set it to 0"
-    if 0 < train.pack_length < rollout.longest_continuation:
-        yield f"{train.pack_length=} is shorter than what may follow a prompt: set it to {rollout.longest_continuation} or 0"
-    slot = train.pack_length or rollout.longest_continuation
-    if not slot >> (train.pack_buckets - 1):
-        yield f"{train.pack_buckets=} halves a slot of {slot} tokens to nothing: at most {slot.bit_length()}"
-    if rollout.num_prompts % train.minibatches:
-        yield f"{train.minibatches=} does not divide {rollout.num_prompts=}"
-    if rollout.max_staleness and config.algorithm.dynamic_sampling_rounds:
-        yield f"{rollout.max_staleness=} takes groups as they come: set algorithm.dynamic_sampling_rounds=0, or rollout.max_staleness=0"
-    if config.mesh.decode_devices and not rollout.max_staleness:
-        yield f"mesh.decode_devices={config.mesh.decode_devices} would wait for every update: set rollout.max_staleness=1, or mesh.decode_devices=0"
-    if not all(isinstance(stop, str) and stop for stop in rollout.stop):
-        yield f"{rollout.stop=} must hold non-empty strings"
-    if config.eval.every and config.eval.problems < 1 and not config.eval.suites:
-        yield f"eval.every={config.eval.every} needs eval.problems of at least 1, or eval.suites"
+# Single settings.
 
 
-def impossible_algorithm(config: Config) -> Iterator[str]:
-    rollout, algorithm = (
-        config.rollout,
-        algorithms.resolved(config.algorithm, config.rollout.max_staleness),
-    )
-    advantage = algorithms.ADVANTAGES.get(algorithm.advantage)
-    if advantage and rollout.group_size < advantage.group_min:
-        yield f"{rollout.group_size=}: the {algorithm.advantage} baseline needs a group of at least {advantage.group_min}"
-    filtered = rollout.top_k or rollout.top_p < 1 or rollout.min_p
-    behaviour = "algorithm.correction" if algorithm.correction else "algorithm.old_policy=sampler"
-    if filtered and (algorithm.correction or algorithm.old_policy == "sampler"):
+def check_choice(item: Setting) -> Iterator[str]:
+    """Yields a message if a setting with choices has another value."""
+    choices = item.rules.choices
+    if choices and item.value not in choices:
+        names = ", ".join(choice or "''" for choice in choices)
+        yield f"{item.name}={item.value!r} is not one of {names}"
+
+
+def check_minimum(item: Setting) -> Iterator[str]:
+    """Yields a message if a number is below its minimum or no number at all."""
+    if not isinstance(item.value, int | float):
+        return
+    at_least = item.rules.at_least
+    if math.isnan(item.value):
+        yield f"{item.name}={item.value} is not a number"
+    elif at_least is not None and item.value < at_least:
+        yield f"{item.name}={item.value} must be at least {at_least:g}"
+
+
+# Settings that must fit together.
+
+
+def check_architecture(config: Config) -> Iterator[str]:
+    """Heads must be groups of equal size, and RoPE must find pairs."""
+    arch = config.model.arch
+    if arch.num_attention_heads % arch.num_key_value_heads:
         yield (
-            f"{behaviour} divides by the sampler's probabilities, which are over the full vocabulary: set "
-            "rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
+            f"model.arch.num_key_value_heads={arch.num_key_value_heads} does not divide "
+            f"model.arch.num_attention_heads={arch.num_attention_heads}"
         )
-    if algorithm.correction and algorithm.old_policy == "sampler":
-        yield f"algorithm.correction={algorithm.correction} is always 1 with algorithm.old_policy=sampler: turn one off"
+    if arch.head_dim % 2:
+        yield f"model.arch.head_dim={arch.head_dim} must be even: RoPE rotates pairs"
+
+
+def check_packages(config: Config) -> Iterator[str]:
+    """Packages that jzero does not depend on must be installed if a setting needs them."""
+    if config.task.verifier == "math_verify" and not is_installed("math_verify"):
+        yield "task.verifier=math_verify needs the package: pip install math-verify"
+    project = config.train.wandb_project
+    if project and not is_installed("wandb"):
+        yield f"train.wandb_project={project} needs the package: pip install wandb"
+
+
+def is_installed(package: str) -> bool:
+    """Returns whether a package can be imported, without importing it."""
+    return importlib.util.find_spec(package) is not None
+
+
+def check_sampling(config: Config) -> Iterator[str]:
+    """The sampling distribution must exist, and stop strings must be strings."""
+    rollout = config.rollout
+    if rollout.temperature <= 0:
+        yield (
+            f"rollout.temperature={rollout.temperature} must be positive: "
+            "RL needs samples that differ"
+        )
+    if not 0 < rollout.top_p <= 1:
+        yield f"rollout.top_p={rollout.top_p} must be in (0, 1]"
+    if not 0 <= rollout.min_p < 1:
+        yield f"rollout.min_p={rollout.min_p} must be in [0, 1)"
+    if not all(isinstance(stop, str) and stop for stop in rollout.stop):
+        yield f"rollout.stop={rollout.stop} must hold non-empty strings"
+
+
+def check_group_size(config: Config) -> Iterator[str]:
+    """A baseline that is made of the group's other rollouts needs some."""
+    advantage = algorithms.ADVANTAGES.get(config.algorithm.advantage)
+    group_size = config.rollout.group_size
+    if advantage and group_size < advantage.min_group_size:
+        yield (
+            f"rollout.group_size={group_size}: the {config.algorithm.advantage} baseline needs "
+            f"a group of at least {advantage.min_group_size}"
+        )
+
+
+def check_correction(config: Config) -> Iterator[str]:
+    """What divides by the sampler's probabilities needs them over the full vocabulary."""
+    rollout = config.rollout
+    algorithm = algorithms.resolve_correction(config.algorithm, rollout.max_staleness)
+    is_filtered = bool(rollout.top_k or rollout.top_p < 1 or rollout.min_p)
+    uses_sampler = algorithm.old_policy == "sampler"
+    if is_filtered and (algorithm.correction or uses_sampler):
+        setting = "algorithm.old_policy=sampler"
+        if algorithm.correction:
+            setting = f"algorithm.correction={algorithm.correction}"
+        yield (
+            f"{setting} divides by the sampler's probabilities, which are over the full "
+            "vocabulary: set rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
+        )
+    if algorithm.correction and uses_sampler:
+        yield (
+            f"algorithm.correction={algorithm.correction} is always 1 with "
+            "algorithm.old_policy=sampler: turn one of them off"
+        )
     if algorithm.correction_low > algorithm.correction_high:
-        yield f"{algorithm.correction_low=} is above {algorithm.correction_high=}"
-    if 0 < algorithm.dual_clip <= 1 + algorithm.clip_high:
-        yield f"{algorithm.dual_clip=} must be above 1 + clip_high={1 + algorithm.clip_high}, or 0"
+        yield (
+            f"algorithm.correction_low={algorithm.correction_low} is above "
+            f"algorithm.correction_high={algorithm.correction_high}"
+        )
+
+
+def check_algorithm_numbers(config: Config) -> Iterator[str]:
+    """Numbers of the algorithm that have an upper bound or a bound beside 0."""
+    algorithm = config.algorithm
+    clip_bound = 1 + algorithm.clip_high
+    if 0 < algorithm.dual_clip <= clip_bound:
+        yield (
+            f"algorithm.dual_clip={algorithm.dual_clip} must be above "
+            f"1 + clip_high={clip_bound}, or 0"
+        )
     if algorithm.overlong_share > 1:
-        yield f"{algorithm.overlong_share=} is a share of rollout.max_new_tokens: at most 1"
+        yield (
+            f"algorithm.overlong_share={algorithm.overlong_share} is a share of "
+            "rollout.max_new_tokens: at most 1"
+        )
+
+
+def check_lengths(config: Config) -> Iterator[str]:
+    """An episode must have room for a response, and a pack for what may follow a prompt."""
+    rollout = config.rollout
+    train = config.train
+    shortest = rollout.max_prompt_tokens + rollout.max_new_tokens
+    if 0 < rollout.max_episode_tokens < shortest:
+        yield (
+            f"rollout.max_episode_tokens={rollout.max_episode_tokens} is shorter than "
+            f"a prompt and a response, {shortest}: raise it, or set it to 0"
+        )
+    longest = rollout.longest_continuation
+    if 0 < train.pack_length < longest:
+        yield (
+            f"train.pack_length={train.pack_length} is shorter than what may follow a prompt: "
+            f"set it to {longest} or 0"
+        )
+    pack_length = train.pack_length or longest
+    if pack_length >> (train.pack_buckets - 1) < 1:
+        yield (
+            f"train.pack_buckets={train.pack_buckets} halves a pack of {pack_length} tokens "
+            f"to nothing: set it to at most {pack_length.bit_length()}"
+        )
+
+
+def check_schedule_of_a_step(config: Config) -> Iterator[str]:
+    """Minibatches, staleness, dynamic sampling and the placement must agree."""
+    rollout = config.rollout
+    if rollout.num_prompts % config.train.minibatches:
+        yield (
+            f"train.minibatches={config.train.minibatches} does not divide "
+            f"rollout.num_prompts={rollout.num_prompts}"
+        )
+    if rollout.max_staleness and config.algorithm.dynamic_sampling_rounds:
+        yield (
+            f"rollout.max_staleness={rollout.max_staleness} trains on groups as they come and "
+            "cannot replace any: set algorithm.dynamic_sampling_rounds=0, "
+            "or rollout.max_staleness=0"
+        )
+    if config.mesh.decode_devices and not rollout.max_staleness:
+        yield (
+            f"mesh.decode_devices={config.mesh.decode_devices} would wait for every update: "
+            "set rollout.max_staleness=1, or mesh.decode_devices=0"
+        )
+
+
+def check_evaluation(config: Config) -> Iterator[str]:
+    """Evaluations during the run need problems."""
+    settings = config.eval
+    if settings.every and settings.problems < 1 and not settings.suites:
+        yield (
+            f"eval.every={settings.every} has no problems to evaluate on: "
+            "set eval.problems to at least 1, or eval.suites"
+        )
+
+
+CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
+    check_architecture,
+    check_packages,
+    check_sampling,
+    check_group_size,
+    check_correction,
+    check_algorithm_numbers,
+    check_lengths,
+    check_schedule_of_a_step,
+    check_evaluation,
+)

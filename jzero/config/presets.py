@@ -1,4 +1,4 @@
-"""Moved from jzero.config."""
+"""What recipes share: the Qwen2.5 base models on the hub, and the choice of a recipe's preset."""
 
 from collections.abc import Callable, Collection
 
@@ -8,9 +8,13 @@ from jzero import algorithms
 from jzero.config.schema import Config
 from jzero.errors import UserError
 
+# Preset -> hub id.
 QWEN25_HUB_IDS = {
-    f"qwen2.5-{size}": f"Qwen/Qwen2.5-{size.upper()}" for size in ("0.5b", "1.5b", "3b", "7b")
-}  # preset: hub id
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B",
+    "qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+}
 
 
 def choose_preset(
@@ -20,22 +24,27 @@ def choose_preset(
     hub: Collection[str],
     accelerator: str,
 ) -> Config:
-    """Of "preset", "preset,algorithm" or "": `accelerator` where one is attached, else tiny; `hub`: qwen's."""
+    """Returns the config that follows the colon in `--config configs/countdown.py:tiny,dr_grpo`.
+
+    `argument` is "", "preset" or "preset,algorithm". Without a preset the default is `accelerator`
+    if an accelerator is attached, else tiny. `hub` names the presets that `qwen` makes. The
+    algorithm is a name of `algorithms.PRESETS` and replaces the recipe's own.
+    """
     preset, _, algorithm = argument.partition(",")
     if not preset:
         platform = jax.default_backend()
         preset = "tiny" if platform == "cpu" else accelerator
         print(f"no preset given and platform {platform} attached: using {preset}", flush=True)
-    if preset not in ("tiny", *hub):
-        raise UserError(
-            f"no preset {preset!r} in this recipe; there are {', '.join(('tiny', *hub))}"
-        )
+
+    names = ("tiny", *hub)
+    if preset not in names:
+        raise UserError(f"no preset {preset!r} in this recipe; there are {', '.join(names)}")
     config = tiny() if preset == "tiny" else qwen(preset)
+
     if algorithm:
         if algorithm not in algorithms.PRESETS:
-            raise UserError(
-                f"no algorithm {algorithm!r}; there are {', '.join(algorithms.PRESETS)}"
-            )
+            names = ", ".join(algorithms.PRESETS)
+            raise UserError(f"no algorithm {algorithm!r}; there are {names}")
         config.algorithm = algorithms.PRESETS[algorithm]()
         config.name += f"-{algorithm}"
     return config

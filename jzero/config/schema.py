@@ -1,253 +1,441 @@
-"""Every knob of a run, with its default and meaning; recipes in `configs/` fill these. Fields take the types that
-`--config.section.field=value` can parse. 0 (or "") turns a number (or a name) off."""
+"""Every setting of a run: its type, default, meaning and allowed values.
+
+A recipe in `configs/` fills a `Config`, the command line overrides single settings with
+`--config.section.field=value`, and `jzero.config.validate` refuses impossible values. Fields have
+only the types that such a flag can parse: bool, int, float, str and tuples of str or float.
+
+Two conventions hold for all settings. A number may not be negative unless its line says
+`at_least=None`. The value 0 of a number, or "" of a name, turns the thing off unless its
+description says otherwise.
+"""
 
 import dataclasses
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import jax
 
 from jzero import algorithms
+from jzero.setting import Rules, rules_of, setting
+
+DTYPES = ("bfloat16", "float32")
 
 
 @dataclass
 class ArchitectureConfig:
-    """A Hugging Face config.json in miniature, read only when `model.path` is empty (random init)."""
+    """The architecture of a model that starts from random weights, in the words of Hugging Face.
 
-    model_type: str = "qwen2"  # qwen2 (biased q,k,v) | qwen3 (qk-norm, no bias)
-    hidden_size: int = 128
-    intermediate_size: int = 512
-    num_hidden_layers: int = 4
-    num_attention_heads: int = 4
-    num_key_value_heads: int = 2
-    head_dim: int = 32
-    tie_word_embeddings: bool = True
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-6
+    It is read only when `model.path` is empty. The defaults make a model of 1M parameters.
+    """
+
+    model_type: str = setting(
+        "qwen2",
+        "Model family. qwen2 has biases on q, k and v; qwen3 normalizes q and k instead.",
+        choices=("qwen2", "qwen3"),
+    )
+    hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
+    intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
+    num_hidden_layers: int = setting(4, "Number of layers.", at_least=1)
+    num_attention_heads: int = setting(4, "Number of query heads.", at_least=1)
+    num_key_value_heads: int = setting(
+        2, "Number of key and value heads. It divides num_attention_heads.", at_least=1
+    )
+    head_dim: int = setting(32, "Width of one head. It is even.", at_least=1)
+    tie_word_embeddings: bool = setting(True, "Uses the embedding matrix as output matrix too.")
+    rope_theta: float = setting(10000.0, "Base of the rotary position embedding.")
+    rms_norm_eps: float = setting(1e-6, "Epsilon of the RMS norms.")
 
 
 @dataclass
 class ModelConfig:
-    path: str = (
-        ""  # local directory or hub id with config.json and safetensors; "" = random init of `arch`
+    """The policy's model and how it is computed."""
+
+    path: str = setting(
+        "",
+        "Directory or hub id with config.json and safetensors. "
+        "Empty: random weights of model.arch.",
     )
-    tokenizer: str = (
-        ""  # directory or hub id; "" = model.path, or jzero's own countdown tokenizer without one
+    tokenizer: str = setting(
+        "",
+        "Directory or hub id of the tokenizer. Empty: model.path or, if that is empty too, "
+        "jzero's own character tokenizer for countdown.",
     )
     arch: ArchitectureConfig = field(default_factory=ArchitectureConfig)
-    dtype: str = "bfloat16"  # compute: bfloat16 | float32. Master weights are always float32
-    remat: str = "full"  # recompute in the backward pass: none | dots | full
-    logit_chunk: int = 2048  # tokens whose [chunk, V] logits exist at a time
-    attention: str = ""  # "" = the kernels of the platform | xla
+    dtype: str = setting(
+        "bfloat16", "Type of the computation. Master weights are always float32.", choices=DTYPES
+    )
+    remat: str = setting(
+        "full",
+        "What the backward pass recomputes: nothing, all but matrix products, or whole layers.",
+        choices=("none", "dots", "full"),
+    )
+    logit_chunk: int = setting(
+        2048, "Tokens whose logits [tokens, vocabulary] exist at the same time.", at_least=1
+    )
+    attention: str = setting(
+        "",
+        "Attention kernels. Empty: those of the platform. xla: plain XLA everywhere.",
+        choices=("", "xla"),
+    )
 
 
 @dataclass
 class RewardConfig:
-    """What a score is the weighted sum of. The numbers are open-r1's."""
+    """The rewards whose weighted sum is a response's score. The default numbers are open-r1's."""
 
-    functions: tuple[str, ...] = (
-        "accuracy",
-    )  # tasks.rewards.NAMES, or module:function of (response, gold, task)
-    weights: tuple[float, ...] = ()  # one each; () = all 1
-    unit: str = "characters"  # of lengths in length and cosine: characters | tokens
-    repetition_ngram: int = 3  # words
-    repetition_max: float = -1.0  # repetition_penalty of a response that only repeats itself
-    cosine_length: int = 1000  # units from the short value to the long one
-    cosine_right_short: float = 1.0
-    cosine_right_long: float = 0.5
-    cosine_wrong_short: float = -1.0
-    cosine_wrong_long: float = -0.5
-    overlong_length: int = 16384  # tokens from which soft_overlong is -1
-    overlong_cache: int = 4096  # tokens before it over which it falls
+    functions: tuple[str, ...] = setting(
+        ("accuracy",),
+        "Rewards to sum: names of jzero.tasks.rewards.NAMES, or module:function that takes "
+        "(response, gold, task).",
+    )
+    weights: tuple[float, ...] = setting((), "One weight for each function. Empty: all are 1.")
+    unit: str = setting(
+        "characters",
+        "Unit of lengths in the rewards length and cosine.",
+        choices=("characters", "tokens"),
+    )
+    repetition_ngram: int = setting(
+        3, "Words in the n-grams that repetition_penalty counts.", at_least=1
+    )
+    repetition_max: float = setting(
+        -1.0, "repetition_penalty of a response that only repeats itself.", at_least=None
+    )
+    cosine_length: int = setting(
+        1000, "Length at which cosine reaches its long values.", at_least=1
+    )
+    cosine_right_short: float = setting(
+        1.0, "cosine of a right response of length 0.", at_least=None
+    )
+    cosine_right_long: float = setting(
+        0.5, "cosine of a right response of cosine_length or more.", at_least=None
+    )
+    cosine_wrong_short: float = setting(
+        -1.0, "cosine of a wrong response of length 0.", at_least=None
+    )
+    cosine_wrong_long: float = setting(
+        -0.5, "cosine of a wrong response of cosine_length or more.", at_least=None
+    )
+    overlong_length: int = setting(16384, "Tokens from which soft_overlong is -1.", at_least=1)
+    overlong_cache: int = setting(
+        4096, "Tokens before overlong_length over which soft_overlong falls from 0 to -1."
+    )
 
 
 @dataclass
 class TaskConfig:
-    name: str = "countdown"  # key of tasks.TASKS, or a module with a TASK
-    data: str = ""  # hub id, config@id, local file or directory; several with commas; "" = countdown: procedural
-    weights: tuple[float, ...] = ()  # shares of the sets of `data`; () = as if they were one
-    eval_data: str = ""  # held-out set; "" = the test split of `data`
-    problem_column: str = ""  # "" = the first there is of tasks/published.toml
-    answer_column: str = ""  # "" = the same
-    level_min: int = 0  # of a set with levels; 0 = all
-    level_max: int = 0
-    template: str = (
-        "r1"  # of TEMPLATES of the task's module: tasks.countdown (r1 qwen_chat plain) or math
+    """The problems, their prompts, and how responses are graded."""
+
+    name: str = setting(
+        "countdown", "Task: a key of jzero.tasks.TASKS, or a module that has a TASK."
     )
-    system_prompt: str = ""  # system prompt of template chat; "" = that of qwen_math
-    verifier: str = "fast"  # of math answers: fast | math_verify
-    options: tuple[str, ...] = ()  # "name=value" settings of the task's own, a flag for each
-    numbers_min: int = 3  # procedural: how many numbers
-    numbers_max: int = 4
-    value_max: int = 99  # procedural: numbers are 1..value_max
-    target_max: int = 99  # procedural: targets are 1..target_max
-    format_score: float = 0.1  # a well-formed but wrong equation
-    stop_on_success: bool = True  # a right answer ends an episode of several turns
-    turn_reward: str = (
-        "success"  # of a turn: success = ((right - 1/2) * 2 - reward_bias) * reward_scaling | score
+    data: str = setting(
+        "",
+        "Data set: hub id, config@id, local file or directory; several are separated by commas. "
+        "Empty: the task's own (countdown makes its problems).",
     )
-    reward_bias: float = 0.0
-    reward_scaling: float = 1.0
-    turn_discount: float = 1.0  # of the later turns' rewards in a turn's return
-    feedback_right: str = "Yes, that is the right answer."
-    feedback_wrong: str = (
-        "No, that is not the right answer. Look for the mistake and try once more."
+    weights: tuple[float, ...] = setting(
+        (), "Share of each set of task.data. Empty: the sets are treated as one."
     )
-    grade_seconds: float = (
-        5.0  # wall limit of one grading, then the worker is killed and the score is 0
+    eval_data: str = setting("", "Held-out data set. Empty: the test split of task.data.")
+    problem_column: str = setting(
+        "", "Column with the problem. Empty: the first of the usual names that the set has."
     )
-    grade_workers: int = 2  # processes
+    answer_column: str = setting(
+        "", "Column with the answer. Empty: the first of the usual names that the set has."
+    )
+    level_min: int = setting(0, "Lowest level, for sets that have levels. 0: no limit.")
+    level_max: int = setting(0, "Highest level, for sets that have levels. 0: no limit.")
+    template: str = setting(
+        "r1",
+        "Prompt template, one of the task's TEMPLATES. Countdown: r1, qwen_chat, plain. "
+        "Mathematics: qwen_math, r1, no, r1_distill_qwen, qwen3, chat.",
+    )
+    system_prompt: str = setting(
+        "", "System prompt of the template chat. Empty: the instruction of qwen_math."
+    )
+    verifier: str = setting(
+        "fast",
+        "How mathematical answers are compared: by jzero, or by the package math-verify.",
+        choices=("fast", "math_verify"),
+    )
+    options: tuple[str, ...] = setting(
+        (), "Settings of a task's own, as name=value, with one flag for each."
+    )
+    numbers_min: int = setting(3, "Countdown: fewest numbers of a problem.")
+    numbers_max: int = setting(4, "Countdown: most numbers of a problem.")
+    value_max: int = setting(
+        99, "Countdown, guess: the largest number. The smallest is 1."
+    )
+    target_max: int = setting(99, "Countdown: targets are between 1 and this.")
+    format_score: float = setting(
+        0.1, "Countdown: score of a well-formed but wrong equation.", at_least=None
+    )
+    stop_on_success: bool = setting(True, "A right answer ends an episode of several turns.")
+    turn_reward: str = setting(
+        "success",
+        "Reward of a turn: ((right - 1/2) * 2 - reward_bias) * reward_scaling, "
+        "or the grader's score.",
+        choices=("success", "score"),
+    )
+    reward_bias: float = setting(
+        0.0, "Subtracted from the reward of a turn before scaling.", at_least=None
+    )
+    reward_scaling: float = setting(1.0, "Factor of the reward of a turn.")
+    turn_discount: float = setting(
+        1.0, "Discount of the next turn's return in the return of a turn."
+    )
+    feedback_right: str = setting(
+        "Yes, that is the right answer.", "What the environment replies to a right answer."
+    )
+    feedback_wrong: str = setting(
+        "No, that is not the right answer. Look for the mistake and try once more.",
+        "What the environment replies to a wrong answer.",
+    )
+    grade_seconds: float = setting(
+        5.0, "Seconds that one grading may take. Then its worker is killed and the score is 0."
+    )
+    grade_workers: int = setting(2, "Processes that grade.", at_least=1)
     reward: RewardConfig = field(default_factory=RewardConfig)
 
 
 @dataclass
 class RolloutConfig:
-    num_prompts: int = 128  # P: prompts a step
-    group_size: int = 8  # G: rollouts a prompt
-    max_prompt_tokens: int = 256  # tokens; longer prompts are dropped
-    max_new_tokens: int = 1024  # tokens of a response
-    max_turns: int = 1  # responses of an episode at most, where the task replies to them
-    max_reply_tokens: int = 64  # tokens of a reply that max_episode_tokens=0 allows for
-    max_episode_tokens: int = (
-        0  # tokens of an episode, prompt and replies included; 0 = room for every turn
+    """How responses are sampled: how many, how long, from which distribution, and the engine."""
+
+    num_prompts: int = setting(128, "Prompts in a step (P).", at_least=1)
+    group_size: int = setting(8, "Rollouts of each prompt (G).", at_least=1)
+    max_prompt_tokens: int = setting(
+        256, "Most tokens of a prompt. Problems with a longer one are dropped.", at_least=1
     )
-    max_staleness: int = 0  # policy versions that a rollout may be old when it is trained on; 0 = every step waits for its own
-    max_running_groups: int = 0  # groups that are sampled at once where max_staleness > 0; 0 = (max_staleness + 1) num_prompts
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    stop: tuple[str, ...] = ()  # stop strings, besides the tokenizer's end-of-sequence ids
-    keep_stop: bool = True  # the stop string stays in the response
-    num_slots: int = 256  # S: sequences decoded at once
-    page_size: int = 64  # tokens a KV page
-    num_pages: int = 0  # KV pages in all; 0 = enough for every slot at full length
-    decode_steps: int = 32  # decode steps a device call
-    kv_dtype: str = "bfloat16"  # bfloat16 | float32
+    max_new_tokens: int = setting(1024, "Most tokens of a response.", at_least=1)
+    max_turns: int = setting(
+        1, "Most responses of an episode, for tasks that reply to a response.", at_least=1
+    )
+    max_reply_tokens: int = setting(
+        64, "Tokens of a reply that max_episode_tokens=0 leaves room for."
+    )
+    max_episode_tokens: int = setting(
+        0, "Most tokens of an episode with its prompt and replies. 0: room for every turn."
+    )
+    max_staleness: int = setting(
+        0,
+        "Most policy versions between sampling a rollout and training on it (AReaL's eta). "
+        "0: every step trains on rollouts of the current policy.",
+    )
+    max_running_groups: int = setting(
+        0,
+        "Most groups sampled at the same time when max_staleness is above 0. "
+        "0: (max_staleness + 1) * num_prompts.",
+    )
+    temperature: float = setting(1.0, "Sampling temperature.")
+    top_k: int = setting(0, "Samples from the k most likely tokens only. 0: from all.")
+    top_p: float = setting(1.0, "Samples from the likeliest tokens of this total probability.")
+    min_p: float = setting(
+        0.0, "Drops tokens below this share of the likeliest token's probability."
+    )
+    stop: tuple[str, ...] = setting(
+        (), "Strings that end a response, besides the tokenizer's end-of-sequence tokens."
+    )
+    keep_stop: bool = setting(True, "Keeps the stop string in the response.")
+    num_slots: int = setting(256, "Sequences decoded at the same time (S).", at_least=1)
+    page_size: int = setting(64, "Tokens in a page of the KV cache.", at_least=1)
+    num_pages: int = setting(
+        0, "Pages of the KV cache in all. 0: enough for every slot at full length."
+    )
+    decode_steps: int = setting(
+        32, "Tokens decoded for each slot in one call of the device.", at_least=1
+    )
+    kv_dtype: str = setting("bfloat16", "Type of the KV cache.", choices=DTYPES)
 
     @property
     def longest_episode(self) -> int:
-        """Tokens of the longest episode."""
-        every_turn = (
-            self.max_turns * self.max_new_tokens + (self.max_turns - 1) * self.max_reply_tokens
-        )
-        return self.max_episode_tokens or self.max_prompt_tokens + every_turn
+        """Returns the number of tokens of the longest episode, its prompt included."""
+        if self.max_episode_tokens:
+            return self.max_episode_tokens
+        responses = self.max_turns * self.max_new_tokens
+        replies = (self.max_turns - 1) * self.max_reply_tokens
+        return self.max_prompt_tokens + responses + replies
 
     @property
     def longest_continuation(self) -> int:
-        """Of those, all after the prompt."""
+        """Returns how many tokens of the longest episode may follow the prompt."""
         return self.longest_episode - self.max_prompt_tokens
 
 
 @dataclass
 class OptimizerConfig:
-    lr: float = 1e-6
-    schedule: str = (
-        "constant"  # constant | linear | polynomial | cosine (to min_lr_ratio * lr over the run)
+    """AdamW and its learning rate schedule."""
+
+    lr: float = setting(1e-6, "Peak learning rate.")
+    schedule: str = setting(
+        "constant",
+        "Learning rate after the warmup. All but constant end at min_lr_ratio * lr.",
+        choices=("constant", "linear", "polynomial", "cosine"),
     )
-    warmup_steps: int = 0  # optimizer steps
-    warmup_ratio: float = 0.0  # or a share of the run's
-    min_lr_ratio: float = 0.1
-    power: float = 2.0  # of the polynomial
-    b1: float = 0.9
-    b2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.0  # matrices only
-    clip_norm: float = 1.0  # global gradient norm; 0 = off
-    mu_dtype: str = (
-        "float32"  # of Adam's first moment: float32 | bfloat16 (2 of 12 bytes a parameter less)
+    warmup_steps: int = setting(
+        0, "Optimizer steps over which the learning rate rises linearly from 0."
     )
-    skip_norm: float = 0.0  # a step whose gradient norm is larger changes nothing; 0 = off
+    warmup_ratio: float = setting(
+        0.0, "The same as a share of the run's optimizer steps, if warmup_steps is 0."
+    )
+    min_lr_ratio: float = setting(0.1, "Last learning rate as a share of the peak.")
+    power: float = setting(2.0, "Exponent of the polynomial schedule.")
+    b1: float = setting(0.9, "Decay of Adam's first moment.")
+    b2: float = setting(0.95, "Decay of Adam's second moment.")
+    eps: float = setting(1e-8, "Epsilon of Adam.")
+    weight_decay: float = setting(0.0, "Weight decay. It applies to matrices only.")
+    clip_norm: float = setting(1.0, "Bound of the global gradient norm. 0: no clipping.")
+    mu_dtype: str = setting(
+        "float32",
+        "Type of Adam's first moment. bfloat16 saves 2 of 12 bytes a parameter.",
+        choices=DTYPES,
+    )
+    skip_norm: float = setting(
+        0.0, "A step with a larger gradient norm changes nothing. 0: no step is skipped."
+    )
 
 
 @dataclass
 class CriticConfig:
-    """Of an algorithm whose advantage needs one (ppo): the policy's backbone with a scalar head."""
+    """The critic of algorithms that need one, such as ppo.
 
-    path: str = ""  # directory or hub id to start from; "" = the policy's first weights
-    warmup_steps: int = 0  # RL steps that train the critic alone
+    It is the policy's backbone with a scalar head.
+    """
+
+    path: str = setting(
+        "", "Directory or hub id to start from. Empty: the weights that the policy starts from."
+    )
+    warmup_steps: int = setting(0, "RL steps at the start that train the critic alone.")
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(lr=1e-5))
 
 
 @dataclass
 class WarmStartConfig:
-    """Supervised steps before RL, for models that start from nothing."""
+    """Supervised steps before RL, for models that start from random weights."""
 
-    steps: int = 0
-    batch_size: int = 128  # examples a step
-    lr: float = 1e-3
-    warmup_steps: int = 20
-    tries: float = 2.0  # random tries in an example on average, right or wrong; it gives up with probability 1/tries
+    steps: int = setting(0, "Supervised steps.")
+    batch_size: int = setting(128, "Examples in a step.", at_least=1)
+    lr: float = setting(1e-3, "Peak learning rate.")
+    warmup_steps: int = setting(20, "Steps over which the learning rate rises.")
+    tries: float = setting(
+        2.0,
+        "Average number of random tries in an example, right or wrong. "
+        "The example gives up after each try with probability 1 / tries.",
+        at_least=1,
+    )
 
 
 @dataclass
 class SftConfig:
-    """Supervised fine-tuning; where there is data for it there is no RL (configs/sft.py)."""
+    """Supervised fine-tuning. A run with `sft.data` does this instead of RL (configs/sft.py)."""
 
-    data: str = ""  # as task.data, sets with messages or with prompt and completion; or a task: its warm-start examples
-    weights: tuple[float, ...] = ()  # shares of the sets of `data`; () = as if they were one
-    eval_data: str = ""  # held-out set; "" = the test splits of `data`
-    chat_template: str = ""  # file of a chat template (Jinja) in place of the tokenizer's
-    loss: str = "assistant"  # trained on: what the assistant says, or the completion | all
-    epochs: float = 1.0
-    batch_size: int = 128  # examples a step
-    pack_length: int = 4096  # tokens of a packed row; longer examples are dropped
+    data: str = setting(
+        "",
+        "Sets with a column messages, or prompt and completion, written as in task.data; "
+        "or the name of a task, for its warm-start examples.",
+    )
+    weights: tuple[float, ...] = setting(
+        (), "Share of each set of sft.data. Empty: the sets are treated as one."
+    )
+    eval_data: str = setting("", "Held-out data set. Empty: the test splits of sft.data.")
+    chat_template: str = setting(
+        "", "File with a Jinja chat template. Empty: the tokenizer's own template."
+    )
+    loss: str = setting(
+        "assistant",
+        "Tokens to train on: the assistant's (or the completion's), or all.",
+        choices=("assistant", "all"),
+    )
+    epochs: float = setting(1.0, "Passes over the data.")
+    batch_size: int = setting(128, "Examples in a step.", at_least=1)
+    pack_length: int = setting(
+        4096, "Tokens in a packed row. Longer examples are dropped.", at_least=1
+    )
 
 
 @dataclass
 class TrainConfig:
-    steps: int = 200  # RL steps: rollouts, then `minibatches * epochs` optimizer steps
-    minibatches: int = (
-        1  # optimizer steps an epoch; > 1 recomputes the old log-probs once and clips
+    """The training loop: steps, minibatches, packing, and what is written to disk.
+
+    A row of a microbatch holds a prompt and behind it `packs_per_row` packs. A pack is a stretch of
+    at most `pack_length` tokens, filled with one or more responses to that prompt.
+    """
+
+    steps: int = setting(
+        200, "RL steps. Each samples rollouts, then makes minibatches * epochs optimizer steps."
     )
-    epochs: int = 1  # passes over a step's rollouts
-    microbatch_tokens: int = 16384  # tokens of one microbatch, over all devices
-    pack_length: int = (
-        0  # length of a packed slot; 0 = all that may follow a prompt. Nothing may be longer
+    minibatches: int = setting(
+        1,
+        "Optimizer steps in an epoch. With more than 1 the old log-probs are computed once, "
+        "before the first.",
+        at_least=1,
     )
-    pack_buckets: int = 2  # slot lengths: slot, slot/2, slot/4, ...
-    packs_per_row: int = (
-        8  # slots of a row, which share its prompt; 0 = every sequence carries its own prompt
+    epochs: int = setting(1, "Passes over the rollouts of a step.", at_least=1)
+    microbatch_tokens: int = setting(16384, "Tokens in a microbatch, over all devices.", at_least=1)
+    pack_length: int = setting(
+        0,
+        "Tokens in a pack. 0: as many as may follow a prompt. Every response must fit into a pack.",
     )
-    sequence_per_turn: bool = (
-        False  # a sequence a turn (history and response) instead of one an episode: AReaL's agent
+    pack_buckets: int = setting(
+        2, "Number of pack lengths: pack_length, half of it, a quarter, ...", at_least=1
     )
-    seed: int = 0
-    checkpoint_every: int = 20
-    export_every: int = (
-        0  # RL steps between exports, each to export-<step>, besides the one at the end; 0 = none
+    packs_per_row: int = setting(
+        8, "Packs in a row that share its prompt. 0: every sequence carries its own prompt."
     )
-    keep_checkpoints: int = 2
-    logged_rollouts: int = 8  # rollouts a step written to samples.jsonl
-    wandb_project: str = ""  # project of Weights & Biases to write metrics to as well; "" = none
+    sequence_per_turn: bool = setting(
+        False,
+        "Trains on one sequence for each turn (history and response) instead of one for the "
+        "episode, as AReaL's agent does.",
+    )
+    seed: int = setting(0, "Seed of the whole run.")
+    checkpoint_every: int = setting(20, "RL steps between checkpoints.", at_least=1)
+    export_every: int = setting(
+        0, "RL steps between exports to export-<step>, besides the one at the end. 0: none."
+    )
+    keep_checkpoints: int = setting(2, "Newest checkpoints that are kept.")
+    logged_rollouts: int = setting(8, "Rollouts of each step that are written to samples.jsonl.")
+    wandb_project: str = setting(
+        "", "Project of Weights & Biases that gets the metrics too. Empty: none."
+    )
 
 
 @dataclass
 class EvalConfig:
-    problems: int = 512  # held-out problems
-    samples: int = 4  # avg@k at the sampling temperature; 0 = greedy alone
-    every: int = 0  # RL steps between evaluations besides before and after; 0 = never
-    greedy: bool = True  # greedy accuracy beside it
-    suites: tuple[
-        str, ...
-    ] = ()  # keys of tasks.suites.SUITES, or name=path of a local set, evaluated as well
-    limit: int = 0  # problems of a suite; 0 = all
+    """Evaluation on held-out problems, during a run and by `jzero.evaluate`."""
+
+    problems: int = setting(512, "Held-out problems of the task.")
+    samples: int = setting(
+        4, "Samples of each problem (avg@k) at rollout.temperature. 0: greedy decoding alone."
+    )
+    every: int = setting(
+        0, "RL steps between evaluations, besides those before and after the run. 0: none."
+    )
+    greedy: bool = setting(True, "Measures the accuracy of greedy decoding too.")
+    suites: tuple[str, ...] = setting(
+        (),
+        "Further test sets: keys of jzero.tasks.suites.SUITES, or name=path of a local set.",
+    )
+    limit: int = setting(0, "Most problems of a suite. 0: all.")
 
 
 @dataclass
 class MeshConfig:
-    """Training mesh. One of them may be -1: what is left of the devices."""
+    """The training mesh. One axis may be -1 and then takes the devices that are left."""
 
-    data: int = 1
-    fsdp: int = -1
-    tensor: int = 1
-    decode_devices: int = 0  # devices of each host that decode while the others train, where rollout.max_staleness > 0; 0 = all do both
+    data: int = setting(1, "Devices that hold copies of the parameters.", at_least=None)
+    fsdp: int = setting(-1, "Devices that the parameters are split over.", at_least=None)
+    tensor: int = setting(1, "Devices that heads and MLP are split over.", at_least=None)
+    decode_devices: int = setting(
+        0,
+        "Devices of each host that decode while the others train; needs rollout.max_staleness "
+        "above 0. 0: all devices do both in turn.",
+    )
 
 
 @dataclass
 class Config:
-    name: str = ""  # preset, for the log
+    """All settings of a run."""
+
+    name: str = setting("", "Name of the preset. It appears in the log and names the workdir.")
     model: ModelConfig = field(default_factory=ModelConfig)
     task: TaskConfig = field(default_factory=TaskConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
@@ -261,11 +449,51 @@ class Config:
     mesh: MeshConfig = field(default_factory=MeshConfig)
 
 
-def flatten(tree: dict[str, Any]) -> dict[str, Any]:
-    """{"a": {"b": 1}} -> {"a.b": 1}."""
-    leaves = jax.tree.leaves_with_path(tree, is_leaf=lambda x: not isinstance(x, dict))
-    return {jax.tree_util.keystr(path, simple=True, separator="."): value for path, value in leaves}
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a config: its dotted name ("rollout.group_size"), its value and its rules."""
+
+    name: str
+    value: object
+    rules: Rules
+
+
+def list_settings(config: Config) -> list[Setting]:
+    """Returns every setting of a config in the order of the schema."""
+    return list(walk(config, ""))
+
+
+def walk(part: object, prefix: str) -> Iterator[Setting]:
+    """Yields the settings of a config or section; their names begin with `prefix`."""
+    assert dataclasses.is_dataclass(part), f"{part=}"
+    for item in dataclasses.fields(part):
+        name = prefix + item.name
+        value = getattr(part, item.name)
+        if dataclasses.is_dataclass(value):
+            yield from walk(value, f"{name}.")
+        else:
+            yield Setting(name, value, with_table_keys(name, rules_of(item)))
+
+
+def with_table_keys(name: str, rules: Rules) -> Rules:
+    """Adds to the choices of an algorithm's part the keys of the table that the part comes from."""
+    table = algorithms.TABLES.get(name.removeprefix("algorithm."))
+    if table is None or not name.startswith("algorithm."):
+        return rules
+    return dataclasses.replace(rules, choices=(*rules.choices, *table))
+
+
+def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    """Returns the leaves of nested dictionaries by dotted name: {"a": {"b": 1}} -> {"a.b": 1}."""
+    leaves: dict[str, object] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            leaves |= flatten(value, f"{prefix}{name}.")
+        else:
+            leaves[prefix + name] = value
+    return leaves
 
 
 def to_json(config: Config) -> str:
+    """Returns the text of a run's config.json."""
     return json.dumps(dataclasses.asdict(config), indent=1)

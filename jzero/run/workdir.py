@@ -26,6 +26,9 @@ def check_workdir(workdir: str | os.PathLike, config_json: str) -> None:
         name: json.dumps(value) for name, value in config.flatten(json.loads(text)).items()
     }
     new = values(config_json)
+    if path.exists():
+        saved = config.flatten(json.loads(path.read_text(encoding="utf-8")))
+        config.check_renamed(saved, str(path))
     old = values(path.read_text(encoding="utf-8")) if path.exists() else new
     changes = [
         f"{name}: {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}"

@@ -76,6 +76,6 @@ def turn_rewards(rollout: Rollout, config: config.Config) -> list[float]:
     length = lambda turn: int(rollout.sampled[turn.start : turn.end].sum())
     settings = config.algorithm, config.rollout.max_new_tokens
     return [
-        algorithms.shaped(grade_of(t).score, length(t), t.finish_reason == "length", *settings)
+        algorithms.shape_score(grade_of(t).score, length(t), t.finish_reason == "length", *settings)
         for t in rollout.turns
     ]

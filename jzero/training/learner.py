@@ -240,7 +240,7 @@ def policy_learner(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) 
     all: they are few, and the weight, gathered for every chunk, and its gradient, summed for every chunk, are not."""
     words, dtype = ("fsdp", "tensor"), jnp.dtype(settings.model.dtype)
     name, split = ("embed", P(words)) if model.tie_word_embeddings else ("lm_head", P(None, words))
-    algorithm = algorithms.resolved(settings.algorithm, settings.rollout.max_staleness)
+    algorithm = algorithms.resolve_correction(settings.algorithm, settings.rollout.max_staleness)
     moved = (
         mesh.shape["fsdp"] > 1
         and model.vocab_size % (mesh.shape["fsdp"] * mesh.shape["tensor"]) == 0
@@ -291,7 +291,7 @@ def critic_learner(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) 
     return Learner(model, settings.model, settings.critic.optimizer, Head(outputs, loss), mesh)
 
 
-def sequence_total(segments: jax.Array, trained: jax.Array, layout: RowLayout) -> algorithms.Total:
+def sequence_total(segments: jax.Array, trained: jax.Array, layout: RowLayout) -> algorithms.SequenceSum:
     """A function from x [B, slots * slot] to its sum over the trained tokens of each token's own sequence."""
     slot = jnp.arange(layout.slots * layout.slot) // layout.slot
     sequence = (

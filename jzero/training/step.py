@@ -225,7 +225,7 @@ def score_minibatches(
         joined.append(blank(rollouts))
         for x, row, i in zip(arrays, rows, source, strict=True):
             joined[-1][i][: len(x)][row.sampled] = x[row.sampled]
-    A, returns = algorithms.advantages(make_episodes(rollouts, trainer.config, *joined), algorithm)
+    A, returns = algorithms.compute_advantages(make_episodes(rollouts, trainer.config, *joined), algorithm)
     cut = lambda x: [x[i][: len(row.tokens)] for row, i in zip(rows, source, strict=True)]
     each = spread_over_tokens(A, rollouts)
     fields = {"advantages": cut(each)}

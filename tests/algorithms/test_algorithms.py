@@ -84,7 +84,7 @@ def small_trainer(
     group=GROUP,
 ) -> Trainer:
     row_slots, tokens = PACKINGS[packing]
-    sizes = {"buckets": 2, "row_slots": row_slots, "tokens": tokens * rows * devices}
+    sizes = {"pack_buckets": 2, "packs_per_row": row_slots, "microbatch_tokens": tokens * rows * devices}
     values = reference.settings(
         rollout={
             "num_prompts": PROMPTS * GROUP // group,
@@ -192,7 +192,7 @@ CASES: dict[str, tuple[str, dict]] = {name: (name, {}) for name in PRESETS} | {
     "k2": ("reinforce_pp_baseline", {"kl_coef": 0.05}),
     "k2 with a bound and its own weight": (
         "grpo",
-        {"kl": "k2", "kl_coef": 0.1, "kl_max": 0.02, "kl_weight": "sequence_sum"},
+        {"kl_estimator": "k2", "kl_coef": 0.1, "kl_max": 0.02, "kl_weight": "sequence_sum"},
     ),
     "k3 with a bound": ("dr_grpo", {"kl_coef": 0.1, "kl_max": 0.02}),
     "dual clip": ("grpo", {"dual_clip": 1.5}),
@@ -205,7 +205,7 @@ CASES: dict[str, tuple[str, dict]] = {name: (name, {}) for name in PRESETS} | {
         {"truncated": "mask", "kl_coef": 0.01, **BOUNDS, "correction": "geometric"},
     ),
     "truncated: mask, token mean": ("cispo", {"truncated": "mask"}),
-    "truncated: penalty": ("dr_grpo", {"truncated_penalty": 0.3, "overlong": 0.5}),
+    "truncated: penalty": ("dr_grpo", {"truncated_penalty": 0.3, "overlong_share": 0.5}),
     "length_norm": ("dr_grpo", {"length_norm": 5}),
     "std of the batch": ("grpo", {"advantage": "group_mean_batch_std", "std_eps": 1e-4}),
     "gamma and lambda": ("ppo", {"gamma": 0.9, "lam": 0.7, "whiten": False}),
@@ -378,13 +378,13 @@ def test_advantages_of_unequal_groups(name, whiten, dense):
         want = reference.advantages(
             rows(episodes.rewards), rows(episodes.values), episodes.group.tolist(), algorithm
         )
-        got = algorithms.advantages(episodes, algorithm)
+        got = algorithms.compute_advantages(episodes, algorithm)
         for mine, theirs in zip(got, want, strict=True):
             assert mine.dtype == np.float64 and not mine[~episodes.mask].any()
             np.testing.assert_allclose(
                 mine[episodes.mask], np.concatenate(theirs), rtol=1e-9, atol=1e-9
             )
-        if not (whiten or dense) and ADVANTAGES[name].group_min > 1:
+        if not (whiten or dense) and ADVANTAGES[name].min_group_size > 1:
             alone = np.bincount(episodes.group)[episodes.group] == 1
             assert not got[0][alone | (episodes.group >= 6)].any()  # exactly
             for number in range(8):  # one of each rollout: what a group gains it loses
@@ -397,8 +397,8 @@ def test_a_uniform_group_has_no_advantage(group, score):
     rewards = np.full((2 * group, 1), score)
     rewards[group] += 1
     episodes = Episodes(rewards, 0 * rewards, np.ones_like(rewards, bool), np.repeat([0, 1], group))
-    for name in (name for name, advantage in ADVANTAGES.items() if advantage.group_min > 1):
-        A, _ = algorithms.advantages(episodes, Algorithm(advantage=name))
+    for name in (name for name, advantage in ADVANTAGES.items() if advantage.min_group_size > 1):
+        A, _ = algorithms.compute_advantages(episodes, Algorithm(advantage=name))
         assert not A[:group].any() and A[group] > 0
 
 
@@ -438,7 +438,7 @@ def test_tokens_of_the_environment_leave_advantages_unchanged(preset):
         episodes = make_episodes(rollouts, trainer.config, penalties, values)
         return [
             spread_over_tokens(x, rollouts)
-            for x in algorithms.advantages(episodes, trainer.config.algorithm)
+            for x in algorithms.compute_advantages(episodes, trainer.config.algorithm)
         ]
 
     short = result(data.rollouts, penalties, data.old_values)
@@ -464,10 +464,10 @@ def test_estimators_of_the_kl_against_its_closed_form():
         np.testing.assert_allclose(expected(z, algorithms.k3), closed(z), rtol=1e-12)
         np.testing.assert_allclose(expected(z, lambda x, y: x - y), closed(z), rtol=1e-12)
         np.testing.assert_allclose(
-            jax.grad(expected)(z, algorithms.KLS["k2"]), jax.grad(closed)(z), rtol=1e-9, atol=1e-12
+            jax.grad(expected)(z, algorithms.KL_ESTIMATORS["k2"]), jax.grad(closed)(z), rtol=1e-9, atol=1e-12
         )
         x, y = logp(z), logref
-        np.testing.assert_allclose(algorithms.KLS["k2"](x, y), (x - y) ** 2 / 2, rtol=1e-12)
+        np.testing.assert_allclose(algorithms.KL_ESTIMATORS["k2"](x, y), (x - y) ** 2 / 2, rtol=1e-12)
         np.testing.assert_allclose(algorithms.k3(x, y), np.exp(y - x) - (y - x) - 1, rtol=1e-9)
 
 
@@ -492,8 +492,8 @@ def test_far_from_the_old_and_the_reference_policy_everything_is_finite(log_rati
         assert np.isfinite(value) and np.isfinite(slope)
     for name in CORRECTIONS:
         assert np.isfinite(CORRECTIONS[name](jnp.float32(log_ratio), total, Algorithm()))
-    for name in algorithms.KLS:
-        value, slope = jax.value_and_grad(lambda x, f=algorithms.KLS[name]: f(x, jnp.float32(0)))(
+    for name in algorithms.KL_ESTIMATORS:
+        value, slope = jax.value_and_grad(lambda x, f=algorithms.KL_ESTIMATORS[name]: f(x, jnp.float32(0)))(
             log_ratio
         )
         assert np.isfinite(value) and np.isfinite(slope) and (log_ratio or value == slope == 0)

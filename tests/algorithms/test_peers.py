@@ -18,7 +18,7 @@ from test_algorithms import (
     Given,
     differentiate,
     given_of,
-    make_trainer,
+    small_trainer,
     scored_parts,
 )
 
@@ -41,7 +41,7 @@ CASES: dict[str, tuple[dict, str, dict, int]] = {
     "dapo": (
         {"loss_type": "dapo", "epsilon_high": 0.28},
         "dapo",
-        EPS | {"weight": "batch_token_mean", "overlong": 0.0},
+        EPS | {"weight": "batch_token_mean", "overlong_share": 0.0},
         2,
     ),
     "dapo, token mean": ({"loss_type": "dapo"}, "grpo", EPS | {"weight": "token_mean"}, 2),
@@ -262,7 +262,7 @@ def test_loss_and_gradient_are_those_of_trl(case):
         want_loss, want = trl_loss(
             make_trl(options, algorithm.correction, microbatches), data, microbatches
         )
-        trainer = make_trainer(algorithm, "four slots", 2)
+        trainer = small_trainer(algorithm, "four slots", 2)
         [part] = scored_parts(trainer, data)
         loss, slopes = differentiate(trainer, trainer.policy, part, data.now, data.entropy)
         largest = max(np.abs(x).max() for x in want)

@@ -180,11 +180,11 @@ IMPOSSIBLE = [
     ({"algorithm.clip_low": -0.1}, "algorithm.clip_low=-0.1 must be at least 0"),
     (
         {"algorithm.correction": "tis"},
-        "algorithm.correction='tis' is not one of , none, token_truncate, token_mask",
+        "algorithm.correction='tis' is not one of '', none, token_truncate, token_mask",
     ),
     (
         {"algorithm.correction": "token_mask", "rollout.top_p": 0.9},
-        "algorithm.correction divides by the sampler's prob",
+        "algorithm.correction=token_mask divides by the sampler's prob",
     ),
     (
         {"algorithm.old_policy": "sampler", "rollout.top_k": 20},
@@ -196,11 +196,11 @@ IMPOSSIBLE = [
     ),
     (
         {"rollout.max_staleness": 1, "rollout.top_p": 0.9},
-        "algorithm.correction divides by the sampler's prob",
+        "algorithm.correction=token_truncate divides by the sampler's prob",
     ),
     (
         {"rollout.max_staleness": 1, "algorithm.dynamic_sampling_rounds": 2},
-        "rollout.max_staleness=1 takes groups as they come",
+        "rollout.max_staleness=1 trains on groups as they come",
     ),
     (
         {"mesh.decode_devices": 1},
@@ -234,7 +234,7 @@ IMPOSSIBLE = [
     ({"train.packs_per_row": -1}, "train.packs_per_row=-1 must be at least 0"),
     (
         {"train.pack_buckets": 12},
-        "train.pack_buckets=12 halves a slot of 1024 tokens to nothing: at most 11",
+        "train.pack_buckets=12 halves a pack of 1024 tokens to nothing: set it to at most 11",
     ),
     ({"train.microbatch_tokens": 0}, "train.microbatch_tokens=0 must be at least 1"),
     ({"train.minibatches": 3}, "train.minibatches=3 does not divide rollout.num_prompts=128"),
@@ -245,7 +245,7 @@ IMPOSSIBLE = [
     ({"task.reward.repetition_ngram": 0}, "task.reward.repetition_ngram=0 must be at least 1"),
     (
         {"eval.every": 5, "eval.problems": 0},
-        "eval.every=5 needs eval.problems of at least 1, or eval.suites",
+        "eval.every=5 has no problems to evaluate on: set eval.problems to at least 1, or eval.suites",
     ),
     ({"eval.every": -1}, "eval.every=-1 must be at least 0"),
 ]

@@ -347,7 +347,7 @@ def random_turns(seed: int) -> Episodes:
     turn = np.cumsum(np.pad(rng.random((len(group), 11)) < 0.3, ((0, 0), (1, 0))), axis=1)
     turn = np.minimum(turn, np.where(mask, turn, 0).max(axis=1, keepdims=True))
     rewards = rng.choice([0.0, 0.1, 1.0, -1.0], mask.shape) * mask
-    return Episodes(rewards, rng.normal(size=mask.shape) * mask, mask, group, turn, discount=0.7)
+    return Episodes(rewards, rng.normal(size=mask.shape) * mask, mask, group, turn, turn_discount=0.7)
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -363,7 +363,7 @@ def test_advantages_of_turns(name):
                 mine = [episodes.rewards[i, j] for j in range(count) if episodes.turn[i, j] == t]
                 G[i, t] = sum(mine) + 0.7 * G.get((i, t + 1), 0.0)
         keys = sorted(G)
-        got, _ = algorithms.advantages(episodes, algorithm)
+        got, _ = algorithms.compute_advantages(episodes, algorithm)
         for i, count in enumerate(episodes.mask.sum(axis=1)):
             turns, discounts = episodes.turn[i, :count].tolist(), []
             for j in range(count):
@@ -401,7 +401,7 @@ def test_one_turn_is_what_it_was():
         episodes = random_turns(9)._replace(turn=None)
         one = episodes._replace(turn=np.zeros(episodes.mask.shape, np.int64))
         got, want = (
-            algorithms.advantages(x, Algorithm(advantage=name))[0] for x in (one, episodes)
+            algorithms.compute_advantages(x, Algorithm(advantage=name))[0] for x in (one, episodes)
         )
         np.testing.assert_allclose(got, want, atol=1e-12)
 
@@ -545,7 +545,7 @@ def test_rows_are_those_of_areal():
     got, source = training_sequences([rollout, rollout], settings)
     assert source == [0, 0, 0, 1, 1, 1]
     nothing = [np.zeros(len(tokens))] * 2
-    A, _ = algorithms.advantages(
+    A, _ = algorithms.compute_advantages(
         make_episodes([rollout, rollout], settings, nothing, nothing),
         Algorithm(advantage="return_to_go"),
     )
