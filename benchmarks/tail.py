@@ -93,10 +93,10 @@ def measure(settings: config.Config, steps: int, alpha: float) -> dict[str, floa
         "step_seconds": float(np.median([row["seconds"] for row in rows])),
         "sample_seconds": float(np.median([row["time/sample"] for row in rows])),
         "update_seconds": float(np.median([row["time/update"] for row in rows])),
-        "slot_use": mean("rollout/slot_use"),
+        "slot_use": mean("rollout/slot_utilization"),
         "length": mean("rollout/length"),
         "longest": max(row["rollout/length_max"] for row in rows),
-        "lag": mean("async/lag"),
+        "lag": mean("async/staleness"),
         "carried_tokens": mean("async/carried_tokens"),
         "mismatch": mean("policy/mismatch"),
     }

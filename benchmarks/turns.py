@@ -41,7 +41,7 @@ def run(recipe: str, workdir: Path, *flags: str) -> dict[str, Any]:
     summary = json.loads((workdir / "summary.json").read_text())
     [sampled], [greedy] = summary["eval"].values(), summary["eval_greedy"].values()
     rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-    tokens = sum(row.get("turns/sampled", row["rollout/tokens"]) for row in rows)
+    tokens = sum(row.get("turns/sampled_tokens", row["rollout/tokens"]) for row in rows)
     return {"sampled": sampled, "greedy": greedy, "tokens": tokens, "export": summary["export"]}
 
 

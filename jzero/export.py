@@ -17,7 +17,8 @@ from jzero.errors import UserError
 from jzero.files import read_jsonl
 from jzero.model import hub, huggingface, qwen
 from jzero.run import checkpoint, metrics
-from jzero.run.base_model import BaseModel, export_model, read_base_model
+from jzero.run.base_model import BaseModel, read_base_model
+from jzero.run.export_model import export_model
 from jzero.tasks import suites
 from jzero.tasks.problem_sets import PUBLISHED
 
@@ -55,8 +56,8 @@ def card(
     )
     recipe = dict(sorted(flat(run).items() - flat(config.Config()).items()))
     columns = {
-        name: label
-        for name, (label, _) in metrics.STEP_LINE.items()
+        name: metrics.METRICS[name].label
+        for name in metrics.STEP_LINE
         if any(name in row for row in rows)
     }
     curve = rows[:: -1 - len(rows) // 12][::-1]  # a dozen, the last among them

@@ -19,7 +19,7 @@ from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.rollout.sampler import drop_long_prompts
-from jzero.run.workdir import check_workdir
+from jzero.run.workdir import claim_workdir
 from jzero.tasks import TASKS, math_problems, rewards
 from jzero.types import Problem, Turn
 
@@ -142,7 +142,7 @@ def run(given: Any, settings: config.Config) -> None:
             "server": bool(given.base_url),
             "problems": digest,
         }
-        check_workdir(header, json.dumps(asked, default=vars))
+        claim_workdir(header, json.dumps(asked, default=vars))
         lines = out.read_bytes().split(b"\n")[:-1] if out.exists() else []
         done = len(lines) - (len(lines) % (size * n) if len(lines) < len(problems) * n else 0)
         with out.open("ab") as file:

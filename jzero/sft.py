@@ -13,14 +13,15 @@ from tqdm import tqdm
 
 from jzero import config
 from jzero.algorithms import grpo
-from jzero.config import validate
+from jzero.config import to_json, validate
 from jzero.distributed import collectives, interrupt, processes
 from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
 from jzero.model import qwen, tokenizer
 from jzero.run.base_model import load_params, read_base_model
 from jzero.run.clock import Clock
-from jzero.run.session import RunSession, check_run
+from jzero.run.session import RunSession
+from jzero.run.workdir import check_workdir
 from jzero.tasks import TASKS, problem_sets, suites
 from jzero.training import learner
 from jzero.training.optimizer import learning_rate
@@ -184,7 +185,7 @@ def read_examples(source: str, name: str, settings: config.Config) -> Any:
 def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
     """Run or resume `settings` in `workdir`; returns what summary.json holds."""
     validate(settings)
-    check_run(settings, workdir)
+    check_workdir(workdir, to_json(settings))
     sft, clock = settings.sft, Clock()
     sources = suites.split_commas(sft.data)
     tested = (
@@ -223,16 +224,21 @@ def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
         test = fitter.pack(tests) if tests else None
 
         def assess(name: str, params: qwen.Params) -> dict[str, float]:
+            if test is None:
+                return {}
             with clock("eval"):
-                return run.evaluated(name, {"eval/loss": fitter.loss(params, test)}) if test else {}
+                values = {"eval/loss": fitter.loss(params, test)}
+            run.record_evaluation(name, values)
+            return values
 
-        if run.latest is None:
+        if run.resume_step is None:
             state = fitter.learner.start(load_params(base, fitter.learner, settings.train.seed))
             assess("before", state.params)
         else:
             state = run.restore(fitter.learner.abstract_state())
         try:
-            for step in run.steps("SFT"):
+            progress = run.progress("SFT")
+            for step in progress:
                 with clock("pack"):
                     wanted = range((step - 1) * sft.batch_size, step * sft.batch_size)
                     examples = fitting([rows[i] for i in wanted])
@@ -261,14 +267,14 @@ def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
                 values |= {
                     "update/padding": 1 - packed.real / (packed.count * packed.batch.tokens[0].size)
                 }
-                values |= run.measured(step)
+                values |= progress.step_metrics()
                 values["update/tokens_per_second"] = packed.real / values["time/update"]
-                if label := run.label(step):
+                if label := run.schedule.evaluation_after(step):
                     values |= assess(label, state.params)
-                run.end(step, values, state)
+                run.end_step(step, values, state)
                 stop.together()
         except interrupt.Interrupted as reason:
             processes.print_once(
-                f"{reason}: stopped after step {run.host['step']}; the same command resumes"
+                f"{reason}: stopped after step {run.record.step}; the same command resumes"
             )
         return run.finish(state)

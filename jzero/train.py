@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jzero import algorithms, config
-from jzero.config import validate
+from jzero.config import to_json, validate
 from jzero.distributed import collectives, interrupt, processes
 from jzero.distributed.mesh import param_shardings, split_devices, train_mesh
 from jzero.errors import UserError
@@ -27,7 +27,8 @@ from jzero.rollout.sequence import DecodeCounters
 from jzero.run import trajectories
 from jzero.run.base_model import BaseModel, load_params, read_base_model
 from jzero.run.clock import Clock
-from jzero.run.session import RunSession, check_run
+from jzero.run.session import RunSession
+from jzero.run.workdir import check_workdir
 from jzero.sft import warm_start
 from jzero.tasks import TASKS, rewards, suites
 from jzero.training.step import Trainer, make_trainer, update_on_rollouts
@@ -66,7 +67,17 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
         if run.stream:
             ends.callback(run.stream.halt)
         held_out = evaluation_problems(run)
-        session = RunSession(config, workdir, run.base, run.clock, config.train.steps)
+
+        def stream_states() -> list[str]:
+            """Returns the unfinished rollouts of every process, as base64."""
+            if run.stream is None:
+                return []
+            gathered = collectives.gather_bytes(run.stream.state())
+            return [base64.b64encode(data).decode() for data in gathered]
+
+        session = RunSession(
+            config, workdir, run.base, run.clock, config.train.steps, stream_states
+        )
         ends.enter_context(contextlib.closing(session))
         state: State | None = None
 
@@ -81,15 +92,11 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 settings = config.eval, config.rollout.temperature
                 values = evaluate(run.sampler, run.publish(params), held_out, *settings)
             run.sampler.on_finish = stop.soon
-            return session.evaluated(name, values)
+            session.record_evaluation(name, values)
+            return values
 
-        if stream := run.stream:  # what is on its way on every host
-            encoded = lambda: [
-                base64.b64encode(x).decode() for x in collectives.gather_bytes(stream.state())
-            ]
-            session.carried = lambda: {"streams": encoded()}
         try:
-            if session.latest is None:
+            if session.resume_step is None:
                 params = load_params(run.base, run.trainer.policy, config.train.seed)
                 assess("before", params)
                 if config.warm_start.steps:
@@ -104,29 +111,30 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
             else:
                 state = session.restore(abstract_state(run))
                 if run.stream:
-                    streams = session.host["streams"]
+                    streams = session.record.streams
                     if len(streams) != jax.process_count():
                         raise UserError(
                             f"with rollout.max_staleness > 0 a run of {len(streams)} processes resumes with as many"
                         )
                     run.stream.load(base64.b64decode(streams[jax.process_index()]))
             refer = lambda step, params: reference(
-                run, workdir, step, params, min(session.saved.steps(), default=0)
+                run, workdir, step, params, min(session.checkpoints.steps(), default=0)
             )
             if algorithms.needs_reference(config.algorithm):
-                run.trainer.reference = refer(session.host["step"], state.params)
-            for step in session.steps("RL"):
+                run.trainer.reference = refer(session.record.step, state.params)
+            progress = session.progress("RL")
+            for step in progress:
                 state, values, rollouts = rl_step(run, state, step, workdir)
-                values |= session.measured(step)
+                values |= progress.step_metrics()
                 for phase, name in (("rollout", "sample"), ("update", "update")):
                     values[f"{phase}/tokens_per_second"] = (
                         values[f"{phase}/tokens"] / values[f"time/{name}"]
                     )
-                if label := session.label(step):
+                if label := session.schedule.evaluation_after(step):
                     values |= assess(label, state.params)
                 if run.trainer.reference is not None and refreshed(config.algorithm, step) == step:
                     run.trainer.reference = refer(step, state.params)
-                session.writer.samples(
+                session.writer.write_samples(
                     step,
                     [sample_row(rollout) for rollout in rollouts[: config.train.logged_rollouts]],
                 )
@@ -134,11 +142,11 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                     trajectories.write_trajectories(
                         workdir, rollouts[: config.train.logged_rollouts]
                     )
-                session.end(step, values, state)
+                session.end_step(step, values, state)
                 stop.together()
         except interrupt.Interrupted as reason:
             processes.print_once(
-                f"{reason}: stopped after step {session.host['step']}; the same command resumes"
+                f"{reason}: stopped after step {session.record.step}; the same command resumes"
             )
         return session.finish(state)
 
@@ -169,7 +177,7 @@ def check(config: config.Config, workdir: Path) -> None:
     if config.warm_start.steps and longest > config.rollout.max_new_tokens:
         what = f"a warm-start example may have {longest} tokens, rollout.max_new_tokens={config.rollout.max_new_tokens}"
         raise UserError(f"{what}: raise it to {longest}, or set warm_start.steps=0")
-    check_run(config, workdir)
+    check_workdir(workdir, to_json(config))
 
 
 def build(config: config.Config, pool: Pool) -> Run:
@@ -332,7 +340,7 @@ def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], d
     }
     counts = collectives.sum_over_hosts(vars(totals) | graded)
     values["rollout/preempted"] = counts["preempted"]
-    values["rollout/slot_use"] = counts["tokens"] / max(counts["slot_steps"], 1)
+    values["rollout/slot_utilization"] = counts["tokens"] / max(counts["slot_steps"], 1)
     if (failed := counts["grade/timeouts"] + counts["grade/killed"]) > ALARM * len(every):
         processes.print_once(
             f"step {step}: {failed} of {len(every)} gradings ran out of time or killed their worker; scored 0"
@@ -361,7 +369,7 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
         "rollout/tokens": float(lengths.sum()),
     }
     if any(len(rollout.turns) > 1 for rollout in rollouts):
-        values["turns/sampled"] = float(
+        values["turns/sampled_tokens"] = float(
             sum(rollout.sampled.sum() for rollout in rollouts)
         )  # tokens without replies
         values["turns/mean"] = float(np.mean([len(rollout.turns) for rollout in rollouts]))

@@ -17,7 +17,8 @@ from jzero import algorithms, config, train
 from jzero.distributed import interrupt
 from jzero.distributed.mesh import train_mesh
 from jzero.model import huggingface
-from jzero.run.base_model import export_model, read_base_model
+from jzero.run.base_model import read_base_model
+from jzero.run.export_model import export_model
 from jzero.training.credit import token_weights, turn_rewards
 from jzero.training.packing import TrainingSequence, pack
 from jzero.training.step import microbatch_rows, update_metrics
@@ -410,7 +411,7 @@ def test_export_is_whole_or_made_again(tmp_path):
         written["max_position_embeddings"] == 32768 and written["bos_token_id"] == 3
     )  # the loaded model's own
     assert written["dtype"] == written["torch_dtype"] == "float32"
-    assert written["eos_token_id"] == base.stops[0]
+    assert written["eos_token_id"] == base.stop_tokens[0]
     (target / "generation_config.json").unlink()  # killed before the end
     (target / "tokenizer.json").write_text("{")
     export_model(target, base, rollout, params, "float32")

@@ -172,7 +172,7 @@ class RolloutStream:
         """Of the step after `version`: how many versions old its tokens are, and what is on its way."""
         lags = np.concatenate([version - rollout.versions[rollout.sampled] for rollout in rollouts])
         shares = {
-            f"async/lag_{lag}": float((lags == lag).mean())
+            f"async/staleness_{lag}": float((lags == lag).mean())
             for lag in range(self.rollout.max_staleness + 1)
         }
         carried = sum(len(s.tokens) for group in self.groups for s in group.sequences if not s.over)
@@ -183,7 +183,7 @@ class RolloutStream:
         return (
             shares
             | {f"async/{name}": value for name, value in counts.items()}
-            | {"async/lag": float(lags.mean())}
+            | {"async/staleness": float(lags.mean())}
         )
 
     def to_bytes(self) -> bytes:

@@ -126,7 +126,7 @@ def make_sampler(
             raise UserError(f"mesh.tensor={tensor} does not divide mesh.decode_devices={apart}")
         decode = make_mesh(split_devices(apart)[1], {"slots": -1, "tensor": tensor})
     rollout = per_host_settings(settings.rollout, jax.process_count())
-    engine = Engine(base.model, rollout, decode, base.stops, dtype, settings.model.attention)
+    engine = Engine(base.model, rollout, decode, base.stop_tokens, dtype, settings.model.attention)
     return Sampler(engine, base.tokenizer, pool, settings.task), publisher(
         base.model, mesh, decode, dtype
     )

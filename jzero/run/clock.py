@@ -1,58 +1,80 @@
-"""Moved from jzero.metrics."""
+"""Wall time by phase, and a count of the programs that JAX compiled.
+
+The train loops wrap each phase of a step (`with clock("sample"): ...`). The seconds of a step become
+its `time/<phase>` metrics, and the sums over the whole run go into checkpoints and summary.json.
+"""
 
 import functools
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Clock:
-    """Wall seconds per phase: `with clock("sample"): ...`. Phases do not nest."""
+    """Adds up wall seconds by phase: `with clock("sample"): ...`.
 
-    def __init__(self):
-        self.totals: dict[str, float] = defaultdict(
-            float
-        )  # phase -> seconds since the start of the run
-        self._step: dict[str, float] = defaultdict(float)
+    Phases do not nest: the seconds of an inner phase would count twice.
+    """
+
+    def __init__(self) -> None:
+        self.totals: dict[str, float] = defaultdict(float)  # phase -> seconds of the whole run
+        self._step: dict[str, float] = defaultdict(float)  # phase -> seconds since the last pop
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
+        """Adds the seconds that the body takes to `phase`, also where the body raises."""
         start = time.perf_counter()
         try:
             yield
         finally:
-            seconds = time.perf_counter() - start
-            self._step[phase] += seconds
-            self.totals[phase] += seconds
+            self._add(phase, time.perf_counter() - start)
 
-    def move(self, seconds: float, phase: str, other: str) -> None:
-        for sums in (self._step, self.totals):
-            sums[phase] -= seconds
-            sums[other] += seconds
+    def move(self, seconds: float, source: str, target: str) -> None:
+        """Counts `seconds` that were measured under the phase `source` under `target` instead."""
+        self._add(source, -seconds)
+        self._add(target, seconds)
 
     def pop(self) -> dict[str, float]:
-        """{"time/<phase>": seconds} since the last pop."""
+        """Returns {"time/<phase>": seconds} since the last call, and starts again from zero."""
         values = {f"time/{phase}": seconds for phase, seconds in self._step.items()}
         self._step.clear()
         return values
 
+    def _add(self, phase: str, seconds: float) -> None:
+        self._step[phase] += seconds
+        self.totals[phase] += seconds
 
-@functools.cache
-def compilations() -> Callable[[], dict[str, float]]:
-    """A function: programs compiled since its last call, and the seconds that took. A steady run compiles none."""
-    import jax
 
-    seconds: list[float] = []
+class CompilationCounter:
+    """Counts the programs that XLA compiled, and the seconds that this took, since the last `pop`.
 
-    def hear(event: str, duration_secs: float, **_: str | int) -> None:
+    A run whose shapes are all known compiles nothing.
+    """
+
+    def __init__(self) -> None:
+        self._seconds: list[float] = []  # one entry for every program
+
+    def listen(self, event: str, duration_secs: float, **details: str | int) -> None:
+        """Receives every event that JAX times (the signature is that of `jax.monitoring`)."""
         if event == "/jax/core/compile/backend_compile_duration":
-            seconds.append(duration_secs)
+            self._seconds.append(duration_secs)
 
-    def pop() -> dict[str, float]:
-        values = {"compile/programs": float(len(seconds)), "compile/seconds": sum(seconds)}
-        seconds.clear()
+    def pop(self) -> dict[str, float]:
+        """Returns the metrics `compile/programs` and `compile/seconds` since the last call."""
+        values = {
+            "compile/programs": float(len(self._seconds)),
+            "compile/seconds": sum(self._seconds),
+        }
+        self._seconds.clear()
         return values
 
-    jax.monitoring.register_event_duration_secs_listener(hear)
-    return pop
+
+@functools.cache
+def compilation_counter() -> CompilationCounter:
+    """Returns the counter of this process. There is one, because JAX keeps listeners forever."""
+    import jax  # not at the top: jzero.run.clock is imported by processes that hold no device
+
+    counter = CompilationCounter()
+    jax.monitoring.register_event_duration_secs_listener(counter.listen)
+    return counter

@@ -1,110 +1,248 @@
-"""What a run reports: files, trackers, one readable line a step, clocks, versions. Names are flat, `group/name`."""
+"""Every metric that a run can write: its name, its meaning, its unit, and its place on the step line.
 
-import json
-import math
-import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, TextIO
+This table is the only place where a metric is defined. `MetricsWriter` refuses a name that is not
+in it, the step line takes its labels from it, and docs/metrics.md prints it. Names are flat,
+`group/name`. In a name `<word>` stands for any text and `[...]` for a part that may be absent:
+`eval[/<suite>]/pass@<k>` describes `eval/pass@4` and `eval/math500/pass@4`.
+"""
 
-from jzero.errors import UserError
-from jzero.files import write_atomic
-
-# metric -> [label, format] on the step line, in this order; a metric the step does not have is left out.
-STEP_LINE = json.loads(Path(__file__).with_name("line.json").read_text())
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 
-def step_line(step: int, steps: int, values: Mapping[str, float]) -> str:
-    """`step  12/200  reward 0.312  accuracy 0.250 ...`"""
-    shown = [
-        f"{label} {values[name]:{form}}"
-        for name, (label, form) in STEP_LINE.items()
-        if name in values
-    ]
-    return "  ".join([f"step {step:>{len(str(steps))}}/{steps}", *shown])
+@dataclass(frozen=True)
+class Metric:
+    """What a number means, and how the step line shows it."""
+
+    meaning: str  # a sentence
+    unit: str  # "" for a number without a unit
+    label: str = ""  # on the step line; "" for a metric that is not on it
+    format: str = ""  # of the number on the step line
 
 
-class MetricsWriter:
-    """Appends to `metrics.jsonl`, `samples.jsonl` and `tensorboard/` of a workdir; a line survives a kill once written.
+METRICS: dict[str, Metric] = {
+    # -- The rewards of a step's rollouts, before uniform groups are replaced (dynamic sampling).
+    "reward/mean": Metric("Mean score of the rollouts.", "", "reward", ".3f"),
+    "reward/accuracy": Metric(
+        "Share of rollouts that the grader calls correct.", "share", "accuracy", ".3f"
+    ),
+    "reward/zero_variance_groups": Metric(
+        "Share of groups whose rollouts all have the same score; most advantages give them no gradient.",
+        "share",
+    ),
+    "reward/<function>": Metric(
+        "Mean of one reward function of `task.reward.functions`; a colon in its name is a dot here.",
+        "",
+    ),
+    # -- Sampling.
+    "rollout/length": Metric(
+        "Mean length of a response; environment replies between its turns count.",
+        "tokens",
+        "length",
+        ".0f",
+    ),
+    "rollout/length_max": Metric("Length of the longest response.", "tokens"),
+    "rollout/truncated": Metric(
+        "Share of rollouts whose last turn ran into the token limit.", "share"
+    ),
+    "rollout/tokens": Metric("Sum of the lengths of all responses.", "tokens"),
+    "rollout/tokens_per_second": Metric(
+        "`rollout/tokens` divided by `time/sample`.", "tokens/s", "tok/s", ".0f"
+    ),
+    "rollout/dropped_prompts": Metric(
+        "Problems dropped because their prompt exceeds `rollout.max_prompt_tokens`.", "problems"
+    ),
+    "rollout/rounds": Metric(
+        "Rounds of sampling that the step needed, where `algorithm.dynamic_sampling_rounds` is set.",
+        "rounds",
+    ),
+    "rollout/preempted": Metric(
+        "Sequences that gave up their KV pages for a while because the pages ran out.", "sequences"
+    ),
+    "rollout/slot_utilization": Metric(
+        "Decoded tokens divided by the slots times decode steps that were computed for them.",
+        "share",
+    ),
+    # -- Episodes of several turns.
+    "turns/mean": Metric("Mean number of turns of an episode.", "turns"),
+    "turns/sampled_tokens": Metric(
+        "Tokens that the policy sampled: `rollout/tokens` without the environment's replies.",
+        "tokens",
+    ),
+    "turns/first_try": Metric("Share of episodes whose first turn is correct.", "share"),
+    # -- Asynchronous rollouts (`rollout.max_staleness` > 0).
+    "async/staleness": Metric(
+        "Mean staleness of the sampled tokens: how many policy versions ago each was sampled.",
+        "versions",
+    ),
+    "async/staleness_<n>": Metric("Share of sampled tokens that are n versions old.", "share"),
+    "async/carried_tokens": Metric(
+        "Tokens of unfinished episodes that go on in the next step.", "tokens"
+    ),
+    "async/ready_groups": Metric(
+        "Groups that are finished and wait for the step that trains on them.", "groups"
+    ),
+    "async/wasted_tokens": Metric("Tokens decoded after the end of their sequence.", "tokens"),
+    "async/overlap": Metric(
+        "Share of the time spent decoding that training did not wait for, since the process began "
+        "(`mesh.decode_devices` > 0).",
+        "share",
+    ),
+    # -- Grading of the step's responses.
+    "grade/no_answer": Metric("Responses in which no answer was found.", "responses"),
+    "grade/unparsed": Metric("Responses whose answer could not be parsed.", "responses"),
+    "grade/echo": Metric("Responses that repeat the problem as their answer.", "responses"),
+    "grade/errors": Metric("Responses on which the grader raised an exception.", "responses"),
+    "grade/disagreed": Metric(
+        "Responses on which the two verifiers of math answers disagree.", "responses"
+    ),
+    "grade/timeouts": Metric(
+        "Gradings that exceeded `task.grade_seconds`; they score 0.", "responses"
+    ),
+    "grade/killed": Metric("Gradings whose worker process died; they score 0.", "responses"),
+    "grade/restarted": Metric("Worker processes that were replaced.", "processes"),
+    # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps of a step.
+    "policy/entropy": Metric(
+        "Mean entropy of the policy's next-token distribution, at the sampling temperature.",
+        "nats",
+        "entropy",
+        ".3f",
+    ),
+    "policy/clip_fraction": Metric(
+        "Share of tokens whose ratio the surrogate clips.", "share", "clip", ".4f"
+    ),
+    "policy/mismatch": Metric(
+        "Mean absolute difference between the trainer's and the sampler's log-probability of a "
+        "token, before the first optimizer step.",
+        "nats",
+        "mismatch",
+        ".1e",
+    ),
+    "policy/ratio_shift": Metric("Mean of |ratio - 1|.", ""),
+    "policy/correction": Metric("Mean weight that `algorithm.correction` gives a token.", ""),
+    "policy/kl": Metric(
+        "Mean estimate of the KL divergence from the reference policy (`algorithm.kl_estimator`).",
+        "nats",
+    ),
+    # -- The optimizer and the critic. Means are over the optimizer steps of a step.
+    "optimizer/loss": Metric("Mean loss.", ""),
+    "optimizer/grad_norm": Metric(
+        "Mean global norm of the gradient, before it is clipped.", "", "grad", ".3f"
+    ),
+    "optimizer/lr": Metric("Learning rate of the last optimizer step.", ""),
+    "optimizer/skipped": Metric(
+        "Share of optimizer steps that were skipped because the norm exceeds `optimizer.skip_norm`.",
+        "share",
+    ),
+    "critic/loss": Metric("Mean squared error of the values, halved and not clipped.", ""),
+    "critic/clip_fraction": Metric("Share of tokens whose value the loss clips.", "share"),
+    "critic/grad_norm": Metric("As `optimizer/grad_norm`, of the critic.", ""),
+    "critic/skipped": Metric("As `optimizer/skipped`, of the critic.", "share"),
+    # -- Packed batches.
+    "update/tokens": Metric("Tokens in the packed rows that are not padding.", "tokens"),
+    "update/padding": Metric("Share of the packed rows that is padding.", "share"),
+    "update/tokens_per_second": Metric(
+        "Tokens that are not padding divided by `time/update`.", "tokens/s"
+    ),
+    "publish/bytes": Metric("Size of the decoder's weights on one device.", "bytes"),
+    # -- Supervised fine-tuning.
+    "sft/loss": Metric(
+        "Mean negative log-likelihood of the trained tokens.", "nats", "loss", ".4f"
+    ),
+    "sft/tokens": Metric("Tokens that are trained on.", "tokens"),
+    "sft/epoch": Metric("Passes over the data so far.", "epochs"),
+    "sft/dropped": Metric(
+        "Examples of the batch that were dropped because they exceed `sft.pack_length`.", "examples"
+    ),
+    # -- Evaluation on held-out problems. A suite of `eval.suites` has its name in the metric.
+    "eval/loss": Metric(
+        "Mean negative log-likelihood of the held-out examples (SFT).",
+        "nats",
+        "held-out loss",
+        ".4f",
+    ),
+    "eval[/<suite>]/accuracy": Metric(
+        "Mean accuracy over `eval.samples` samples a problem, at the sampling temperature.", "share"
+    ),
+    "eval[/<suite>]/stderr": Metric("Standard error of the accuracy over problems.", "share"),
+    "eval[/<suite>]/length": Metric("Mean length of a response.", "tokens"),
+    "eval[/<suite>]/truncated": Metric(
+        "Share of responses whose last turn ran into the token limit.", "share"
+    ),
+    "eval[/<suite>]/pass@<k>": Metric(
+        "Probability that one of k samples is correct (Chen et al. 2021, arXiv:2107.03374).",
+        "share",
+    ),
+    "eval[/<suite>]/maj@<k>": Metric(
+        "Probability that the most frequent answer of k samples is correct; ties are broken evenly.",
+        "share",
+    ),
+    "eval_greedy[/<suite>]/accuracy": Metric("Accuracy of greedy responses.", "share"),
+    "eval_greedy[/<suite>]/stderr": Metric("Standard error of the greedy accuracy.", "share"),
+    "eval_greedy[/<suite>]/length": Metric("Mean length of a greedy response.", "tokens"),
+    "eval_greedy[/<suite>]/truncated": Metric(
+        "Share of greedy responses whose last turn ran into the token limit.", "share"
+    ),
+    # -- Time. Evaluations, exports and checkpoints come after the measurement of a step ends.
+    "time/step": Metric(
+        "Wall time of the step, without its evaluation, export and checkpoint.",
+        "seconds",
+        "seconds",
+        ".1f",
+    ),
+    "time/<phase>": Metric(
+        "Wall time of one phase of the step: publish, sample, grade, pack, score or update.",
+        "seconds",
+    ),
+    "compile/programs": Metric(
+        "Programs that XLA compiled during the step; 0 in a steady run.", "programs"
+    ),
+    "compile/seconds": Metric("Time that compiling them took.", "seconds"),
+}
 
-    Without a workdir (a host that is not the first) nothing is written, and a bad value still raises.
-    `resume_step` is the checkpoint the run goes on from: what was written of later steps is dropped, so that a killed
-    and resumed run leaves the same lines as one that was not. None is a run from its start: everything is dropped."""
-
-    def __init__(self, workdir: str | os.PathLike | None, resume_step: int | None, project: str):
-        from tensorboardX import SummaryWriter  # 1 s to import
-
-        self._files, self._tensorboard, self._wandb, self._ends = [], None, None, ExitStack()
-        if workdir is None:
-            return
-        workdir = Path(workdir)
-        workdir.mkdir(parents=True, exist_ok=True)
-        last = -1 if resume_step is None else resume_step
-        keep = self._ends.enter_context
-        self._files = [
-            keep(_open_after(workdir / f"{name}.jsonl", last)) for name in ("metrics", "samples")
-        ]
-        # purge_step: TensorBoard hides the events of this step and later that are already in the directory.
-        self._tensorboard = keep(SummaryWriter(str(workdir / "tensorboard"), purge_step=last + 1))
-        if project:
-            import wandb
-
-            settings, name = json.loads((workdir / "config.json").read_text()), workdir / "wandb_id"
-            if not name.exists():
-                write_atomic(name, os.urandom(8).hex())
-            of = {
-                "id": name.read_text(),
-                "resume": "allow",
-                "name": workdir.name,
-                "dir": workdir,
-                "config": settings,
-            }
-            try:
-                self._wandb = keep(wandb.init(project=project, **of))
-            except wandb.Error as error:
-                raise UserError(
-                    f"train.wandb_project={project}: {error} Or set WANDB_MODE=offline"
-                ) from error
-
-    def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """One line {"step": step, name: number, ...}. A value that is not finite stops the run."""
-        numbers = {name: float(value) for name, value in values.items()}
-        if bad := [
-            f"{name}={number}" for name, number in numbers.items() if not math.isfinite(number)
-        ]:
-            raise UserError(f"step {step}: not finite: {', '.join(bad)}")
-        _append(self._files[:1], step, [numbers])
-        if self._tensorboard:
-            for name, number in numbers.items():
-                self._tensorboard.add_scalar(name, number, step)
-            self._tensorboard.flush()
-        if self._wandb:  # which keeps the first of a step that was repeated: the same numbers
-            self._wandb.log(numbers, step=step)
-
-    def samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """One line {"step": step, **row} a row; rows are plain JSON values."""
-        _append(self._files[1:], step, rows)
-
-    def close(self) -> None:
-        self._ends.close()
+# The metrics of the step line, in this order.
+STEP_LINE = (
+    "reward/mean",
+    "reward/accuracy",
+    "rollout/length",
+    "policy/entropy",
+    "policy/clip_fraction",
+    "policy/mismatch",
+    "optimizer/grad_norm",
+    "sft/loss",
+    "eval/loss",
+    "rollout/tokens_per_second",
+    "time/step",
+)
 
 
-def _append(files: Sequence[TextIO], step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-    for file in files:
-        lines = [
-            json.dumps({"step": step, **row}, ensure_ascii=False, allow_nan=False) + "\n"
-            for row in rows
-        ]
-        file.write("".join(lines))
-        file.flush()
+@functools.cache
+def find_metric(name: str) -> Metric | None:
+    """Returns the definition of the metric `name`, or None if the table has none."""
+    if name in METRICS:
+        return METRICS[name]
+    for entry, metric in METRICS.items():
+        if re.fullmatch(_entry_pattern(entry), name):
+            return metric
+    return None
 
 
-def _open_after(path: Path, last: int):
-    """Opens for appending, without the lines of steps > last and without a line that a kill cut short."""
-    if path.exists():
-        # errors: the cut may fall within a character. newline: a response may hold a lone "\r".
-        with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
-            kept = [row for row in file if row.endswith("\n") and json.loads(row)["step"] <= last]
-        write_atomic(path, "".join(kept))
-    return path.open("a", encoding="utf-8", newline="\n")
+def _entry_pattern(entry: str) -> str:
+    """Returns the regular expression of an entry: `<word>` is any text, `[...]` may be absent."""
+    pattern = re.escape(entry).replace(r"\[", "(?:").replace(r"\]", ")?")
+    return re.sub("<[a-z]+>", ".+", pattern)
+
+
+def step_line(step: int, last_step: int, values: Mapping[str, float]) -> str:
+    """Returns the line that the terminal shows: `step  12/200  reward 0.312  accuracy 0.250 ...`.
+
+    Metrics that the step does not have are left out.
+    """
+    parts = [f"step {step:>{len(str(last_step))}}/{last_step}"]
+    for name in STEP_LINE:
+        if name in values:
+            metric = METRICS[name]
+            parts.append(f"{metric.label} {values[name]:{metric.format}}")
+    return "  ".join(parts)

@@ -1,162 +1,164 @@
-"""What runs share: the model they start from, and their workdir, with what they write and go on from after a kill."""
+"""A run in its workdir, from the start of a process to its end.
+
+Both train loops, RL and SFT, use a session in the same way:
+
+    with closing(RunSession(config, workdir, base, clock, last_step)) as session:
+        if session.resume_step is None:
+            state = ...
+        else:
+            state = session.restore(abstract_state)
+        progress = session.progress("RL")
+        for step in progress:
+            ...
+            values |= progress.step_metrics()
+            session.end_step(step, values, state)
+        return session.finish(state)
+"""
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from tqdm import tqdm
-
-from jzero import config
-from jzero.config import to_json
+from jzero.config import Config, to_json
 from jzero.distributed import collectives, processes
-from jzero.errors import UserError
-from jzero.run import checkpoint, metrics
-from jzero.run.base_model import BaseModel, export_model
-from jzero.run.clock import Clock, compilations
-from jzero.run.environment import peak_rss_bytes, versions
-from jzero.run.workdir import check_workdir
+from jzero.files import JsonObject
+from jzero.run.base_model import BaseModel
+from jzero.run.checkpoint import Checkpoints
+from jzero.run.clock import Clock
+from jzero.run.environment import versions
+from jzero.run.export_model import export_model
+from jzero.run.metrics import step_line
+from jzero.run.metrics_writer import MetricsWriter
+from jzero.run.progress import Progress
+from jzero.run.record import RunRecord
+from jzero.run.schedule import Schedule
+from jzero.run.summary import summarize
+from jzero.run.workdir import claim_workdir
 from jzero.types import State
 
 
-def check_run(config: config.Config, workdir: Path) -> None:
-    """Raises ValueError where the run cannot write to, or is not the one of, the workdir. Writes nothing."""
-    there = next(path for path in (workdir, *workdir.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise UserError(f"workdir {workdir}: {there} is not a directory that can be written to")
-    if (workdir / "config.json").exists():
-        check_workdir(workdir, to_json(config))
-
-
 class RunSession:
-    """From the start of a process to its end; `host` is what checkpoints hold beside the state, plain JSON values."""
+    """Owns the files of a run: the checkpoints and the metrics, which `close` closes, and the record.
+
+    `record` is what every checkpoint holds beside the state. What is due after a step is decided by
+    `schedule`, and the time of a step is measured by `Progress`.
+    """
 
     def __init__(
-        self, config: config.Config, workdir: Path, base: BaseModel, clock: Clock, last: int
-    ):
-        self.config, self.workdir, self.base, self.clock, self.last = (
-            config,
-            workdir,
-            base,
-            clock,
-            last,
-        )
-        self.started = time.time()
-        self.carried: Callable[[], dict[str, Any]] = dict  # what else a checkpoint holds as host
-        check_workdir(
-            workdir, to_json(config)
-        )  # the first thing written: what is refused leaves nothing
+        self,
+        config: Config,
+        workdir: Path,
+        base: BaseModel,
+        clock: Clock,
+        last_step: int,
+        stream_states: Callable[[], list[str]] = list,
+    ) -> None:
+        """Claims `workdir` and opens its files.
+
+        `stream_states` returns the unfinished rollouts of every process, as text. It is called by
+        every process whenever a checkpoint is saved.
+        """
+        self.config = config
+        self.workdir = workdir
+        self.base = base
+        self.clock = clock
+        self.schedule = Schedule.from_config(config, last_step)
+        self.record = RunRecord()
+        self._stream_states = stream_states
+        self._started = time.time()
+
+        # This is the first thing written: a run that is refused leaves nothing behind.
+        claim_workdir(workdir, to_json(config))
         processes.write_once(workdir / "versions.json", json.dumps(versions(), indent=1))
         collectives.check_shared(workdir / "versions.json")
-        self.saved = checkpoint.Checkpoints(workdir, config.train.keep_checkpoints)
-        self.latest = self.saved.latest()
-        self.writer = metrics.MetricsWriter(
+
+        self.checkpoints = Checkpoints(workdir, config.train.keep_checkpoints)
+        self.resume_step = self.checkpoints.latest()  # None: a run from its start
+        self.writer = MetricsWriter(
             workdir if processes.is_first_process() else None,
-            self.latest,
+            self.resume_step,
             config.train.wandb_project,
         )
-        self.compiled = compilations()
-        self.host: dict[str, Any] = {"step": 0, "eval": {}}
-
-    def restore(self, like: State) -> State:
-        """The state of the latest checkpoint, there is one."""
-        assert self.latest is not None
-        state, self.host = self.saved.restore(self.latest, like)
-        self.started -= self.host["seconds"]
-        for phase, seconds in self.host["seconds_by_phase"].items():
-            self.clock.totals[phase] += seconds
-        processes.print_once(f"resumed {self.workdir} at step {self.latest}")
-        return state
-
-    def save(self, state: State, wait: bool = True) -> None:
-        with self.clock("checkpoint"):
-            self.host |= self.carried()
-            self.saved.save(self.host["step"], state, self.host | self.spent(), wait=wait)
-
-    def spent(self) -> dict[str, Any]:
-        """Time of this run so far, earlier processes included."""
-        return {"seconds": time.time() - self.started, "seconds_by_phase": dict(self.clock.totals)}
-
-    def steps(self, name: str) -> Iterator[int]:
-        """Those that are left, behind a progress bar."""
-        self.first = self.host["step"] + 1
-        bar = {"desc": name, "mininterval": 1, "disable": not processes.is_first_process()}
-        for step in tqdm(
-            range(self.first, self.last + 1), initial=self.first - 1, total=self.last, **bar
-        ):
-            self.clock.pop()
-            self.compiled()
-            self.begin = time.perf_counter()
-            yield step
-
-    def measured(self, step: int) -> dict[str, float]:
-        """Seconds by phase and compilations since the step began."""
-        values = (
-            self.clock.pop() | {"time/step": time.perf_counter() - self.begin} | self.compiled()
-        )
-        if step > self.first + 1 and values["compile/seconds"] > 1:
-            processes.print_once(
-                f"step {step}: {values['compile/programs']:.0f} programs compiled: shapes are still new"
-            )
-        return values
-
-    def evaluated(self, name: str, values: dict[str, float]) -> dict[str, float]:
-        self.host["eval"][name] = values
-        processes.print_once(
-            f"eval {name}: " + "  ".join(f"{k} {v:.3f}" for k, v in values.items())
-        )
-        return values
-
-    def label(self, step: int) -> str | None:
-        """The name of the evaluation that is due after the step."""
-        every = self.config.eval.every
-        return (
-            "after"
-            if step == self.last
-            else f"step_{step}"
-            if every and step % every == 0
-            else None
-        )
-
-    def end(self, step: int, values: dict[str, float], state: State) -> None:
-        """What follows a step that led to `state`."""
-        train, self.host["step"] = self.config.train, step
-        self.writer.write(step, values)
-        processes.print_once(metrics.step_line(step, self.last, values))
-        if train.export_every and step % train.export_every == 0:  # before its checkpoint
-            self.export(state)
-        if step == self.last or step % train.checkpoint_every == 0:
-            self.save(state, wait=False)
-
-    def export(self, state: State) -> str:
-        with self.clock("export"):
-            directory, dtype = self.workdir / f"export-{self.host['step']}", self.config.model.dtype
-            return export_model(directory, self.base, self.config.rollout, state.params, dtype)
 
     def close(self) -> None:
-        self.saved.close()
+        """Waits for a checkpoint that is being written, and closes the files."""
+        self.checkpoints.close()
         self.writer.close()
 
-    def finish(self, state: State | None) -> dict[str, Any]:
-        """The last checkpoint and, where every step was made, the export; returns what summary.json holds."""
-        exported = None
+    # -- State -------------------------------------------------------------------------------------
+
+    def restore(self, state_like: State) -> State:
+        """Reads the state and the record of the checkpoint `resume_step`.
+
+        `state_like` has the shapes, types and shardings of the state's leaves.
+        """
+        assert self.resume_step is not None, "there is no checkpoint to restore"
+        state, record = self.checkpoints.restore(self.resume_step, state_like)
+        self.record = RunRecord.from_json(record)
+        self._started -= self.record.seconds
+        for phase, seconds in self.record.seconds_by_phase.items():
+            self.clock.totals[phase] += seconds
+        processes.print_once(f"resumed {self.workdir} at step {self.resume_step}")
+        return state
+
+    def save(self, state: State, *, wait: bool = True) -> None:
+        """Saves a checkpoint of `state` and the record under the record's step."""
+        with self.clock("checkpoint"):
+            self.record.streams = self._stream_states()
+            self._update_times()
+            self.checkpoints.save(self.record.step, state, self.record.to_json(), wait=wait)
+
+    def export(self, state: State) -> str:
+        """Exports the policy to `export-<step>`; returns the directory."""
+        with self.clock("export"):
+            return export_model(
+                self.workdir / f"export-{self.record.step}",
+                self.base,
+                self.config.rollout,
+                state.params,
+                self.config.model.dtype,
+            )
+
+    # -- Steps -------------------------------------------------------------------------------------
+
+    def progress(self, label: str) -> Progress:
+        """Returns the steps that are left, to iterate over behind a progress bar called `label`."""
+        return Progress(label, self.record.step + 1, self.schedule.last_step, self.clock)
+
+    def record_evaluation(self, name: str, values: dict[str, float]) -> None:
+        """Keeps the metrics of an evaluation for the summary, and prints them."""
+        self.record.evaluations[name] = values
+        shown = "  ".join(f"{metric} {value:.3f}" for metric, value in values.items())
+        processes.print_once(f"eval {name}: {shown}")
+
+    def end_step(self, step: int, values: dict[str, float], state: State) -> None:
+        """Writes the metrics of `step`, then exports and saves `state` if either is due."""
+        self.record.step = step
+        self.writer.write(step, values)
+        processes.print_once(step_line(step, self.schedule.last_step, values))
+        # The export comes first: a kill between the two repeats the step and skips the export that
+        # is there. In the other order it would be missing forever.
+        if self.schedule.export_is_due(step):
+            self.export(state)
+        if self.schedule.checkpoint_is_due(step):
+            self.save(state, wait=False)
+
+    def finish(self, state: State | None) -> JsonObject:
+        """Saves the last checkpoint, exports a run that made all steps, and writes summary.json.
+
+        `state` is None if the run was stopped before it had a state. Returns the summary.
+        """
+        export = None
         if state is not None:
             self.save(state)
-            exported = self.export(state) if self.host["step"] >= self.last else None
-        names = ("before", "after_warm_start", "after")
-        pick = lambda metric: {name: self.host["eval"].get(name, {}).get(metric) for name in names}
-        summary = {
-            "config": json.loads(to_json(self.config)),
-            "steps": self.host["step"],
-            **self.spent(),
-            "peak_rss_bytes": peak_rss_bytes(),
-            "eval": {self.config.task.name: pick("eval/accuracy")},
-            "eval_greedy": {self.config.task.name: pick("eval_greedy/accuracy")},
-            "eval_all": self.host["eval"],
-            "export": exported,
-            "versions": versions(),
-        }
+            if self.record.step >= self.schedule.last_step:
+                export = self.export(state)
+        self._update_times()
+        summary = summarize(self.config, self.record, export)
         processes.write_once(self.workdir / "summary.json", json.dumps(summary, indent=1))
         return summary
+
+    def _update_times(self) -> None:
+        self.record.seconds = time.time() - self._started
+        self.record.seconds_by_phase = dict(self.clock.totals)

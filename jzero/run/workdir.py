@@ -1,4 +1,4 @@
-"""Moved from jzero.checkpoint."""
+"""The guard of a workdir: it belongs to one run, whose settings are in its config.json."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from jzero import config
 from jzero.distributed import processes
 from jzero.errors import UserError
 
-# What a resumed run may change of its config; anything else is another run.
+# The settings that may differ when a run is resumed. Any other difference is another run.
 MAY_CHANGE = (
     "train.steps",
     "sft.epochs",
@@ -19,25 +19,53 @@ MAY_CHANGE = (
 )
 
 
-def check_workdir(workdir: str | os.PathLike, config_json: str) -> None:
-    """Ties a workdir to its first run's config, `config.json`; a resumed run may change `MAY_CHANGE` only."""
-    path = Path(workdir) / "config.json"
-    values = lambda text: {
-        name: json.dumps(value) for name, value in config.flatten(json.loads(text)).items()
-    }
-    new = values(config_json)
+def check_workdir(workdir: Path, config_json: str) -> None:
+    """Raises UserError if a run with these settings cannot use `workdir`. Writes nothing.
+
+    The directory, or the nearest parent that exists, has to be writable, and a config.json in it
+    has to be the one of this run.
+    """
+    parents = (workdir, *workdir.absolute().parents)
+    existing = next(path for path in parents if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(f"workdir {workdir}: {existing} is not a directory that can be written to")
+    _check_same_run(workdir / "config.json", config_json)
+
+
+def claim_workdir(workdir: Path, config_json: str) -> None:
+    """Ties `workdir` to the run with these settings: checks config.json, then writes it.
+
+    A new config.json replaces an old one that differs only in settings of `MAY_CHANGE`.
+    """
+    path = workdir / "config.json"
+    _check_same_run(path, config_json)
     if path.exists():
-        saved = config.flatten(json.loads(path.read_text(encoding="utf-8")))
-        config.check_renamed(saved, str(path))
-    old = values(path.read_text(encoding="utf-8")) if path.exists() else new
-    changes = [
-        f"{name}: {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}"
-        for name in sorted(old.keys() | new.keys())
-        if name not in MAY_CHANGE and old.get(name) != new.get(name)
-    ]
+        written = path.read_text(encoding="utf-8")
+        if _flat_values(written) == _flat_values(config_json):
+            return
+    processes.write_once(path, config_json)
+
+
+def _check_same_run(path: Path, config_json: str) -> None:
+    """Raises UserError if `path` exists and differs from `config_json` in more than MAY_CHANGE."""
+    if not path.exists():
+        return
+    written = path.read_text(encoding="utf-8")
+    config.check_renamed(config.flatten(json.loads(written)), str(path))
+    old = _flat_values(written)
+    new = _flat_values(config_json)
+    changes = []
+    for name in sorted(old.keys() | new.keys()):
+        if name not in MAY_CHANGE and old.get(name) != new.get(name):
+            changes.append(f"{name}: {old.get(name, '(absent)')} -> {new.get(name, '(absent)')}")
     if changes:
         raise UserError(
-            f"{path} is of another run ({'; '.join(changes)}): use another --workdir, or the same config to resume"
+            f"{path} is of another run ({'; '.join(changes)}): "
+            "use another --workdir, or the same config to resume"
         )
-    if old != new or not path.exists():
-        processes.write_once(path, config_json)
+
+
+def _flat_values(config_json: str) -> dict[str, str]:
+    """Returns {"section.field": value as JSON} of a config."""
+    fields = config.flatten(json.loads(config_json))
+    return {name: json.dumps(value) for name, value in fields.items()}

@@ -21,10 +21,11 @@ from runs import ROOT, Stand, finish, rows
 
 from jzero import config, export, train
 from jzero.model import huggingface, tokenizer
-from jzero.run import checkpoint, metrics
+from jzero.run import checkpoint
 from jzero.run.base_model import read_base_model
 from jzero.run.environment import versions
-from jzero.run.workdir import check_workdir
+from jzero.run.metrics_writer import MetricsWriter
+from jzero.run.workdir import claim_workdir
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +37,8 @@ def workdir(tmp_path_factory) -> Path:
     )
     settings.name, settings.task.template = "countdown-tiny", "plain"
     policy = train.build(settings, None).trainer.policy  # pyright: ignore
-    saved, writer = checkpoint.Checkpoints(workdir, 0), metrics.MetricsWriter(workdir, None, "")
-    check_workdir(workdir, config.to_json(settings))
+    saved, writer = checkpoint.Checkpoints(workdir, 0), MetricsWriter(workdir, None, "")
+    claim_workdir(workdir, config.to_json(settings))
     (workdir / "versions.json").write_text(json.dumps(versions()))
     accuracy = lambda x: {"eval/accuracy": x, "eval/length": 7.0, "eval_greedy/accuracy": x / 2}
     host: dict = {"eval": {"before": accuracy(0.125)}}

@@ -17,7 +17,8 @@ import reference
 from runs import ROOT, Stand, finish, rows, wait_for
 
 from jzero import config, generate
-from jzero.run.base_model import export_model, read_base_model
+from jzero.run.base_model import read_base_model
+from jzero.run.export_model import export_model
 from jzero.tasks import math_problems, problem_sets
 
 PROBLEMS, N, CHUNK = 22, 2, 3

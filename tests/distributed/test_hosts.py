@@ -162,7 +162,7 @@ def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
     assert len(pairs) == STEPS and any(one["optimizer/grad_norm"] > 0 for _, one in pairs)
     for got, want in pairs:
         assert got.keys() == want.keys()
-        for name in want.keys() - {"rollout/slot_use"}:  # hosts wait for each other
+        for name in want.keys() - {"rollout/slot_utilization"}:  # hosts wait for each other
             # Rollouts are the same tokens; sums over devices differ in the last digits, of which the mismatch consists.
             near = {"policy": 1e-3, "optimizer": 1e-3, "critic": 1e-3}.get(name.split("/")[0], 1e-9)
             near = 0.1 if name == "policy/mismatch" else near
@@ -214,5 +214,7 @@ def test_hosts_whose_episodes_differ_go_on_together(environment, tmp_path, monke
     )
     assert mine == other and len(mine) == steps == len({line.split()[2] for line in mine})
     written = rows(tmp_path / "metrics.jsonl")
-    assert len(written) == steps and sum(row["async/lag_1"] for row in written) > 0
-    assert all(row["async/lag_0"] + row["async/lag_1"] == pytest.approx(1) for row in written)
+    assert len(written) == steps and sum(row["async/staleness_1"] for row in written) > 0
+    assert all(
+        row["async/staleness_0"] + row["async/staleness_1"] == pytest.approx(1) for row in written
+    )

@@ -112,7 +112,9 @@ def test_without_staleness_it_is_the_synchronous_run(tmp_path, quick_runs, monke
     want, got = (
         runs.timeless(tmp_path / name / "metrics.jsonl") for name in ("synchronous", "stream")
     )
-    assert all(row.pop("async/lag_0") == 1.0 and row.pop("async/lag") == 0.0 for row in got)
+    assert all(
+        row.pop("async/staleness_0") == 1.0 and row.pop("async/staleness") == 0.0 for row in got
+    )
     assert all(row.pop("async/carried_tokens") == row.pop("async/ready_groups") == 0 for row in got)
     assert all(row.pop("async/wasted_tokens") >= 0 for row in got)
     assert got == want and weights(tmp_path / "stream") == weights(tmp_path / "synchronous")
@@ -133,9 +135,9 @@ def test_rollouts_carry_over(tmp_path, quick_runs):
         and weights(tmp_path / "whole") == weights(tmp_path / "resumed")
     )
     assert sum(row["async/carried_tokens"] for row in whole) > 0
-    assert sum(row["async/lag_1"] + row["async/lag_2"] for row in whole) > 0
+    assert sum(row["async/staleness_1"] + row["async/staleness_2"] for row in whole) > 0
     assert all(
-        sum(row[f"async/lag_{lag}"] for lag in range(3)) == pytest.approx(1) for row in whole
+        sum(row[f"async/staleness_{lag}"] for lag in range(3)) == pytest.approx(1) for row in whole
     )
     assert all(row["policy/correction"] > 0 for row in whole)  # decoupled PPO
 
@@ -172,7 +174,7 @@ def test_sampler_and_trainer_agree_without_learning(tmp_path, quick_runs):
         train.train(flat(eta), tmp_path / str(eta))
     fresh, stale = ([row["policy/mismatch"] for row in rows(tmp_path / str(eta))] for eta in (0, 2))
     assert max(stale) < 2 * max(fresh) < 1e-3 and max(stale[3:]) < 2 * max(stale[:3])
-    assert max(row["async/lag"] for row in rows(tmp_path / "2")) > 0.3
+    assert max(row["async/staleness"] for row in rows(tmp_path / "2")) > 0.3
 
 
 def test_other_devices_decode_meanwhile(tmp_path, quick_runs):
@@ -183,8 +185,10 @@ def test_other_devices_decode_meanwhile(tmp_path, quick_runs):
         train.train(settings(steps), tmp_path)
     every = rows(tmp_path)
     assert [row["step"] for row in every] == [1, 2, 3, 4, 5, 6]
-    assert all(row["async/lag_0"] + row["async/lag_1"] == pytest.approx(1) for row in every)
+    assert all(
+        row["async/staleness_0"] + row["async/staleness_1"] == pytest.approx(1) for row in every
+    )
     assert (
-        sum(row["async/lag_1"] for row in every) > 0
+        sum(row["async/staleness_1"] for row in every) > 0
         and max(row["policy/mismatch"] for row in every) < 1e-3
     )

@@ -666,5 +666,7 @@ def test_a_run_resumes_to_the_same_numbers(tmp_path, quick_runs):
 
 def slow_free(rows: list[dict]) -> list[dict]:
     """Without what depends on when a reply came: log-probs of a prefill and a decode step differ in the last digits."""
-    timed = lambda name: name.startswith("eval") or name in ("rollout/slot_use", "policy/mismatch")
+    timed = lambda name: (
+        name.startswith("eval") or name in ("rollout/slot_utilization", "policy/mismatch")
+    )
     return [{name: value for name, value in row.items() if not timed(name)} for row in rows]

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from jzero import config, types
 from jzero.run.checkpoint import Checkpoints
-from jzero.run.workdir import MAY_CHANGE, check_workdir
+from jzero.run.workdir import MAY_CHANGE, claim_workdir
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
@@ -247,22 +247,22 @@ def test_workdir_is_tied_to_its_config(tmp_path):
         {"train": {"steps": 10, "seed": 0}, "eval": {"every": 0}, "rollout": {"stop": []}}
     )
     workdir = tmp_path / "new/run"
-    check_workdir(workdir, first)
+    claim_workdir(workdir, first)
     path = workdir / "config.json"
     assert path.read_text() == first
     written = path.stat().st_mtime_ns
-    check_workdir(workdir, first)
+    claim_workdir(workdir, first)
     assert path.stat().st_mtime_ns == written
 
     longer = first.replace('"steps": 10', '"steps": 20').replace('"every": 0', '"every": 5')
-    check_workdir(workdir, longer)
+    claim_workdir(workdir, longer)
     assert path.read_text() == longer
 
     other = json.loads(longer)
     other["train"] = {"steps": 30, "seed": 1, "lr": 0.5}
     other["rollout"]["stop"] = ["</answer>"]
     with pytest.raises(ValueError) as caught:
-        check_workdir(workdir, json.dumps(other))
+        claim_workdir(workdir, json.dumps(other))
     message = str(caught.value)
     for part in (
         str(path),

@@ -13,6 +13,7 @@ from jzero.files import write_atomic
 from jzero.run import metrics
 from jzero.run.clock import Clock
 from jzero.run.environment import versions
+from jzero.run.metrics_writer import MetricsWriter
 
 
 def rows(path):
@@ -20,10 +21,10 @@ def rows(path):
 
 
 def run(workdir, first, last, resume_step, project=""):
-    writer = metrics.MetricsWriter(workdir, resume_step, project)
+    writer = MetricsWriter(workdir, resume_step, project)
     for step in range(first, last + 1):
-        writer.write(step, {"reward/mean": step / 3, "loss": np.float32(step)})
-        writer.samples(step, [{"text": f"\u2028\r {step} é"}, {"text": "b"}])
+        writer.write(step, {"reward/mean": step / 3, "sft/loss": np.float32(step)})
+        writer.write_samples(step, [{"text": f"\u2028\r {step} é"}, {"text": "b"}])
     writer.close()
 
 
@@ -55,10 +56,12 @@ def test_tensorboard_gets_the_scalars(tmp_path):
 # Steps argv[2] to argv[3] of a run that is resumed before them. A process of its own: W&B reads the environment once.
 WANDB_RUN = """
 import sys
-from jzero import cli, metrics
-workdir, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+from pathlib import Path
+from jzero import cli
+from jzero.run.metrics_writer import MetricsWriter
+workdir, first, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 with cli.mistakes():
-    writer = metrics.Writer(workdir, first - 1, "reasoning")
+    writer = MetricsWriter(workdir, first - 1, "reasoning")
     for step in range(first, last + 1):
         writer.write(step, {"reward/mean": step})
     writer.close()
@@ -98,9 +101,9 @@ def test_wandb_without_a_key_is_one_line(tmp_path):
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_value_that_is_not_finite_raises_with_the_step(tmp_path, value):
-    writer = metrics.MetricsWriter(tmp_path, None, "")
-    with pytest.raises(ValueError, match="step 7: not finite: loss="):
-        writer.write(7, {"loss": value, "reward/mean": 1.0})
+    writer = MetricsWriter(tmp_path, None, "")
+    with pytest.raises(ValueError, match="step 7: not finite: sft/loss="):
+        writer.write(7, {"sft/loss": value, "reward/mean": 1.0})
     writer.close()
     assert rows(tmp_path / "metrics.jsonl") == []
 
@@ -115,7 +118,7 @@ def test_line_shows_what_the_step_has():
     text = metrics.step_line(3, 200, {"reward/mean": 0.5, "time/step": 12.34, "time/sample": 9.0})
     assert text == "step   3/200  reward 0.500  seconds 12.3"
     whole = metrics.step_line(3, 200, dict.fromkeys(metrics.STEP_LINE, 0.1))
-    assert all(label in whole for label, _ in metrics.STEP_LINE.values())
+    assert all(metrics.METRICS[name].label in whole for name in metrics.STEP_LINE)
 
 
 def test_clock_adds_up_by_phase_and_keeps_totals():

@@ -1,0 +1,34 @@
+"""The record of a run: what a checkpoint holds beside the training state, as JSON."""
+
+from dataclasses import asdict, dataclass, field
+
+from jzero.files import JsonObject
+
+
+@dataclass
+class RunRecord:
+    """How far a run is, what its evaluations found, and the time it has spent.
+
+    The times include those of earlier processes of the same run.
+    """
+
+    step: int = 0  # the last step that is in the state
+    evaluations: dict[str, dict[str, float]] = field(default_factory=dict)  # name -> metrics
+    seconds: float = 0.0
+    seconds_by_phase: dict[str, float] = field(default_factory=dict)
+    # The unfinished rollouts of every process, as base64, where rollouts are asynchronous.
+    streams: list[str] = field(default_factory=list)
+
+    def to_json(self) -> JsonObject:
+        values = asdict(self)
+        return values | {"eval": values.pop("evaluations")}
+
+    @classmethod
+    def from_json(cls, values: JsonObject) -> "RunRecord":
+        return cls(
+            step=values["step"],
+            evaluations=values["eval"],
+            seconds=values["seconds"],
+            seconds_by_phase=values["seconds_by_phase"],
+            streams=values.get("streams", []),
+        )
