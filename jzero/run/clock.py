@@ -1,7 +1,7 @@
 """Wall time by phase, and a count of the programs that JAX compiled.
 
-The train loops wrap each phase of a step (`with clock("sample"): ...`). The seconds of a step become
-its `time/<phase>` metrics, and the sums over the whole run go into checkpoints and summary.json.
+The train loops wrap each phase of a step: `with clock("sample"): ...`. The seconds of a step
+become its `time/<phase>` metrics. The sums over the whole run go into checkpoints and summary.json.
 """
 
 import functools

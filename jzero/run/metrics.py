@@ -1,4 +1,4 @@
-"""Every metric that a run can write: its name, its meaning, its unit, and its place on the step line.
+"""Every metric that a run can write: name, meaning, unit, and place on the step line.
 
 This table is the only place where a metric is defined. `MetricsWriter` refuses a name that is not
 in it, the step line takes its labels from it, and docs/metrics.md prints it. Names are flat,
@@ -29,11 +29,12 @@ METRICS: dict[str, Metric] = {
         "Share of rollouts that the grader calls correct.", "share", "accuracy", ".3f"
     ),
     "reward/zero_variance_groups": Metric(
-        "Share of groups whose rollouts all have the same score; most advantages give them no gradient.",
+        "Share of groups whose rollouts all have the same score; most algorithms learn nothing "
+        "from them.",
         "share",
     ),
     "reward/<function>": Metric(
-        "Mean of one reward function of `task.reward.functions`; a colon in its name is a dot here.",
+        "Mean of one function of `task.reward.functions`; a colon in its name becomes a dot.",
         "",
     ),
     # -- Sampling.
@@ -55,7 +56,7 @@ METRICS: dict[str, Metric] = {
         "Problems dropped because their prompt exceeds `rollout.max_prompt_tokens`.", "problems"
     ),
     "rollout/rounds": Metric(
-        "Rounds of sampling that the step needed, where `algorithm.dynamic_sampling_rounds` is set.",
+        "Rounds of sampling that the step needed (`algorithm.dynamic_sampling_rounds` > 0).",
         "rounds",
     ),
     "rollout/preempted": Metric(
@@ -103,7 +104,7 @@ METRICS: dict[str, Metric] = {
     ),
     "grade/killed": Metric("Gradings whose worker process died; they score 0.", "responses"),
     "grade/restarted": Metric("Worker processes that were replaced.", "processes"),
-    # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps of a step.
+    # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps.
     "policy/entropy": Metric(
         "Mean entropy of the policy's next-token distribution, at the sampling temperature.",
         "nats",
@@ -133,7 +134,7 @@ METRICS: dict[str, Metric] = {
     ),
     "optimizer/lr": Metric("Learning rate of the last optimizer step.", ""),
     "optimizer/skipped": Metric(
-        "Share of optimizer steps that were skipped because the norm exceeds `optimizer.skip_norm`.",
+        "Share of optimizer steps skipped because the norm exceeds `optimizer.skip_norm`.",
         "share",
     ),
     "critic/loss": Metric("Mean squared error of the values, halved and not clipped.", ""),
@@ -176,7 +177,7 @@ METRICS: dict[str, Metric] = {
         "share",
     ),
     "eval[/<suite>]/maj@<k>": Metric(
-        "Probability that the most frequent answer of k samples is correct; ties are broken evenly.",
+        "Probability that the most frequent of k answers is correct; ties are broken evenly.",
         "share",
     ),
     "eval_greedy[/<suite>]/accuracy": Metric("Accuracy of greedy responses.", "share"),

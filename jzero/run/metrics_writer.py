@@ -1,4 +1,4 @@
-"""Writes the metrics and the sampled rollouts of a run: files, TensorBoard, and Weights & Biases."""
+"""Writes the metrics and sampled rollouts of a run: files, TensorBoard, Weights & Biases."""
 
 import json
 import math
@@ -24,7 +24,7 @@ class MetricsWriter:
 
     A line that is written survives a kill. `resume_step` is the checkpoint that the run goes on
     from: lines of later steps are dropped, so that a killed and resumed run leaves the same lines
-    as one that nothing stopped. With `resume_step=None` a run starts, and all old lines are dropped.
+    as one that nothing stopped. `resume_step=None` starts a run and drops all old lines.
 
     `workdir` is None in every process but the first. Such a writer writes nothing, and still
     raises on a value that is not finite, so that all processes stop together.

@@ -39,7 +39,7 @@ from jzero.types import State
 
 
 class RunSession:
-    """Owns the files of a run: the checkpoints and the metrics, which `close` closes, and the record.
+    """Owns the files of a run, checkpoints and metrics, until `close`, and the record of the run.
 
     `record` is what every checkpoint holds beside the state. What is due after a step is decided by
     `schedule`, and the time of a step is measured by `Progress`.

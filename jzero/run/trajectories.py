@@ -22,7 +22,11 @@ def trajectory(rollout: Rollout) -> dict[str, Any]:
         turns.append(
             lengths | of(turn.grade) | {"finish": turn.finish_reason, "answer": turn.text} | reply
         )
-    whole = {"id": rollout.problem.id, "sample": rollout.sample_index, "prompt": rollout.problem.prompt}
+    whole = {
+        "id": rollout.problem.id,
+        "sample": rollout.sample_index,
+        "prompt": rollout.problem.prompt,
+    }
     whole |= {"prompt_length": rollout.prompt_length, "answer_length": len(versions)} | of(
         rollout.grade
     )
