@@ -1,8 +1,22 @@
-"""Who owns which KV page: bookkeeping for one shard of the pool. Page 0 is scratch, pages are reference-counted."""
+"""Says which slot holds which page of the KV cache: the host's bookkeeping for one shard.
+
+The KV cache of a shard is a pool of pages, each with room for `page_size` tokens. A slot holds the
+pages of its sequence, in order. Samples of one prompt hold the full pages of the prompt together:
+a page counts its holders, and is free again when the last of them releases it. Nothing here
+touches the device; `engine.py` sends `table` along with every call.
+"""
 
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Int
+
+SCRATCH_PAGE = 0
+"""The page that no slot ever holds.
+
+The decode program writes a key and a value for every slot in every step, because its shapes are
+fixed. Idle slots write theirs to this page, and the unused entries of the table point to it.
+"""
 
 
 class OutOfPages(Exception):
@@ -10,34 +24,65 @@ class OutOfPages(Exception):
 
 
 class PageAllocator:
-    def __init__(self, count: int, page: int, slots: int, per_slot: int):
-        self.page = page
-        self.free_pages = list(range(count - 1, 0, -1))
-        self.reference_counts = np.zeros(count, np.int32)
-        self.table = np.zeros(
-            (slots, per_slot), np.int32
-        )  # page ids of each slot; unused entries are scratch
-        self.pages_of_slot: list[list[int]] = [[] for _ in range(slots)]
+    """The pages of one shard.
 
-    def reserve(self, slot: int, tokens: int, shared: Sequence[int] = ()) -> list[int]:
-        """Give the slot pages until it can hold `tokens`: an empty one first those that another holds, then
-        its own, which are returned. All or nothing."""
-        owned = self.pages_of_slot[slot]
-        assert not (shared and owned), f"{slot=} holds pages"
-        need = -(-tokens // self.page) - len(owned) - len(shared)
-        if need > len(self.free_pages):
+    Attributes:
+        table: the page ids of each slot, in the order of its tokens; unused entries are
+            SCRATCH_PAGE.
+        pages_of_slot: the same page ids as lists, without the unused entries.
+        reference_counts: how many slots hold each page.
+        free_pages: the pages that no slot holds.
+    """
+
+    table: Int[np.ndarray, "slots pages_per_slot"]
+    reference_counts: Int[np.ndarray, " pages"]
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        pages_per_slot: int,
+    ) -> None:
+        """Makes a pool of `num_pages` pages, the scratch page among them, and empty slots."""
+        self.page_size = page_size
+        self.free_pages = list(range(num_pages - 1, SCRATCH_PAGE, -1))
+        self.reference_counts = np.zeros(num_pages, np.int32)
+        self.table = np.full((num_slots, pages_per_slot), SCRATCH_PAGE, np.int32)
+        self.pages_of_slot: list[list[int]] = [[] for _ in range(num_slots)]
+
+    def reserve(self, slot: int, num_tokens: int, shared_pages: Sequence[int] = ()) -> list[int]:
+        """Gives `slot` the pages that it lacks to hold `num_tokens` tokens.
+
+        Args:
+            shared_pages: pages that another slot holds, which become the first pages of this
+                slot. Only a slot without pages may be given some.
+
+        Returns:
+            The pages that were free before. The slot has them for itself.
+
+        Raises:
+            OutOfPages: too few pages are free. The slot then has what it had before.
+        """
+        held_pages = self.pages_of_slot[slot]
+        assert not (shared_pages and held_pages), f"{slot=} holds pages"
+        pages_in_all = -(-num_tokens // self.page_size)
+        missing = pages_in_all - len(held_pages) - len(shared_pages)
+        if missing > len(self.free_pages):
             raise OutOfPages
-        new = [self.free_pages.pop() for _ in range(need)]
-        if added := [*shared, *new]:
-            self.reference_counts[added] += 1
-            self.table[slot, len(owned) : len(owned) + len(added)] = added
-            owned += added
-        return new
+        new_pages = [self.free_pages.pop() for _ in range(missing)]
+        added_pages = [*shared_pages, *new_pages]
+        if added_pages:
+            begin = len(held_pages)
+            self.table[slot, begin : begin + len(added_pages)] = added_pages
+            self.reference_counts[added_pages] += 1
+            held_pages += added_pages
+        return new_pages
 
     def release(self, slot: int) -> None:
-        self.reference_counts[self.pages_of_slot[slot]] -= 1
-        self.free_pages += [
-            page for page in self.pages_of_slot[slot] if self.reference_counts[page] == 0
-        ]
+        """Takes all pages from `slot`; those that no other slot holds are free again."""
+        held_pages = self.pages_of_slot[slot]
+        self.reference_counts[held_pages] -= 1
+        self.free_pages += [page for page in held_pages if self.reference_counts[page] == 0]
         self.pages_of_slot[slot] = []
-        self.table[slot] = 0
+        self.table[slot] = SCRATCH_PAGE

@@ -1,132 +1,311 @@
-"""Sampling: one uniform number per (request, position), so that a completion depends on nothing else in the batch. The
-token is the inverse of the cumulative distribution there, in two levels: no sort, no noise over the vocabulary."""
+"""Draws one token for every slot from the logits of the model's head.
 
-from collections.abc import Callable
+In: the hidden state, the temperature and a few uniform random numbers of every slot. Out: a token
+of every slot, and its log-probability. `programs.py` calls `uniforms` and `sample` inside the
+jitted prefill and decode programs.
+
+The token is the inverse of the cumulative distribution at one uniform number u: with the masses
+p_v = exp((logit_v - largest logit) / temperature), it is the first token v for which
+p_0 + ... + p_v > u (p_0 + ... + p_{V-1}). The search has two levels. The first level finds the
+block of 128 tokens, from the sums of the blocks; the second level finds the token in this block.
+
+Why so, and not by the usual Gumbel noise (argmax of logit / temperature + Gumbel):
+
+* Gumbel noise takes one random number for every entry of the vocabulary, as large as the logits
+  themselves (152,064 entries a slot for Qwen2.5). The inverse takes one number a slot.
+* The two levels need no sort, and no running sum over the whole vocabulary. Such a sum in fp32
+  loses the small masses; sums over 128 tokens and over 1,188 blocks are short enough.
+
+The uniform number depends only on (seed, request, position), so a response does not depend on
+what else is decoded beside it, in which slot, or on which host.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Key
 
-from jzero.config import RolloutConfig as Settings
+BLOCK = 128  # tokens of a block: the lanes of a TPU's vector register
+PART = 396 * BLOCK  # tokens of a part, where logits are made in parts: a third of Qwen's vocabulary
 
-BLOCK = 128
-PART = 396 * BLOCK  # a third of Qwen's vocabulary
+# (hidden states [slots, E], part of the vocabulary) -> fp32 logits [slots, tokens of the part].
+Head = Callable[[jax.Array, slice], jax.Array]
+
+
+class Filters(NamedTuple):
+    """Which tokens may be drawn. The defaults allow every token."""
+
+    top_k: int = 0  # the k most probable tokens; 0: all
+    top_p: float = 1.0  # the most probable tokens that hold this share of the mass
+    min_p: float = 0.0  # tokens with at least this share of the largest probability
+
+    @property
+    def allow_all(self) -> bool:
+        return self == Filters()
+
+
+class Draw(NamedTuple):
+    """A sample of the part of the vocabulary that has been seen so far."""
+
+    token: Int[Array, " slots"]
+    logit: Float[Array, " slots"]  # the logit of `token`
+    mass: Float[Array, " slots"]  # sum of exp((logit - largest) / temperature) over the tokens seen
+    largest: Float[Array, " slots"]  # the largest logit seen
 
 
 def uniforms(
-    seed: jax.Array, requests: jax.Array, positions: jax.Array, count: int = 1
-) -> jax.Array:
-    """f32[S, count] in [0, 1): a function of (seed, request, position) alone."""
-    one = lambda r, p: jax.random.uniform(
-        jax.random.fold_in(jax.random.fold_in(seed, r), p), (count,)
-    )
-    return jax.vmap(one)(requests, positions)
+    seed: Key[Array, ""],
+    requests: Int[Array, " slots"],
+    positions: Int[Array, " slots"],
+    count: int = 1,
+) -> Float[Array, "slots count"]:
+    """Returns `count` uniform numbers in [0, 1) per slot, a function of (seed, request, position).
+
+    Args:
+        requests: the number of the request that decodes in each slot.
+        positions: where in its sequence the token will sit that these numbers are for.
+    """
+
+    def of_slot(request: jax.Array, position: jax.Array) -> jax.Array:
+        key = jax.random.fold_in(jax.random.fold_in(seed, request), position)
+        return jax.random.uniform(key, (count,))
+
+    return jax.vmap(of_slot)(requests, positions)
 
 
 def sample(
-    head: Callable, parts: list[slice], hidden, noise, temperature, filter: Settings, axis: str = ""
-) -> tuple[jax.Array, jax.Array]:
-    """head(hidden, part) -> logits f32[S, .] of that part of the vocabulary (of all of it where `filter` restricts);
-    noise f32[S, parts] uniform, temperature f32[S] (0: greedy) -> tokens i32[S], logps f32[S] at that temperature (at 1
-    when greedy) over the full vocabulary. The logits of one part exist at a time: what is drawn there takes the place
-    of an earlier token with the part's share of the mass so far. The logits may be split over a mesh axis."""
-    greedy, device = temperature == 0, lax.axis_index(axis) if axis else 0
-    heat = jnp.where(greedy, 1.0, temperature)
-    token, logit, mass, best = (jnp.full(heat.shape, x) for x in (0, 0.0, 0.0, -jnp.inf))
-    for part, u in zip(parts, noise.T, strict=True):
-        hidden, token, logit, mass, best = lax.optimization_barrier(
-            (hidden, token, logit, mass, best)
-        )  # one by one
+    head: Head,
+    parts: Sequence[slice],
+    hidden: Float[Array, "slots E"],
+    noise: Float[Array, "slots parts"],
+    temperature: Float[Array, " slots"],
+    filters: Filters,
+    axis: str = "",
+) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
+    """Draws a token for every slot.
+
+    The logits of only one part of the vocabulary exist at a time. The tokens are drawn from all
+    parts as a weighted reservoir does it: with m the mass of this part and M the mass of all parts
+    before it, a token of this part replaces the earlier token with probability m / (M + m). By
+    induction every token is kept with the probability p_v / (sum of all p).
+
+    Args:
+        parts: slices of the vocabulary, in order. Filters need the whole vocabulary in one part.
+        noise: one uniform number in [0, 1) per part.
+        temperature: 0 chooses the most probable token.
+        axis: the mesh axis that the logits are split over, "" if every device has all logits. The
+            function then runs inside a shard_map over this axis, and `head` returns the columns
+            of this device.
+
+    Returns:
+        The tokens, and their log-probabilities in fp32 at the sampling temperature (at temperature
+        1 where it is 0), over the full vocabulary, whatever the filters.
+    """
+    is_greedy = temperature == 0
+    device = lax.axis_index(axis) if axis else 0
+    scale = jnp.where(is_greedy, 1.0, temperature)
+    slots = scale.shape
+    draw = Draw(
+        token=jnp.full(slots, 0),
+        logit=jnp.full(slots, 0.0),
+        mass=jnp.full(slots, 0.0),
+        largest=jnp.full(slots, -jnp.inf),
+    )
+    for part, uniform in zip(parts, noise.T, strict=True):
+        # Without the barrier XLA computes the logits of all parts side by side, and the parts
+        # would not save any memory.
+        hidden, draw = lax.optimization_barrier((hidden, draw))
         logits = head(hidden, part)
-        first = part.start + device * logits.shape[1]
-        logits = jnp.pad(logits, ((0, 0), (0, -logits.shape[1] % BLOCK)), constant_values=-jnp.inf)
-        top = logits.max(axis=-1)
-        probs = jnp.exp(
-            (logits - top[:, None]) / heat[:, None]
-        )  # in the other order fp32 loses digits
-        here = top, block_sums(probs).sum(axis=-1)
-        tops, masses = lax.all_gather(here, axis) if axis else (x[None] for x in here)
-        most = jnp.maximum(best, tops.max(axis=0))
-        upto = jnp.cumsum(
-            masses * jnp.exp((tops - most) / heat), axis=0
-        )  # of each device, then what was before
-        total = upto[-1] + mass * jnp.exp((best - most) / heat)
-        below = jnp.where(device > 0, upto[device - 1], 0)
-        drawn = invert(restrict(probs, filter), (u * total - below) / (upto[device] - below))
-        drawn = jnp.where(greedy, logits.argmax(axis=-1), drawn).astype(jnp.int32)
-        value = jnp.take_along_axis(cut(logits, drawn // BLOCK), drawn[:, None] % BLOCK, axis=1)[
-            :, 0
-        ]
-        owner = jnp.where(greedy, tops.argmax(axis=0), (upto <= u * total).sum(axis=0))
-        taken = jnp.where(greedy, tops.max(axis=0) > best, owner < len(upto))
-        new = jnp.where(owner == device, first + drawn, 0), jnp.where(owner == device, value, 0)
-        new = lax.psum(new, axis) if axis else new
-        token, logit = (jnp.where(taken, *pair) for pair in zip(new, (token, logit), strict=True))
-        best, mass = most, total
-    return token, (logit - best) / heat - jnp.log(mass)
+        first_token = part.start + device * logits.shape[1]
+        draw = draw_from_part(
+            draw, logits, first_token, uniform, is_greedy, scale, filters, axis, device
+        )
+    return draw.token, (draw.logit - draw.largest) / scale - jnp.log(draw.mass)
 
 
-def restrict(probs: jax.Array, filter: Settings) -> jax.Array:
-    """Zero what top-k, then top-p, then min-p exclude. probs [S, V] unnormalised, largest 1; ties are kept together."""
-    if 0 < filter.top_k < probs.shape[-1]:
-        smallest = lax.top_k(probs, filter.top_k)[0][:, -1:]
-        probs = jnp.where(probs >= smallest, probs, 0)
-    if filter.top_p < 1:
-        probs = jnp.where(probs >= nucleus_threshold(probs, filter.top_p), probs, 0)
-    if filter.min_p > 0:
-        probs = jnp.where(probs >= filter.min_p, probs, 0)
-    return probs
+def draw_from_part(
+    draw: Draw,
+    logits: Float[Array, "slots columns"],
+    first_token: int | Int[Array, ""],
+    uniform: Float[Array, " slots"],
+    is_greedy: Bool[Array, " slots"],
+    scale: Float[Array, " slots"],
+    filters: Filters,
+    axis: str,
+    device: int | Int[Array, ""],
+) -> Draw:
+    """Returns `draw` after one more part of the vocabulary.
 
+    Args:
+        draw: the sample of the parts before this one.
+        logits: the logits of this part, of this device's columns of it.
+        first_token: the token of the first of these columns.
+        uniform: one uniform number in [0, 1) per slot, the same on all devices.
+        scale: the temperature, 1 where `is_greedy`.
+        axis: the mesh axis that the columns are split over, or "".
+        device: the index of this device on that axis.
+    """
+    columns = logits.shape[1]
+    logits = jnp.pad(logits, ((0, 0), (0, -columns % BLOCK)), constant_values=-jnp.inf)
 
-def nucleus_threshold(probs: jax.Array, top_p: float) -> jax.Array:
-    """[S, 1] largest threshold whose survivors hold top_p of the mass, by bisection on the bits: no sort of V."""
-    mass = top_p * probs.sum(axis=-1, keepdims=True)
+    # Masses relative to the largest logit of this device. The subtraction comes before the
+    # division: logit / scale - largest / scale would lose digits in fp32 at low temperatures.
+    largest_here = logits.max(axis=-1)
+    probs = jnp.exp((logits - largest_here[:, None]) / scale[:, None])
+    mass_here = block_sums(probs).sum(axis=-1)
 
-    def halve(_, bounds):
-        low, high = bounds
-        middle = low + (high - low) // 2
-        threshold = lax.bitcast_convert_type(middle, jnp.float32)
-        enough = jnp.where(probs >= threshold, probs, 0).sum(axis=-1, keepdims=True) >= mass
-        return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
+    # The devices tell each other two numbers a slot. No logits are moved.
+    if axis:
+        largests, masses = lax.all_gather((largest_here, mass_here), axis)
+    else:
+        largests, masses = largest_here[None], mass_here[None]
 
-    one = lax.bitcast_convert_type(jnp.float32(1), jnp.int32) + 1
-    low = jnp.zeros((probs.shape[0], 1), jnp.int32)
-    low, _ = lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, one)))
-    return lax.bitcast_convert_type(low, jnp.float32)
+    # All masses relative to one largest logit. The line of masses has the first device's columns,
+    # then the second device's, and so on, and at its end the parts that were seen before.
+    largest = jnp.maximum(draw.largest, largests.max(axis=0))
+    end_of_device = jnp.cumsum(masses * jnp.exp((largests - largest) / scale), axis=0)
+    total = end_of_device[-1] + draw.mass * jnp.exp((draw.largest - largest) / scale)
 
+    # Every device draws as if the point u * total fell on its columns.
+    start = jnp.where(device > 0, end_of_device[device - 1], 0)
+    uniform_here = (uniform * total - start) / (end_of_device[device] - start)
+    column = invert(restrict(probs, filters), uniform_here)
+    column = jnp.where(is_greedy, logits.argmax(axis=-1), column).astype(jnp.int32)
+    block_of_column = take_block(logits, column // BLOCK)
+    logit = jnp.take_along_axis(block_of_column, column[:, None] % BLOCK, axis=1)[:, 0]
 
-def invert(probs: jax.Array, u: jax.Array) -> jax.Array:
-    """The first token whose cumulative mass exceeds u of the total; never one of mass 0."""
-    sums = block_sums(probs)
-    threshold = u * sums.sum(axis=-1)
-    block, before = first_above(sums, threshold)
-    token, _ = first_above(cut(probs, block), threshold - before)
-    return block * BLOCK + token
+    # The device on whose columns the point falls tells the others its token. If the point falls
+    # on the parts before, there is no such device and the earlier token stays.
+    owner = (end_of_device <= uniform * total).sum(axis=0)
+    owner = jnp.where(is_greedy, largests.argmax(axis=0), owner)
+    is_replaced = owner < len(end_of_device)
+    is_replaced = jnp.where(is_greedy, largests.max(axis=0) > draw.largest, is_replaced)
+    token = jnp.where(owner == device, first_token + column, 0)
+    logit = jnp.where(owner == device, logit, 0)
+    if axis:
+        token, logit = lax.psum((token, logit), axis)
 
-
-def block_sums(x: jax.Array) -> jax.Array:
-    """[S, n * BLOCK] -> [S, n]. The blocks as an array would be a copy on TPUs; CPUs sum them faster."""
-    windows = lambda x: lax.reduce_window(x, 0.0, lax.add, (1, BLOCK), (1, BLOCK), "valid")
-    return lax.platform_dependent(
-        x, tpu=windows, default=lambda x: x.reshape(len(x), -1, BLOCK).sum(axis=-1)
+    return Draw(
+        token=jnp.where(is_replaced, token, draw.token),
+        logit=jnp.where(is_replaced, logit, draw.logit),
+        mass=total,
+        largest=largest,
     )
 
 
-def cut(x: jax.Array, block: jax.Array) -> jax.Array:
-    """[S, n * BLOCK], i32[S] -> [S, BLOCK]. Of vmap TPUs make a loop whose turns take longer than the softmax."""
-    at = lambda x, row, block: lax.dynamic_slice(x, (row, block * BLOCK), (1, BLOCK))[0]
-    rows = lambda x, block: jnp.stack([at(x, row, block[row]) for row in range(len(x))])
-    mapped = lambda x, block: jax.vmap(at, (None, 0, 0))(x, jnp.arange(len(x)), block)
-    return lax.platform_dependent(x, block, tpu=rows if len(x) <= 512 else mapped, default=mapped)
+def restrict(
+    probs: Float[Array, "slots vocabulary"], filters: Filters
+) -> Float[Array, "slots vocabulary"]:
+    """Sets the mass of the tokens to zero that top-k, then top-p, then min-p exclude.
+
+    `probs` need not sum to 1, but the largest of a row must be 1. Tokens of the same mass are
+    kept or excluded together, so a few more than `top_k` tokens may be left.
+    """
+    if 0 < filters.top_k < probs.shape[-1]:
+        smallest = lax.top_k(probs, filters.top_k)[0][:, -1:]
+        probs = jnp.where(probs >= smallest, probs, 0)
+    if filters.top_p < 1:
+        probs = jnp.where(probs >= nucleus_threshold(probs, filters.top_p), probs, 0)
+    if filters.min_p > 0:
+        probs = jnp.where(probs >= filters.min_p, probs, 0)
+    return probs
 
 
-def first_above(mass: jax.Array, threshold: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Where the running sum of mass [S, n] first exceeds threshold [S], at a positive entry, and the sum before."""
-    n = mass.shape[-1]
+def nucleus_threshold(
+    probs: Float[Array, "slots vocabulary"], top_p: float
+) -> Float[Array, "slots 1"]:
+    """Returns the largest threshold such that the tokens at or above it hold `top_p` of the mass.
+
+    Nucleus sampling (Holtzman et al. 2020) is defined by a sort. This is a bisection instead: the
+    bits of non-negative fp32 numbers, read as integers, have the same order as the numbers, so 31
+    halvings find the exact threshold. Each of them reads the probabilities once.
+    """
+    wanted_mass = top_p * probs.sum(axis=-1, keepdims=True)
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        middle = low + (high - low) // 2
+        threshold = lax.bitcast_convert_type(middle, jnp.float32)
+        mass_above = jnp.where(probs >= threshold, probs, 0).sum(axis=-1, keepdims=True)
+        is_enough = mass_above >= wanted_mass
+        return jnp.where(is_enough, middle, low), jnp.where(is_enough, high, middle)
+
+    above_one = lax.bitcast_convert_type(jnp.float32(1), jnp.int32) + 1
+    low = jnp.zeros((probs.shape[0], 1), jnp.int32)
+    low, _ = lax.fori_loop(0, 31, halve, (low, jnp.full_like(low, above_one)))
+    return lax.bitcast_convert_type(low, jnp.float32)
+
+
+def invert(
+    probs: Float[Array, "slots padded"], uniform: Float[Array, " slots"]
+) -> Int[Array, " slots"]:
+    """Returns the first token whose cumulative mass exceeds `uniform` of the row's mass.
+
+    `probs` has a multiple of BLOCK columns and need not sum to 1. A token of mass 0 is never
+    returned, not even at `uniform` 0, or where rounding puts the point behind the last token.
+    """
+    sums = block_sums(probs)
+    threshold = uniform * sums.sum(axis=-1)
+    block, mass_before = first_above(sums, threshold)
+    token, _ = first_above(take_block(probs, block), threshold - mass_before)
+    return block * BLOCK + token
+
+
+def block_sums(x: Float[Array, "slots padded"]) -> Float[Array, "slots blocks"]:
+    """Sums every block of BLOCK columns."""
+
+    def by_window(x: jax.Array) -> jax.Array:
+        """On TPUs: they would copy all of x to see it as an array of blocks."""
+        return lax.reduce_window(x, 0.0, lax.add, (1, BLOCK), (1, BLOCK), "valid")
+
+    def by_reshape(x: jax.Array) -> jax.Array:
+        """On CPUs and GPUs, where this is faster."""
+        return x.reshape(len(x), -1, BLOCK).sum(axis=-1)
+
+    return lax.platform_dependent(x, tpu=by_window, default=by_reshape)
+
+
+def take_block(
+    x: Float[Array, "slots padded"], block: Int[Array, " slots"]
+) -> Float[Array, "slots 128"]:
+    """Returns one block of BLOCK columns of every row."""
+
+    def of_row(x: jax.Array, row: int | jax.Array, block: jax.Array) -> jax.Array:
+        return lax.dynamic_slice(x, (row, block * BLOCK), (1, BLOCK))[0]
+
+    def one_slice_a_row(x: jax.Array, block: jax.Array) -> jax.Array:
+        return jnp.stack([of_row(x, row, block[row]) for row in range(len(x))])
+
+    def mapped(x: jax.Array, block: jax.Array) -> jax.Array:
+        return jax.vmap(of_row, (None, 0, 0))(x, jnp.arange(len(x)), block)
+
+    # XLA for TPUs makes a loop over the rows of the mapped slice, which took longer than the
+    # softmax. Slices that are written out are one operation, but a program of thousands of them
+    # would take long to compile.
+    on_tpu = one_slice_a_row if len(x) <= 512 else mapped
+    return lax.platform_dependent(x, block, tpu=on_tpu, default=mapped)
+
+
+def first_above(
+    mass: Float[Array, "slots n"], threshold: Float[Array, " slots"]
+) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
+    """Finds where the running sum of `mass` first exceeds `threshold`, at an entry above 0.
+
+    Returns the index of this entry (of the last entry above 0 if the sum never exceeds the
+    threshold), and the sum of the entries before it.
+    """
+    entries = mass.shape[-1]
     running = jnp.cumsum(mass, axis=-1)
-    index = jnp.arange(n)
-    first = jnp.where((running > threshold[:, None]) & (mass > 0), index, n).min(axis=-1)
+    index = jnp.arange(entries)
+    is_above = (running > threshold[:, None]) & (mass > 0)
+    first = jnp.where(is_above, index, entries).min(axis=-1)
     last = jnp.where(mass > 0, index, 0).max(axis=-1)
     found = jnp.minimum(first, last)
-    at = lambda x: jnp.take_along_axis(x, found[:, None], axis=1)[:, 0]
-    return found, at(running) - at(mass)
+
+    def at_found(x: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(x, found[:, None], axis=1)[:, 0]
+
+    return found, at_found(running) - at_found(mass)
