@@ -1,7 +1,12 @@
-"""Accuracy and speed of the grader as one JSON line: python benchmarks/grade.py [../shared/data]
+"""Prints the accuracy and the speed of the grader as one JSON line.
 
-Speed is of MATH-500 golds, in process and through a pool of one worker: against themselves in a box ("same") and with
-one digit changed ("changed", "" where there is none: x is appended). math-verify beside it where it is installed."""
+    python benchmarks/grade.py [../shared/data]
+
+Accuracy is "right/all" of the labelled cases, by task and tier. Speed is of the answers of MATH-500
+in this process and through a pool of one worker: "same" grades each against itself in a box,
+"changed" with one digit changed (where there is no digit, x is appended). The package math-verify
+is measured beside ours where it is installed.
+"""
 
 import importlib.util
 import json
@@ -10,129 +15,150 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
+from jzero.grade import RowSettings
+from jzero.grading import verdict
 from jzero.grading.pool import Pool
-from jzero.grading.verdict import grade
 
-REPEAT = 10  # golds and answers recur in RL: some of their parses are remembered
+REPEAT = 10  # golds and answers recur in RL, where some of their trees are still in a cache
 TIERS = ("core", "must", "policy", "hostile")
+PEER_TIERS = TIERS[:2]  # math-verify takes seconds for each hostile case
 TEMPLATES = {"math": "boxed", "gsm8k": "gsm8k"}
 
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+Pair = tuple[str, str]  # a response and its gold
 
 
-def prediction(row: dict[str, Any]) -> str:
-    return (
-        row["prediction"]
-        if "prediction" in row
-        else "".join(a * b for a, b in row["prediction_rle"])
-    )
+def read_rows(path: Path) -> list[SimpleNamespace]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [SimpleNamespace(**json.loads(line)) for line in lines]
+
+
+def prediction(row: SimpleNamespace) -> str:
+    """Returns the response of a case; long ones are stored as (text, how often) pairs."""
+    if hasattr(row, "prediction"):
+        return row.prediction
+    return "".join(text * count for text, count in row.prediction_rle)
+
+
+def is_bare_answer(row: SimpleNamespace) -> bool:
+    return getattr(row, "mode", "") == "answer"
 
 
 def accuracy(
-    path: Path, tiers: Sequence[str], judge: Callable[[dict[str, Any]], bool]
+    path: Path,
+    tiers: Sequence[str],
+    accepts: Callable[[SimpleNamespace], bool],
 ) -> dict[str, str]:
-    """ "right/all" of each task and tier, the verdict being whether a row's prediction is paid."""
-    counts: dict[str, list[bool]] = {}
-    for row in rows(path):
-        if row["task"] != "countdown" and row["tier"] in tiers:
-            counts.setdefault(f"{row['task']}/{row['tier']}", []).append(
-                judge(row) == (row["expected"] == 1)
-            )
-    return {name: f"{sum(right)}/{len(right)}" for name, right in counts.items()}
+    """Returns {"task/tier": "right/all"} of a file of cases.
+
+    `accepts` says whether a grader accepts the response of a case; the case says what is right.
+    """
+    results: dict[str, list[bool]] = {}
+    for row in read_rows(path):
+        if row.task != "countdown" and row.tier in tiers:
+            is_right = accepts(row) == (row.expected == 1)
+            results.setdefault(f"{row.task}/{row.tier}", []).append(is_right)
+    return {name: f"{sum(right)}/{len(right)}" for name, right in results.items()}
 
 
-def ours(row: dict[str, Any]) -> bool:
-    template = (
-        "answer" if row.get("mode") == "answer" else row.get("template") or TEMPLATES[row["task"]]
-    )
-    return grade(
-        prediction(row), row["gold"], template=template, question=row.get("problem", "")
-    ).correct
+def accepts(row: SimpleNamespace) -> bool:
+    template = getattr(row, "template", "") or TEMPLATES[row.task]
+    if is_bare_answer(row):
+        template = "answer"
+    question = getattr(row, "problem", "")
+    grade = verdict.grade(prediction(row), row.gold, template=template, question=question)
+    return grade.correct
 
 
-def theirs(row: dict[str, Any]) -> bool:
-    golds = row["gold"] if isinstance(row["gold"], list) else [row["gold"]]
-    text = f"$\\boxed{{{prediction(row)}}}$" if row.get("mode") == "answer" else prediction(row)
+def peer_accepts(row: SimpleNamespace) -> bool:
+    golds = row.gold if isinstance(row.gold, list) else [row.gold]
+    text = prediction(row)
+    if is_bare_answer(row):
+        text = f"$\\boxed{{{text}}}$"
     try:
-        return any(peer(text, str(gold)) for gold in golds)
-    except Exception:  # no verdict
+        return any(peer_verdict(text, str(gold)) for gold in golds)
+    except Exception:  # math-verify has no verdict
         return False
 
 
-def changed(gold: str) -> str:
-    at = next((k for k in reversed(range(len(gold))) if gold[k].isdigit()), None)
-    return gold + "x" if at is None else f"{gold[:at]}{(int(gold[at]) + 1) % 10}{gold[at + 1 :]}"
+def box_verdict(text: str, gold: str) -> bool:
+    return verdict.grade(text, gold, template="boxed").correct
 
 
-def speed(function: Callable[[str, str], Any], pairs: list[tuple[str, str]]) -> dict[str, float]:
-    seconds = []
-    for text, gold in pairs:
-        start = time.perf_counter()
-        function(text, gold)
-        seconds.append(time.perf_counter() - start)
-    p50, p99 = np.percentile(seconds, [50, 99]) * 1e3
-    rate = len(pairs) / sum(seconds)
-    return {
-        "per_second": round(rate),
-        "p50_ms": round(p50, 4),
-        "p99_ms": round(p99, 3),
-        "max_ms": round(max(seconds) * 1e3, 2),
-    }
-
-
-def pooled(pairs: list[tuple[str, str]]) -> dict[str, float]:
-    task = SimpleNamespace(template="boxed", verifier="fast", grade_seconds=5.0)
-    with Pool(1) as pool:
-        start = time.perf_counter()
-        pool.submit(-1, "math", "", {"answer": "1", "question": ""}, task)
-        pool.drain()
-        ready = time.perf_counter()
-        for key, (text, gold) in enumerate(pairs):
-            pool.submit(key, "math", text, {"answer": gold, "question": ""}, task)
-        pool.drain()
-        return {
-            "per_second": round(len(pairs) / (time.perf_counter() - ready)),
-            "start_s": round(ready - start, 2),
-        }
-
-
-def peer(text: str, gold: str) -> bool:
+def peer_verdict(text: str, gold: str) -> bool:
     import math_verify
 
     return math_verify.verify(math_verify.parse(f"${gold}$"), math_verify.parse(text))
 
 
-def report(data: Path) -> Iterator[tuple[str, Any]]:
-    known = importlib.util.find_spec("math_verify") is not None
+def with_changed_digit(gold: str) -> str:
+    """Returns an answer that is wrong: its last digit is one higher."""
+    digits = [index for index, character in enumerate(gold) if character.isdigit()]
+    if not digits:
+        return gold + "x"
+    index = digits[-1]
+    digit = (int(gold[index]) + 1) % 10
+    return f"{gold[:index]}{digit}{gold[index + 1 :]}"
+
+
+def boxed(answer: str) -> str:
+    return f"so $\\boxed{{{answer}}}$."
+
+
+def speed(judge: Callable[[str, str], bool], pairs: list[Pair]) -> dict[str, float]:
+    seconds = []
+    for text, gold in pairs:
+        start = time.perf_counter()
+        judge(text, gold)
+        seconds.append(time.perf_counter() - start)
+    median, percentile_99 = np.percentile(seconds, [50, 99])
+    return {
+        "per_second": round(len(pairs) / sum(seconds)),
+        "p50_ms": round(median * 1e3, 4),
+        "p99_ms": round(percentile_99 * 1e3, 3),
+        "max_ms": round(max(seconds) * 1e3, 2),
+    }
+
+
+def pool_speed(pairs: list[Pair]) -> dict[str, float]:
+    settings = RowSettings(template="boxed", verifier="fast")
+    with Pool(1) as pool:
+        start = time.perf_counter()
+        pool.submit(-1, "math", "", {"answer": "1", "question": ""}, settings)
+        pool.drain()
+        ready = time.perf_counter()
+        for key, (text, gold) in enumerate(pairs):
+            pool.submit(key, "math", text, {"answer": gold, "question": ""}, settings)
+        pool.drain()
+        done = time.perf_counter()
+    return {"per_second": round(len(pairs) / (done - ready)), "start_s": round(ready - start, 2)}
+
+
+def report(data: Path) -> Iterator[tuple[str, dict[str, str] | dict[str, float]]]:
+    """Yields the names and the figures of all measurements."""
+    has_peer = importlib.util.find_spec("math_verify") is not None
     for name in ("public_cases", "hard_cases"):
         path = data / f"grader/{name}.jsonl"
-        yield name, accuracy(path, TIERS, ours)
-        if known:  # which takes seconds for each hostile one
-            yield f"{name}/math_verify", accuracy(path, TIERS[:2], theirs)
-    golds = [row["answer"] for row in rows(data / "math/math500.jsonl")]
-    pairs = {
-        "same": [(f"so $\\boxed{{{gold}}}$.", gold) for gold in golds],
-        "changed": [(f"so $\\boxed{{{changed(gold)}}}$.", gold) for gold in golds],
+        yield name, accuracy(path, TIERS, accepts)
+        if has_peer:
+            yield f"{name}/math_verify", accuracy(path, PEER_TIERS, peer_accepts)
+
+    golds = [row.answer for row in read_rows(data / "math/math500.jsonl")]
+    pairs_of = {
+        "same": [(boxed(gold), gold) for gold in golds],
+        "changed": [(boxed(with_changed_digit(gold)), gold) for gold in golds],
     }
-    for name, some in pairs.items():
-        judge = lambda text, gold: grade(text, gold, template="boxed")
-        yield f"{name}/first", speed(judge, some)
-        yield name, speed(judge, some * REPEAT)
-        yield f"{name}/pool", pooled(some * REPEAT)
-        if known:
-            yield f"{name}/math_verify", speed(peer, some)
+    for name, pairs in pairs_of.items():
+        yield f"{name}/first", speed(box_verdict, pairs)
+        yield name, speed(box_verdict, pairs * REPEAT)
+        yield f"{name}/pool", pool_speed(pairs * REPEAT)
+        if has_peer:
+            yield f"{name}/math_verify", speed(peer_verdict, pairs)
 
 
 if __name__ == "__main__":
-    folder = (
-        Path(sys.argv[1])
-        if len(sys.argv) > 1
-        else Path(__file__).resolve().parents[2] / "shared/data"
-    )
+    beside_the_repository = Path(__file__).resolve().parents[2] / "shared/data"
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else beside_the_repository
     print(json.dumps(dict(report(folder))))

@@ -1,18 +1,32 @@
-"""Grades a file of answers: one JSON object a line in, one {"id", "score", "reason", "seconds"} a line out, in order.
+"""Grades a file of answers: one JSON object a line in, one a line out, in the same order.
 
-Rows: {"id", "task": math | gsm8k | countdown, "prediction", "gold"} and, as wanted, "template" (default: boxed, and
-gsm8k for gsm8k), "prompt" (the question, for the echo check), "mode": "answer" (the prediction is the bare answer). The
-gold of countdown is {"numbers", "target"}, or the target with that in "meta"; elsewhere a string, a number or a list of
-which any will do. Counts of reasons and of worker restarts follow on stdout."""
+    python -m jzero.grade --in cases.jsonl --out scores.jsonl
+
+A row has these fields:
+  id          comes back with the score
+  task        math, gsm8k or countdown
+  prediction  the response
+  gold        a string, a number, or a list of which any will do;
+              of countdown {"numbers", "target"}, or the target with that in "meta"
+and may have these:
+  template    how the response marks its answer; default: boxed, and gsm8k for gsm8k
+  mode        "answer": the prediction is the bare answer
+  prompt      the question; an answer that only repeats it scores 0
+
+A row of the output is {"id", "score", "reason", "seconds"}. Counts of reasons and of restarted
+workers follow on stdout.
+"""
 
 import argparse
 import importlib.util
 import itertools
 import json
 import os
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
+from typing import BinaryIO, NamedTuple
 
 from tqdm import tqdm
 
@@ -20,80 +34,143 @@ from jzero.errors import UserError
 from jzero.grading.extract import TEMPLATES
 from jzero.grading.pool import Pool
 
-TASKS = {
-    "math": "boxed",
-    "gsm8k": "gsm8k",
-    "countdown": "answer",
-}  # the template where a row has none
+# The template of a row that names none, for every task.
+DEFAULT_TEMPLATES = {"math": "boxed", "gsm8k": "gsm8k", "countdown": "answer"}
 CHUNK = 4096  # rows in memory
+
+Lines = Iterator[tuple[str, bytes]]  # where a line stands ("cases.jsonl:7"), and the line
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """The fields of `config.TaskConfig` that the graders of the rows read."""
+
+    template: str
+    verifier: str
+    grade_seconds: float = 5.0
+    format_score: float = 0.0
+
+
+class Row(NamedTuple):
+    """A row of the input, as the pool wants it."""
+
+    id: object
+    task: str
+    prediction: str
+    gold: object
+    template: str
+
+
+def parse_row(line: bytes) -> Row:
+    """Reads a row.
+
+    Raises:
+        ValueError, KeyError, TypeError: The line is no such row.
+    """
+    row = json.loads(line)
+    task, gold, prediction = row["task"], row["gold"], row["prediction"]
+    template = DEFAULT_TEMPLATES[task]
+    if task == "countdown":
+        gold = gold if isinstance(gold, dict) else row["meta"]
+    else:
+        # gsm8k is graded as math: its template alone says where the answer stands.
+        task = "math"
+        gold = {"answer": gold, "question": row.get("prompt") or ""}
+        template = row.get("template") or template
+        if row.get("mode") == "answer":
+            template = "answer"
+    if not isinstance(prediction, str):
+        raise UserError("prediction must be a string")
+    if template not in TEMPLATES:
+        raise UserError(f"{template=} is unknown: send a template of {', '.join(TEMPLATES)}")
+    return Row(row["id"], task, prediction, gold, template)
 
 
 def submit(pool: Pool, where: str, line: bytes, verifier: str) -> object:
-    """A row to the pool, under where it stands; its id."""
+    """Submits a row under the key `where`, and returns its id.
+
+    Raises:
+        UserError: The line is no row; the message begins with `where`.
+    """
     try:
-        row = json.loads(line)
-        task, gold, prediction, template = (
-            row["task"],
-            row["gold"],
-            row["prediction"],
-            TASKS[row["task"]],
-        )
-        if task != "countdown":
-            template = "answer" if row.get("mode") == "answer" else row.get("template") or template
-            task, gold = "math", {"answer": gold, "question": row.get("prompt") or ""}
-        elif not isinstance(gold, dict):
-            gold = row["meta"]
-        if not isinstance(prediction, str) or template not in TEMPLATES:
-            raise UserError(f"prediction must be a string, template one of {', '.join(TEMPLATES)}")
-        settings = SimpleNamespace(
-            template=template, verifier=verifier, grade_seconds=5.0, format_score=0.0
-        )
-        pool.submit(where, task, prediction, gold, settings)
-        return row["id"]
-    except (ValueError, KeyError, TypeError) as error:
-        kind = f"{error} is missing, or no task" if isinstance(error, KeyError) else error
-        raise SystemExit(f"{where}: {kind}") from None
+        row = parse_row(line)
+    except KeyError as error:
+        raise UserError(f"{where}: {error} is missing, or no task") from None
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{where}: {error}") from None
+    settings = RowSettings(row.template, verifier)
+    pool.submit(where, row.task, row.prediction, row.gold, settings)
+    return row.id
 
 
-def grades(pool: Pool, lines: Iterator[tuple[str, bytes]], verifier: str) -> Iterator[str]:
-    """The lines of the output, for those of the input and where each stands."""
-    while ids := {
-        where: submit(pool, where, line, verifier) for where, line in itertools.islice(lines, CHUNK)
-    }:
-        found = {
-            key: {"score": g.score, "reason": g.reason, "seconds": round(g.seconds, 6)}
-            for key, g in pool.drain()
-        }
-        yield from (json.dumps({"id": id, **found[where]}) + "\n" for where, id in ids.items())
+def grade_lines(pool: Pool, lines: Lines, verifier: str) -> Iterator[str]:
+    """Yields a line of output for every line of input, in order. Holds CHUNK rows at a time."""
+    while chunk := list(itertools.islice(lines, CHUNK)):
+        ids = {where: submit(pool, where, line, verifier) for where, line in chunk}
+        grades = dict(pool.drain())
+        for where, row_id in ids.items():
+            grade = grades[where]
+            result = {
+                "id": row_id,
+                "score": grade.score,
+                "reason": grade.reason,
+                "seconds": round(grade.seconds, 6),
+            }
+            yield json.dumps(result) + "\n"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser("python -m jzero.grade", description=__doc__)
-    parser.add_argument(
-        "--in", dest="source", type=argparse.FileType("rb"), required=True, help="rows, JSON lines"
+def numbered_lines(file: BinaryIO) -> Lines:
+    """Yields the lines of a file that are not blank, with a progress bar on stderr."""
+    for number, line in enumerate(tqdm(file), 1):
+        if line.strip():
+            yield f"{file.name}:{number}", line
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "python -m jzero.grade",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--out", required=True, help="grades, JSON lines; appears when all are graded"
+        "--in",
+        dest="source",
+        type=argparse.FileType("rb"),
+        required=True,
+        help="rows, JSON lines",
     )
     parser.add_argument(
-        "--verifier", choices=("fast", "math_verify"), default="fast", help="the second also audits"
+        "--out",
+        required=True,
+        help="grades, JSON lines; the file appears when all rows are graded",
     )
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
+    parser.add_argument(
+        "--verifier",
+        choices=("fast", "math_verify"),
+        default="fast",
+        help="math_verify also notes where the package math-verify disagrees",
+    )
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="grader processes")
     args = parser.parse_args()
     if args.verifier == "math_verify" and importlib.util.find_spec("math_verify") is None:
         parser.error("--verifier math_verify needs the package: pip install math-verify")
     if args.workers < 1:
         parser.error(f"--workers {args.workers} must be at least 1")
+    return args
+
+
+def main() -> None:
+    args = arguments()
+    # Grades of an earlier run stay until all of the new ones are there.
     partial = Path(f"{args.out}.partial")
     try:
         with args.source, partial.open("w") as file, Pool(args.workers) as pool:
-            lines = (
-                (f"{args.source.name}:{k}", line)
-                for k, line in enumerate(tqdm(args.source), 1)
-                if line.strip()
-            )
-            file.writelines(grades(pool, lines, args.verifier))
+            lines = numbered_lines(args.source)
+            file.writelines(grade_lines(pool, lines, args.verifier))
         os.replace(partial, args.out)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
     finally:
         partial.unlink(missing_ok=True)
     print(json.dumps(pool.counters))

@@ -35,9 +35,9 @@ LAYERS = [
     ("plan",),
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
-# A grader's process looks up the grader of its task, so `grading.pool` is the one place where
+# A grader process looks up the grader of its task, so `grading.worker` is the one place where
 # grading knows of tasks.
-ALLOWED = {("grading.pool", "tasks"), ("tasks", "grading"), ("run.base_model", "training")}
+ALLOWED = {("grading.worker", "tasks"), ("tasks", "grading"), ("run.base_model", "training")}
 
 MOST_ANY = 40  # uses of `Any` in the package: values that have no type that could be written down
 

@@ -1,256 +1,279 @@
-"""Grading in worker processes, so that a hostile response costs a bounded time and its own score only. One thread a
-worker hands it batches and reads an answer an item. A worker ends itself when an item takes more CPU time than it may,
-and is killed after WALL times that; its items go back to the queue, the one in front once. Imports no jax."""
+"""Grading in worker processes: a hostile response costs a bounded time and its own score only.
+
+`Pool.submit` queues a response, `Pool.poll` and `Pool.drain` return the grades. Behind them stands
+one thread for every worker process (`worker.work`). The thread hands its worker a batch of items,
+and reads one answer for each.
+
+A worker that ends, or that is silent for too long, is replaced. The item that it was grading is to
+blame. That item gets a second try, because a machine may also kill a worker by chance, and then
+scores 0. The other items of the batch go back to the queue.
+
+Trainers import this module, but it imports no jax: the workers hold no device.
+"""
 
 import contextlib
-import ctypes
-import functools
 import json
 import os
-import pkgutil
 import queue
 import re
-import resource
 import signal
 import sys
 import threading
-import time
 from collections import deque
 from collections.abc import Hashable
-from dataclasses import replace
 from multiprocessing import connection
 from subprocess import DEVNULL, Popen
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from jzero.types import Grade
 
-BATCH = 32  # items a message, at most
-WALL = 5.0  # a machine may be this busy: an item's wall limit in its CPU limits
-MEMORY = 2 << 30  # bytes of address space of a worker
+MAX_BATCH = 32  # items in one message
+# The wall limit of an item is this many times its CPU limit: the machine may be busy.
+WALL_SECONDS_PER_CPU_SECOND = 5.0
 START_SECONDS = 120.0  # for a worker to import what it needs on a busy machine
-REASON = 200  # characters kept of a reason
-COUNTED = {
+
+# The counter of a reason; of "error: KeyError" the part before the colon is the reason.
+COUNTER_OF_REASON = {
     "no answer": "no_answer",
     "unparsed": "unparsed",
     "echo": "echo",
     "error": "errors",
-}  # reasons: counters
+}
+COUNTERS = (
+    *COUNTER_OF_REASON.values(),
+    "disagreed",
+    "graded",
+    "timeouts",
+    "killed",
+    "restarted",
+)
+
+
+class GraderSettings(Protocol):
+    """What the pool itself reads of `config.TaskConfig`; a grader gets all of its fields."""
+
+    @property
+    def grade_seconds(self) -> float: ...
 
 
 class _Item(NamedTuple):
-    number: int  # unique in the pool; an answer must carry it
-    key: Hashable
-    seconds: float  # CPU limit
-    message: str  # JSON [number, task, response, gold, JSON of config.Task, earlier turns or null]
-    failed: bool  # it cost a worker already
+    """A response that waits for its grade."""
+
+    number: int  # unique in the pool; the answer must carry it
+    key: Hashable  # the caller's
+    seconds: float  # of CPU time, at most
+    message: str  # the item in JSON, as `worker` describes it
+    has_ended_worker: bool
 
 
 class _Worker:
-    """A grader process and the pipe to it. Ctrl-C in the terminal is for the parent: it has a session of its own."""
+    """A grader process and our end of the pipe to it."""
 
-    def __init__(self):
-        self.pipe, theirs = connection.Pipe()
-        env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-        with theirs:
-            fd = theirs.fileno()
-            command = [sys.executable, "-c", f"from jzero.grading import pool; pool.work({fd})"]
+    def __init__(self) -> None:
+        self.pipe, its_end = connection.Pipe()
+        with its_end:  # closed here, so that the pipe ends with the process
+            descriptor = its_end.fileno()
+            start = f"from jzero.grading import worker; worker.work({descriptor})"
+            environment = {
+                "PYTHONPATH": os.pathsep.join(sys.path),  # finds the graders that we would find
+                "OMP_NUM_THREADS": "1",  # the workers share the cores
+            }
             self.process = Popen(
-                command,
+                [sys.executable, "-c", start],
                 stdin=DEVNULL,
-                stdout=DEVNULL,
-                env=env,
-                pass_fds=[fd],
+                stdout=DEVNULL,  # graders may print; stderr stays, it says why a worker fails
+                env=os.environ | environment,
+                pass_fds=[descriptor],
+                # Ctrl-C in the terminal is for the parent. And a worker can be killed with all
+                # processes that a grader has started.
                 start_new_session=True,
             )
 
-    def read(self, seconds: float) -> Any:
-        """The next message."""
+    def send(self, batch: deque[_Item]) -> None:
+        messages = ",".join(item.message for item in batch)
+        self.pipe.send_bytes(f"[{messages}]".encode())
+
+    def receive(self, seconds: float) -> bytes:
+        """Returns the next message.
+
+        Raises:
+            TimeoutError: There was none for `seconds`.
+            OSError, EOFError: The process has ended.
+        """
         if not self.pipe.poll(seconds):
             raise TimeoutError
-        return json.loads(self.pipe.recv_bytes())
+        return self.pipe.recv_bytes()
+
+    def receive_grade(self, item: _Item) -> Grade:
+        """Returns the grade of `item`, which must be the one that the worker is at."""
+        answer = self.receive(item.seconds * WALL_SECONDS_PER_CPU_SECOND)
+        number, score, correct, reason, seconds, parts, reply = json.loads(answer)
+        assert number == item.number, f"{number=} {item.number=}"
+        return Grade(score, correct, reason, seconds=seconds, parts=parts, reply=reply)
 
     def end(self) -> int:
-        """Its exit status: the signal that ended it, negative."""
-        with contextlib.suppress(ProcessLookupError):  # it ended just now
+        """Kills the process if it still runs. Returns its exit status, negative for a signal."""
+        with contextlib.suppress(ProcessLookupError):  # it ended between the two calls
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signal.SIGKILL)
         return self.process.wait()
 
 
 class Pool(contextlib.AbstractContextManager["Pool"]):
-    """`workers` grader processes. Any thread submits; one thread polls or drains."""
+    """Grader processes. Any thread may submit; one thread may poll, drain and close.
 
-    def __init__(self, workers: int):
-        self.counters = dict.fromkeys(
-            (*COUNTED.values(), "disagreed", "graded", "timeouts", "killed", "restarted"), 0
-        )
+    `counters` counts the graded responses, some of their reasons, and what became of the workers.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self.counters = dict.fromkeys(COUNTERS, 0)
         self._items: deque[_Item] = deque()
-        self._grades: queue.SimpleQueue[tuple[Hashable, Grade] | BaseException] = (
-            queue.SimpleQueue()
-        )
-        self._submitted = self._returned = 0
+        # Of a thread that failed, its exception.
+        self._grades: queue.SimpleQueue[tuple[Hashable, Grade] | Exception] = queue.SimpleQueue()
+        self._num_submitted = 0
+        self._num_returned = 0
         self._changed = threading.Condition()  # guards the items and the counters
         self._closed = False
         self._workers: list[_Worker | None] = [None] * workers
-        self._threads = [
-            threading.Thread(target=self._run, args=(i,), daemon=True) for i in range(workers)
-        ]
-        for thread in self._threads:
+        self._threads = []
+        for index in range(workers):
+            # A daemon, so that a main thread that fails does not wait for a hanging grader.
+            thread = threading.Thread(target=self._run, args=(index,), daemon=True)
+            self._threads.append(thread)
             thread.start()
 
     def submit(
         self,
         key: Hashable,
-        task_name: str,
+        grader: str,
         response: str,
-        gold: Any,
-        task: Any,
-        earlier: Any = None,
+        gold: object,
+        settings: GraderSettings,
+        earlier: list[tuple[str, Grade | None]] | None = None,
     ) -> None:
-        """Queue a response to a task, or "module:function"; with `earlier`, turns so far, for a reply too."""
+        """Queues a response.
+
+        `key` comes back with the grade. `grader` is a key of `tasks.TASKS`, or "module:function".
+        `gold` and the fields of `settings` must be JSON values. `earlier` are the texts and grades
+        of the episode's turns before; if they are given, the task is asked for a reply, too.
+        """
         assert not self._closed
+        fields = json.dumps(vars(settings), default=vars)
         with self._changed:
-            settings = json.dumps(vars(task), default=vars)
-            message = json.dumps(
-                [self._submitted, task_name, response, gold, settings, earlier], default=vars
-            )
-            self._items.append(
-                _Item(self._submitted, key, task.grade_seconds, message, failed=False)
-            )
-            self._submitted += 1
+            number = self._num_submitted
+            content = [number, grader, response, gold, fields, earlier]
+            message = json.dumps(content, default=vars)
+            seconds = settings.grade_seconds
+            self._items.append(_Item(number, key, seconds, message, has_ended_worker=False))
+            self._num_submitted += 1
             self._changed.notify()
 
     def poll(self, wait: bool = False) -> list[tuple[Hashable, Grade]]:
-        """What is graded by now, in no particular order; or, if that is to wait for, at least one."""
-        return [self._take() for _ in range(self._grades.qsize() or wait)]
+        """Returns the keys and grades that are ready, in no particular order.
+
+        If `wait` is true, blocks until there is at least one; a response must be submitted then.
+        """
+        num_ready = self._grades.qsize()
+        if wait:
+            num_ready = max(num_ready, 1)
+        return [self._take() for _ in range(num_ready)]
 
     def drain(self) -> list[tuple[Hashable, Grade]]:
-        """Wait for everything submitted, and return what no earlier call did."""
-        return [self._take() for _ in range(self._submitted - self._returned)]
+        """Waits until all is graded, and returns the keys and grades that no earlier call did."""
+        return [self._take() for _ in range(self._num_submitted - self._num_returned)]
 
-    def close(self, *_) -> None:
-        """Kill the workers; what is not graded yet never will be."""
+    def close(self, *_: object) -> None:
+        """Kills the workers. What is not graded yet never will be."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            for worker in filter(None, self._workers):
-                worker.end()
+            for worker in self._workers:
+                if worker is not None:
+                    worker.end()
         for thread in self._threads:
             thread.join()
 
     __exit__ = close
 
     def _take(self) -> tuple[Hashable, Grade]:
-        answer = self._grades.get()
-        if isinstance(answer, BaseException):
-            raise answer
-        self._returned += 1
-        return answer
+        result = self._grades.get()
+        if isinstance(result, Exception):
+            raise result
+        self._num_returned += 1
+        return result
 
-    def _batch(self) -> deque[_Item]:
-        """Wait for an item and take a share of what queues; empty once the pool is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._items or self._closed)
-            share = min(BATCH, 1 + len(self._items) // (2 * len(self._workers)))
-            return deque(() if self._closed else (self._items.popleft() for _ in range(share)))
+    # What the threads run
 
     def _run(self, index: int) -> None:
-        """The thread of one worker and of those that replace it."""
+        """Runs the workers of one thread, each after the end of the one before."""
         try:
             while not self._closed:
                 worker = self._workers[index] = _Worker()
                 self._serve(worker)
         except Exception as error:
-            self._grades.put(error)  # raised by whoever polls, if the pool is not closed
+            # For whoever polls. After `close` nobody does, and then a worker's end is no error.
+            self._grades.put(error)
 
     def _serve(self, worker: _Worker) -> None:
-        """Until the pool is closed or the worker ends, which is the fault of the first of its batch."""
+        """Hands batches to a worker, until the pool is closed or the worker ends.
+
+        Raises:
+            RuntimeError: The worker ended before it was ready.
+        """
         batch: deque[_Item] = deque()
         try:
-            worker.read(START_SECONDS)
-            while batch := self._batch():
-                worker.pipe.send_bytes(f"[{','.join(item.message for item in batch)}]".encode())
+            worker.receive(START_SECONDS)  # "ready"
+            while batch := self._next_batch():
+                worker.send(batch)
                 while batch:
-                    number, *fields = worker.read(
-                        batch[0].seconds * WALL
-                    )  # the last answer started this item
-                    assert number == batch[0].number, f"{number=} {batch[0].number=}"
-                    self._answer(batch.popleft(), Grade(*fields))
-        except (OSError, EOFError) as error:
-            late = worker.end() == -signal.SIGPROF or isinstance(error, TimeoutError)
+                    # The worker began with this item when it answered the last, so that the wait
+                    # is this item's time alone.
+                    grade = worker.receive_grade(batch[0])
+                    self._deliver(batch.popleft(), grade)
+        except (OSError, EOFError) as error:  # it ended, or a TimeoutError, which is an OSError
+            status = worker.end()
             if not batch:
-                raise RuntimeError("a grader process did not start; its stderr says why") from None
-            first = batch.popleft()
-            with self._changed:
-                self.counters["restarted"] += 1
-                self.counters["timeouts" if late else "killed"] += 1
-                self._items.extend(batch if first.failed else [*batch, first._replace(failed=True)])
-                self._changed.notify_all()
-            if first.failed:
-                self._answer(
-                    first,
-                    Grade(0.0, False, "timeout", first.seconds)
-                    if late
-                    else Grade(0.0, False, "killed"),
-                )
+                message = "a grader process did not start; its stderr says why"
+                raise RuntimeError(message) from None
+            is_late = isinstance(error, TimeoutError) or status == -signal.SIGPROF
+            self._blame_first(batch, "timeout" if is_late else "killed")
         worker.end()
 
-    def _answer(self, item: _Item, grade: Grade) -> None:
+    def _next_batch(self) -> deque[_Item]:
+        """Waits for items and takes a share of them; returns none once the pool is closed.
+
+        A share is about half of a worker's part of the queue, so that all workers end together.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._items or self._closed)
+            if self._closed:
+                return deque()
+            share = 1 + len(self._items) // (2 * len(self._workers))
+            return deque(self._items.popleft() for _ in range(min(MAX_BATCH, share)))
+
+    def _blame_first(self, batch: deque[_Item], reason: str) -> None:
+        """Queues a batch again whose first item ended its worker.
+
+        The first item is queued at the end or, if this was its second try, scores 0.
+        """
+        first = batch.popleft()
+        is_second_try = first.has_ended_worker
+        with self._changed:
+            self.counters["restarted"] += 1
+            self.counters["timeouts" if reason == "timeout" else "killed"] += 1
+            self._items.extend(batch)
+            if not is_second_try:
+                self._items.append(first._replace(has_ended_worker=True))
+            self._changed.notify_all()
+        if is_second_try:
+            seconds = first.seconds if reason == "timeout" else 0.0
+            self._deliver(first, Grade(0.0, False, reason, seconds))
+
+    def _deliver(self, item: _Item, grade: Grade) -> None:
+        reason = re.split("[:;]", grade.reason)[0]
         with self._changed:
             self.counters["graded"] += 1
             self.counters["disagreed"] += grade.reason.endswith("disagrees")
-            if name := COUNTED.get(re.split("[:;]", grade.reason)[0]):
-                self.counters[name] += 1
+            if reason in COUNTER_OF_REASON:
+                self.counters[COUNTER_OF_REASON[reason]] += 1
         self._grades.put((item.key, grade))
-
-
-def work(descriptor: int) -> None:
-    """Main of a worker: for every message of items, one message a grade."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: with its parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from jzero.tasks import (
-        TASKS,  # here: a grader process is the one place where grade knows of tasks
-        rewards,  # here: a grader process is the one place where grade knows of tasks
-    )
-
-    of_task = lambda name: (TASKS[name].grade, TASKS[name].reply)
-    grader = functools.cache(
-        lambda name: (pkgutil.resolve_name(name), None) if ":" in name else of_task(name)
-    )
-    for kind, limit in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_AS, MEMORY),
-    ):
-        resource.setrlimit(kind, (limit, limit))
-    pipe = connection.Connection(descriptor)
-    pipe.send_bytes(b'"ready"')
-    while True:
-        for number, name, response, gold, settings, earlier in json.loads(pipe.recv_bytes()):
-            task = json.loads(
-                settings, object_hook=lambda values: SimpleNamespace(**values)
-            )  # config would import jax
-            signal.setitimer(signal.ITIMER_PROF, task.grade_seconds)  # its signal ends the process
-            start = time.perf_counter()
-            try:
-                function, ask = grader(name)
-                grade = rewards.of_response(response, gold, task, function(response, gold, task))
-                if earlier is not None and ask:
-                    turns = [
-                        *((text, Grade(**fields)) for text, fields in earlier),
-                        (response, grade),
-                    ]
-                    grade = replace(grade, reply=ask(gold, turns, task))
-            except MemoryError:
-                os._exit(1)  # a fresh worker has a clean heap
-            except Exception as error:
-                grade = Grade(0.0, False, f"error: {type(error).__name__}: {error}")
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            values = [number, float(grade.score), bool(grade.correct), grade.reason[:REASON]]
-            pipe.send_bytes(
-                json.dumps(
-                    [*values, time.perf_counter() - start, grade.parts, grade.reply]
-                ).encode()
-            )

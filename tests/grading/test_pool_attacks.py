@@ -180,7 +180,7 @@ def test_command_grades_in_order(tmp_path):
         ('{"id": 1, "task": "math", "prediction": 5, "gold": "5"}', "prediction must be a string"),
         (
             '{"id": 1, "task": "math", "prediction": "5", "gold": "5", "template": "x"}',
-            "template one of boxed",
+            "send a template of boxed",
         ),
     ],
 )
@@ -188,7 +188,7 @@ def test_command_says_which_row_is_wrong(tmp_path, line, message):
     source, out = tmp_path / "cases.jsonl", tmp_path / "scores.jsonl"
     source.write_text(line + "\n")
     code, counters, errors = command("--in", source, "--out", out, "--workers", 1)
-    assert code == 1 and message in errors and "Traceback" not in errors and not counters
+    assert code == 2 and message in errors and "Traceback" not in errors and not counters
     assert os.listdir(tmp_path) == ["cases.jsonl"]
 
 
@@ -209,12 +209,12 @@ def test_command_keeps_the_old_grades_on_failure(tmp_path):
     out.write_text("old")
     source.write_text((json.dumps(ROW) + "\n") * 5000 + "\n{\n")
     code, _, errors = command("--in", source, "--out", out, "--workers", 1)
-    assert code == 1 and "rows:5002: " in errors
+    assert code == 2 and "rows:5002: " in errors
     assert out.read_text() == "old" and sorted(os.listdir(tmp_path)) == ["rows", "scores.jsonl"]
 
 
 def test_command_holds_a_part_of_the_rows_only():
     endless = ((f"row {k}", json.dumps(ROW).encode()) for k in itertools.count())
     with Pool(1) as pool:
-        found = list(itertools.islice(grade.grades(pool, endless, "fast"), 5000))
+        found = list(itertools.islice(grade.grade_lines(pool, endless, "fast"), 5000))
     assert all(json.loads(line)["reason"] == "correct" for line in found)
