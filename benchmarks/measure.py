@@ -31,9 +31,9 @@ def start(
 ) -> tuple[argparse.Namespace, qwen.QwenConfig, plan.Chip | None]:
     """Arguments, the model's shape, and what one device can do, where that is known."""
     given = made.parse_args()
-    with cli.mistakes():
+    with cli.user_errors():
         model = plan.architecture(given.model)
-    cli.start([])
+    cli.start_jax([])
     kind = jax.devices()[0].device_kind
     known = [
         chip for name, chip in plan.CHIPS.items() if name.startswith(kind) or kind.startswith(name)

@@ -97,7 +97,7 @@ def step(run: train.Run, state, number: int, prompts: list[np.ndarray]):
 
 def measure(arguments: argparse.Namespace) -> dict:
     started = process_started()
-    cli.start([])
+    cli.start_jax([])
     with open(os.path.join(arguments.workload, "prompts.json")) as file:
         rows = json.load(file)["rows"]
     times, cpu = [], []

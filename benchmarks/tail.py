@@ -110,8 +110,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--alpha", type=float, default=1.1, help="of the tail; smaller is heavier")
     given, rest = parser.parse_known_args()
-    settings = cli.settings(defaults(), rest)
-    cli.start([])
+    settings = cli.parse_settings(defaults(), rest)
+    cli.start_jax([])
     found = []
     for eta in given.eta:
         found.append(

@@ -39,7 +39,7 @@ def defaults() -> config.Config:
 
 def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
     """Suites, where to write, and settings."""
-    parser = cli.parser("jzero.evaluate", __doc__)
+    parser = cli.make_parser("jzero.evaluate", __doc__)
     parser.add_argument(
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
     )
@@ -48,7 +48,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
     )
     parser.add_argument("--out", help="directory to write to; default runs/eval-<date>-<time>")
     given, rest = parser.parse_known_args(arguments)
-    settings = cli.settings(defaults(), rest)
+    settings = cli.parse_settings(defaults(), rest)
     settings.model.path = given.model
     settings.rollout.stop = settings.rollout.stop or math_problems.STOP.get(
         settings.task.template, ()
@@ -134,8 +134,8 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = cli.start(sys.argv[1:])
-    with cli.mistakes():
+    arguments = cli.start_jax(sys.argv[1:])
+    with cli.user_errors():
         specs, out, settings = parse(arguments)
         processes.print_once(table(run(specs, out, settings)))
         processes.print_once(f"written to {out}")

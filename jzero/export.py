@@ -101,7 +101,7 @@ def run(given: Any) -> str:
 
 
 def main() -> None:
-    parser = cli.parser("jzero.export", __doc__)
+    parser = cli.make_parser("jzero.export", __doc__)
     parser.add_argument("--workdir", required=True, type=Path, help="of the run")
     parser.add_argument("--out", required=True, type=Path, help="directory to write")
     parser.add_argument("--step", type=int, help="of a checkpoint; default the newest")
@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--revision", help="branch to push to, made if there is none; default main")
     given = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
-    with cli.mistakes():
+    with cli.user_errors():
         print(run(given))
 
 

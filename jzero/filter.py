@@ -46,9 +46,9 @@ def read_rates(path: str) -> dict[int, float]:
         ) from None
 
 
-@cli.mistakes()
+@cli.user_errors()
 def main() -> None:
-    parser = cli.parser("jzero.filter", __doc__)
+    parser = cli.make_parser("jzero.filter", __doc__)
     parser.add_argument("--data", required=True, help="local file or directory, hub id, config@id")
     parser.add_argument(
         "--out",

@@ -163,7 +163,7 @@ def run(given: Any, settings: config.Config) -> None:
 
 
 def main() -> None:
-    parser, defaults = cli.parser("jzero.generate", __doc__), evaluate.defaults()
+    parser, defaults = cli.make_parser("jzero.generate", __doc__), evaluate.defaults()
     parser.add_argument(
         "--model",
         required=True,
@@ -179,10 +179,10 @@ def main() -> None:
         "--base-url", help="of a server: http://HOST:PORT/v1; its key is OPENAI_API_KEY"
     )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a request to it")
-    given, rest = parser.parse_known_args(cli.start(sys.argv[1:]))
+    given, rest = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
     defaults.task.name, defaults.task.data, defaults.model.path = "math", given.data, given.model
-    with cli.mistakes():
-        settings = cli.settings(defaults, rest)
+    with cli.user_errors():
+        settings = cli.parse_settings(defaults, rest)
         settings.rollout.stop = settings.rollout.stop or math_problems.STOP.get(
             settings.task.template, ()
         )

@@ -1,6 +1,8 @@
 """`python -m jzero.main --config configs/countdown.py[:preset] [--workdir DIR] [--config.section.field=value ...]`
 
-Trains, or resumes what the workdir holds: the same command goes on where a run stopped or was killed."""
+Trains a model with RL, or with supervised fine-tuning where `sft.data` is set. The same command
+resumes a run that was stopped or killed: it goes on from the last checkpoint of the workdir.
+"""  # noqa: E501 (the first line is the usage that --help prints)
 
 import ast
 import sys
@@ -10,55 +12,68 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from jzero import config
-from jzero.cli import JOINING, check_names, fail, fields, mistakes, read, start, use_cache
+from jzero import cli, config
 from jzero.distributed import collectives, processes
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs"
 
 
-def parse(arguments: list[str]) -> tuple[config.Config, str | None]:
-    """The config that a command line asks for, and its --workdir."""
-    if {"-h", "-help", "--help"} & set(arguments):
+def run() -> None:
+    settings, workdir = parse(cli.start_jax(sys.argv[1:]))
+
+    # Not at the top: a mistake in the command shows before the seconds that these imports take.
+    from jzero import sft, train
+
+    with cli.user_errors():
+        # The clocks of several hosts may differ: all of them take the name of the first one.
+        name = f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        default_workdir = collectives.gather_json(name)[0]
+        workdir = workdir or Path(default_workdir)
+        processes.print_once(f"config {settings.name}, workdir {workdir}")
+        cli.keep_compiled_programs(workdir / "programs")
+        if settings.sft.data:
+            sft.train(settings, workdir)
+        else:
+            train.train(settings, workdir)
+
+
+def parse(arguments: list[str]) -> tuple[config.Config, Path | None]:
+    """Returns the settings that a command line asks for, and its --workdir.
+
+    Prints the help and exits if the arguments ask for it. A mistake ends the process.
+    """
+    if not cli.HELP_FLAGS.isdisjoint(arguments):
         print(usage())
         sys.exit(0)
-    check_names(arguments)
-    argv, values = ["jzero", *arguments], flags.FlagValues()
-    holder = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
+    cli.check_setting_names(arguments)
+    argv = ["jzero", *arguments]
+    values = flags.FlagValues()
+    recipe = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
     workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
-    settings = read(values, argv, holder)
+    settings = cli.parse_config_flag(values, argv, recipe)
     if not isinstance(settings, config.Config):
-        fail("give a recipe: --config configs/countdown.py")
-    return settings, workdir.value
+        cli.exit_with_error("give a recipe: --config configs/countdown.py")
+    return settings, Path(workdir.value) if workdir.value else None
 
 
 def usage() -> str:
-    """The command, the recipes' docstrings and every field."""
-    recipes = [
-        ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-        for path in sorted(RECIPES.glob("*.py"))
-    ]
-    lines = [
-        f"  {f'--config.{name}={value}':<51} {comment}".rstrip() for name, value, comment in fields()
-    ]
-    settings = "\n".join(["Settings, with the defaults that a recipe overrides:", *lines])
-    processes = "\n".join(f"  {f'--{name}':<52}{meaning}" for name, meaning in JOINING.items())
-    return "\n\n".join([str(__doc__), *map(str, recipes), f"Several hosts:\n{processes}", settings])
+    """Returns the help: the command, the docstrings of the recipes, and every setting."""
+    recipes = []
+    for path in sorted(RECIPES.glob("*.py")):
+        recipes.append(str(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))))
 
+    process_flags = ["Several hosts:"]
+    for name, meaning in cli.PROCESS_FLAGS.items():
+        process_flags.append(f"  {f'--{name}':<52}{meaning}")
 
-def run() -> None:
-    settings, directory = parse(start(sys.argv[1:]))
-    from jzero import (
-        sft,  # here: a mistake in the command shows without the time this takes
-        train,  # here: a mistake in the command shows without the time this takes
+    settings = ["Settings, with the defaults that a recipe overrides:"]
+    for setting in config.list_settings(config.Config()):
+        flag = f"--config.{setting.name}={setting.value}"
+        settings.append(f"  {flag:<52}{cli.describe(setting)}".rstrip())
+
+    return "\n\n".join(
+        [str(__doc__).strip(), *recipes, "\n".join(process_flags), "\n".join(settings)]
     )
-
-    with mistakes():
-        name = collectives.gather_json(f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}")[0]
-        workdir = Path(directory or name)
-        processes.print_once(f"config {settings.name}, workdir {workdir}")
-        use_cache(workdir / "programs")
-        (sft if settings.sft.data else train).train(settings, workdir)
 
 
 if __name__ == "__main__":

@@ -455,7 +455,7 @@ def table(report: dict[str, Any]) -> str:
 
 
 def command() -> None:
-    parser = cli.parser("jzero.plan", __doc__)
+    parser = cli.make_parser("jzero.plan", __doc__)
     parser.add_argument("--topology", required=True, help="devices to compile for, as above")
     parser.add_argument(
         "--model", help=f"instead of the recipe's: {', '.join(id.split('/')[1] for id in KNOWN)}"
@@ -467,7 +467,7 @@ def command() -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
     jax.config.update("jax_platforms", "cpu")
-    with cli.mistakes():
+    with cli.user_errors():
         given, rest = parser.parse_known_args()
         settings, _ = main.parse(rest)
         if given.model:

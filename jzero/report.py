@@ -95,13 +95,13 @@ def page(workdirs: list[Path]) -> str:
 
 
 def main() -> None:
-    parser = cli.parser("jzero.report", __doc__)
+    parser = cli.make_parser("jzero.report", __doc__)
     parser.add_argument("workdirs", nargs="+", metavar="WORKDIR", type=Path, help="of a run")
     parser.add_argument(
         "--out", type=Path, help="file to write; default: report.html in the first WORKDIR"
     )
     given = parser.parse_args(sys.argv[1:])
-    with cli.mistakes():
+    with cli.user_errors():
         out = given.out or given.workdirs[0] / "report.html"
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, page(given.workdirs))

@@ -332,7 +332,7 @@ def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
 
 
 def main() -> None:
-    parser = cli.parser("jzero.serve", __doc__)
+    parser = cli.make_parser("jzero.serve", __doc__)
     parser.add_argument(
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
     )
@@ -344,14 +344,14 @@ def main() -> None:
         metavar="PORT",
         help="serve gRPC there, on every interface; no HTTP",
     )
-    with cli.mistakes():
-        given, rest = parser.parse_known_args(cli.start(sys.argv[1:]))
+    with cli.user_errors():
+        given, rest = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
         defaults = evaluate.defaults()
         defaults.rollout.decode_steps, defaults.rollout.keep_stop = (
             8,
             False,
         )  # tokens of a stream come so many at a time
-        settings = cli.settings(defaults, rest)
+        settings = cli.parse_settings(defaults, rest)
         if given.jetstream:
             settings.rollout.decode_steps, settings.rollout.num_pages = (
                 1,

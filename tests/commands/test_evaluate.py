@@ -152,7 +152,7 @@ def test_a_mistake_is_one_line(command, message, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     name, *arguments = command.split()
     monkeypatch.setattr(sys, "argv", [name, *arguments])
-    monkeypatch.setattr("jzero.cli.start", list)
+    monkeypatch.setattr("jzero.cli.start_jax", list)
     with pytest.raises(SystemExit) as stop:
         {"evaluate": evaluate, "filter": filter}[name].main()
     out, err = capsys.readouterr()

@@ -59,7 +59,7 @@ def launch(environment, *given: str) -> subprocess.Popen:
 
 
 def call(monkeypatch, *given: str) -> None:
-    monkeypatch.setattr("jzero.cli.start", list)
+    monkeypatch.setattr("jzero.cli.start_jax", list)
     monkeypatch.setattr(sys, "argv", ["generate", *given])
     generate.main()
 

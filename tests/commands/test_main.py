@@ -318,8 +318,8 @@ MISTAKES = {
         "model.dtype='float16' is not one of bfloat16, float32",
     ),
     "unknown field": (
-        ["--config.rollout.groop=4"],
-        "no field rollout.groop; did you mean rollout.group_size",
+        ["--config.rollout.group_sise=4"],
+        "no field rollout.group_sise; did you mean rollout.group_size",
     ),
     "unknown section": (
         ["--config.optimiser.lr=1"],

@@ -77,7 +77,7 @@ def model(tmp_path_factory) -> str:
 @pytest.fixture(scope="module")
 def alone(model):
     """What the driver makes of a prompt: greedy, nothing else on its way."""
-    values = cli.settings(evaluate.defaults(), SETTINGS)
+    values = cli.parse_settings(evaluate.defaults(), SETTINGS)
     values.model.path = model
     sampler, params = evaluate.load(values, Pool(0))
     seed = make_seed(sampler.engine, (0, 0))

@@ -106,7 +106,7 @@ def test_programs_are_kept_in_the_workdir_unless_told_otherwise(tmp_path):
     try:
         for given in (None, "/elsewhere"):
             jax.config.update("jax_compilation_cache_dir", given)
-            cli.use_cache(tmp_path / "programs")
+            cli.keep_compiled_programs(tmp_path / "programs")
             assert jax.config.values["jax_compilation_cache_dir"] == (
                 given or str(tmp_path / "programs")
             )

@@ -60,7 +60,7 @@ from pathlib import Path
 from jzero import cli
 from jzero.run.metrics_writer import MetricsWriter
 workdir, first, last = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-with cli.mistakes():
+with cli.user_errors():
     writer = MetricsWriter(workdir, first - 1, "reasoning")
     for step in range(first, last + 1):
         writer.write(step, {"reward/mean": step})

@@ -29,7 +29,7 @@ def test_flags_give_options_one_by_one_and_replace_those_of_the_recipe():
     recipe.task.options = ("largest=5", "name=x")
 
     flags = [f"--config.task.options={option}" for option in ("largest=9", "bonus=2")]
-    task = cli.settings(recipe, flags).task
+    task = cli.parse_settings(recipe, flags).task
 
     assert read_options(Options, task.options) == Options(largest=9, bonus=2.0)
 
