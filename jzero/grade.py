@@ -132,13 +132,7 @@ def arguments() -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--in",
-        dest="source",
-        type=argparse.FileType("rb"),
-        required=True,
-        help="rows, JSON lines",
-    )
+    parser.add_argument("--in", dest="source", type=Path, required=True, help="rows, JSON lines")
     parser.add_argument(
         "--out",
         required=True,
@@ -156,6 +150,8 @@ def arguments() -> argparse.Namespace:
         parser.error("--verifier math_verify needs the package: pip install math-verify")
     if args.workers < 1:
         parser.error(f"--workers {args.workers} must be at least 1")
+    if not args.source.is_file():
+        parser.error(f"--in {args.source} is no file")
     return args
 
 
@@ -164,8 +160,8 @@ def main() -> None:
     # Grades of an earlier run stay until all of the new ones are there.
     partial = Path(f"{args.out}.partial")
     try:
-        with args.source, partial.open("w") as file, Pool(args.workers) as pool:
-            lines = numbered_lines(args.source)
+        with args.source.open("rb") as rows, partial.open("w") as file, Pool(args.workers) as pool:
+            lines = numbered_lines(rows)
             file.writelines(grade_lines(pool, lines, args.verifier))
         os.replace(partial, args.out)
     except UserError as error:

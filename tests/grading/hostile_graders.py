@@ -1,0 +1,66 @@
+"""Graders that hang, crash, or take all memory, for tests of the pool.
+
+Tests name them "hostile_graders:hang". Workers find this module because they search the path of
+their parent, and pytest puts the folder of a test on its path.
+"""
+
+import ctypes
+import os
+import sys
+import time
+
+from jzero.types import Grade
+
+
+def right(response, gold, task):
+    print("noise on stdout", file=sys.stdout, flush=True)
+    return Grade(float(response), response == gold, "x" * 10000)
+
+
+def hang(*_):
+    time.sleep(1000)
+
+
+def spin(*_):
+    while True:
+        pass
+
+
+def leave(*_):
+    os._exit(0)
+
+
+def crash(*_):
+    ctypes.string_at(0)
+
+
+def grow(*_):
+    blocks = []
+    while True:
+        blocks.append(bytes(1 << 28))
+
+
+def nest(*_):
+    return nest()
+
+
+def fill(*_):
+    with open("filled", "w") as file:
+        file.write("x" * 10000)
+
+
+def fail(*_):
+    raise KeyError("no such thing")
+
+
+def die_once(response, gold, task):
+    """Ends the worker at the first attempt only; `response` is a path that remembers it."""
+    if not os.path.exists(response):
+        os.mkdir(response)  # the worker may write no files
+        os._exit(1)
+    return right("1", "1", task)
+
+
+def sleep(response, gold, task):
+    time.sleep(float(response))
+    return right("1", "1", task)
