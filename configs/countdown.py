@@ -1,18 +1,24 @@
-"""Countdown: reach a target with some numbers and + - * /, by reinforcement learning alone (TinyZero's task).
+"""Countdown: reach a target with some numbers and + - * /, by reinforcement learning alone.
 
-    python -m jzero.main --config configs/countdown.py              # qwen2.5-3b on an accelerator, tiny without one
-    python -m jzero.main --config configs/countdown.py:tiny         # from scratch on a laptop CPU, about 11 minutes
-    python -m jzero.main --config configs/countdown.py:qwen2.5-3b   # the recipe of record
-    python -m jzero.main --config configs/countdown.py:tiny,dr_grpo # any preset with another algorithm
+    python -m jzero.main --config configs/countdown.py               # the default for this machine
+    python -m jzero.main --config configs/countdown.py:tiny          # from scratch on a laptop
+    python -m jzero.main --config configs/countdown.py:qwen2.5-3b    # the recipe of record
+    python -m jzero.main --config configs/countdown.py:tiny,dr_grpo  # a preset, another algorithm
 
-Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The Qwen presets load the base models from the hub
-(or --config.model.path=DIRECTORY) and need one accelerator host: up to 3b, 8 chips of 16 GB (v5e:2x4) by
-`python -m jzero.plan`, with a row of a microbatch a device; where there are more, train.microbatch_tokens grows with them. Expect
-0.5B to fail and 3B to learn, as TinyZero saw."""
+Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. Without one, the default is
+qwen2.5-3b on an accelerator and tiny on a CPU.
+
+Models: the Qwen presets load the base models from the hub, or from --config.model.path=DIRECTORY.
+Hardware: tiny needs two CPU cores. The Qwen presets need one accelerator host; up to 3b that is
+8 chips of 16 GB (v5e:2x4) by `python -m jzero.plan`. A microbatch has one row for each of 8
+devices: raise train.microbatch_tokens with the number of devices.
+Cost: tiny takes about 11 minutes.
+Target: 0.5b fails and 3b learns, as TinyZero saw.
+"""
 
 from jzero import algorithms
-from jzero.config import QWEN25_HUB_IDS as HUB
 from jzero.config import (
+    QWEN25_HUB_IDS,
     ArchitectureConfig,
     Config,
     CriticConfig,
@@ -27,13 +33,16 @@ from jzero.config import (
     choose_preset,
 )
 
+HUB = QWEN25_HUB_IDS
+
 
 def get_config(preset: str = "") -> Config:
+    """Returns the config of "preset", "preset,algorithm" or ""."""
     return choose_preset(preset, tiny, qwen, HUB, accelerator="qwen2.5-3b")
 
 
 def qwen(preset: str) -> Config:
-    """TinyZero's setting: 3 to 4 numbers, a base model, GRPO with 8 rollouts of 128 prompts, 1,024 new tokens."""
+    """TinyZero's setting: 3 to 4 numbers, a base model, GRPO, 1,024 new tokens."""
     return Config(
         name=f"countdown-{preset}",
         model=ModelConfig(path=HUB[preset]),
@@ -47,17 +56,28 @@ def qwen(preset: str) -> Config:
         ),
         algorithm=algorithms.grpo(),
         optimizer=OptimizerConfig(lr=1e-6),
-        train=TrainConfig(steps=200, microbatch_tokens=8 * (256 + 4 * 1024), packs_per_row=4),
+        train=TrainConfig(
+            steps=200,
+            # A row on each of 8 devices: a prompt and 4 packs.
+            microbatch_tokens=8 * (256 + 4 * 1024),
+            packs_per_row=4,
+        ),
         eval=EvalConfig(every=20),
     )
 
 
 def tiny() -> Config:
-    """1M parameters from scratch. The warm start teaches format, arithmetic and what a try is, never a solution."""
+    """1M parameters from scratch, on 3 numbers up to 15.
+
+    The warm start teaches the format, arithmetic and what a try is. It never shows a solution.
+    """
     return Config(
         name="countdown-tiny",
         model=ModelConfig(
-            arch=ArchitectureConfig(), dtype="float32", remat="full", logit_chunk=65536
+            arch=ArchitectureConfig(),
+            dtype="float32",
+            remat="full",
+            logit_chunk=65536,
         ),
         task=TaskConfig(
             template="plain",
@@ -81,7 +101,11 @@ def tiny() -> Config:
         critic=CriticConfig(optimizer=OptimizerConfig(lr=1e-3, b2=0.99)),
         warm_start=WarmStartConfig(steps=1200, batch_size=64, lr=2e-3, tries=1.5),
         train=TrainConfig(
-            steps=50, microbatch_tokens=4096, pack_buckets=1, packs_per_row=1, checkpoint_every=20
+            steps=50,
+            microbatch_tokens=4096,
+            pack_buckets=1,
+            packs_per_row=1,
+            checkpoint_every=20,
         ),
         eval=EvalConfig(every=20),
         mesh=MeshConfig(data=-1, fsdp=1),

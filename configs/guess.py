@@ -1,18 +1,28 @@
-"""Guess a number with hints, "higher" or "lower": what one response cannot reach and three or four can.
+"""Guess a number with the hints "higher" and "lower": one response cannot do it, three or four can.
 
-    python -m jzero.main --config configs/guess.py:tiny             # from scratch, 2.5 minutes of CPU time
-    python -m jzero.main --config configs/guess.py:qwen2.5-1.5b     # a number of 1..1000 with the base model
-    python -m jzero.main --config configs/guess.py:tiny --config.rollout.max_turns=1 --config.rollout.group_size=24
+    python -m jzero.main --config configs/guess.py:tiny          # from scratch on a laptop
+    python -m jzero.main --config configs/guess.py:qwen2.5-1.5b  # numbers of 1 to 1000
+    python -m jzero.main --config configs/guess.py:tiny \\
+        --config.rollout.max_turns=1 --config.rollout.group_size=24
 
-Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. The warm start of tiny shows true hints after random
-guesses, and a last guess that is right in half of the examples and random in the others: what hints mean, and never
-where to ask. After it a number of 1..7 is found in 44.5 % of the episodes, after 200 RL steps (0.44M sampled tokens)
-in 99.0 %; trained with one response a number (the third command, 0.54M tokens) and then asked three times, in 38.5 %:
-means of held-out accuracy over seeds 0 to 2, 2026-11-20 (benchmarks/turns.py)."""
+Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b.
+
+The warm start of tiny shows true hints after random guesses. Its last guess is right in half of the
+examples and random in the others. So it teaches what hints mean, and never where to ask.
+
+Cost: tiny takes 2.5 minutes of CPU time.
+Result of tiny, held-out accuracy for numbers of 1 to 7, mean over seeds 0 to 2, 2026-11-20
+(benchmarks/turns.py):
+
+- after the warm start: 44.5 %
+- after 200 RL steps, 0.44M sampled tokens: 99.0 %
+- trained with one response for a number (the third command, 0.54M tokens), then asked three times:
+  38.5 %
+"""
 
 from jzero import algorithms
-from jzero.config import QWEN25_HUB_IDS as HUB
 from jzero.config import (
+    QWEN25_HUB_IDS,
     ArchitectureConfig,
     Config,
     EvalConfig,
@@ -26,13 +36,16 @@ from jzero.config import (
     choose_preset,
 )
 
+HUB = QWEN25_HUB_IDS
+
 
 def get_config(preset: str = "") -> Config:
+    """Returns the config of "preset", "preset,algorithm" or ""."""
     return choose_preset(preset, tiny, qwen, HUB, accelerator="qwen2.5-1.5b")
 
 
 def qwen(preset: str) -> Config:
-    """10 guesses find each of 1,023 numbers."""
+    """A number of 1 to 1000 in 10 guesses, which are enough to find each of 1,023 numbers."""
     return Config(
         name=f"guess-{preset}",
         model=ModelConfig(path=HUB[preset]),
@@ -47,23 +60,34 @@ def qwen(preset: str) -> Config:
         ),
         algorithm=algorithms.grpo(),
         optimizer=OptimizerConfig(lr=1e-6),
-        train=TrainConfig(steps=200, microbatch_tokens=8 * (128 + 4 * 464), packs_per_row=4),
+        train=TrainConfig(
+            steps=200,
+            # A row on each of 8 devices: a prompt and 4 packs of 10 responses and 9 replies.
+            microbatch_tokens=8 * (128 + 4 * 464),
+            packs_per_row=4,
+        ),
         eval=EvalConfig(problems=1000, samples=1, every=20),
     )
 
 
 def tiny() -> Config:
-    """A number of 1..7 in 3 guesses: halving always finds it, random guesses 1 - (6/7)^3 = 37 % of times."""
-    arch = ArchitectureConfig(
-        hidden_size=64,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        head_dim=16,
-    )
+    """A number of 1 to 7 in 3 guesses.
+
+    Halving always finds the number. Random guesses find it in 1 - (6/7)^3 = 37 % of the episodes.
+    """
     return Config(
         name="guess-tiny",
-        model=ModelConfig(arch=arch, dtype="float32", logit_chunk=65536),
+        model=ModelConfig(
+            arch=ArchitectureConfig(
+                hidden_size=64,
+                intermediate_size=256,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                head_dim=16,
+            ),
+            dtype="float32",
+            logit_chunk=65536,
+        ),
         task=TaskConfig(name="configs.tasks.guess", template="plain", value_max=7),
         rollout=RolloutConfig(
             num_prompts=56,
@@ -82,6 +106,7 @@ def tiny() -> Config:
         train=TrainConfig(
             steps=200,
             minibatches=2,
+            # 14 rows of a prompt and 8 packs: half of a minibatch of 28 groups.
             microbatch_tokens=14 * (8 + 8 * 28),
             pack_buckets=1,
             packs_per_row=8,

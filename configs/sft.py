@@ -1,15 +1,19 @@
-"""Supervised fine-tuning: a base model on reasoning traces (distillation), or a tiny one on what an episode looks like.
+"""Supervised fine-tuning: a base model on reasoning traces, or a tiny model on countdown examples.
 
-    python -m jzero.main --config configs/sft.py:tiny               # countdown's warm start, 2 minutes on a laptop CPU
+    python -m jzero.main --config configs/sft.py:tiny               # 2 minutes on a laptop
     python -m jzero.main --config configs/sft.py:openr1-distill-7b  # OpenR1-Distill-7B's recipe
-    python -m jzero.main --config configs/sft.py:qwen2.5-1.5b --config.sft.data=FILE.jsonl   # a set of your own
+    python -m jzero.main --config configs/sft.py:qwen2.5-1.5b --config.sft.data=FILE.jsonl
 
-Presets: tiny, openr1-distill-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b. Sets have a column messages, or
-prompt and completion; what `python -m jzero.generate` writes is such a set. The result, WORKDIR/export-<step>, is a
-model for any other recipe: --config.model.path=WORKDIR/export-<step>.
-Hardware of openr1-distill-7b: the original took one node of 8 H100; a row of 32,768 tokens a device.
-Published: OpenR1-Distill-7B, 5 epochs on the 350k traces of Mixture-of-Thoughts: AIME24 52.7, MATH-500 89.0,
-GPQA diamond 52.8."""
+Presets: tiny, openr1-distill-7b, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b.
+
+Data: a set has a column messages, or columns prompt and completion. `python -m jzero.generate`
+writes such a set. The result, WORKDIR/export-<step>, is a model for any other recipe:
+--config.model.path=WORKDIR/export-<step>.
+Hardware: for openr1-distill-7b the original took one node of 8 H100. A microbatch has one row of
+32,768 tokens for each of 8 devices.
+Published: OpenR1-Distill-7B, 5 epochs on the 350k traces of Mixture-of-Thoughts, reached AIME24
+52.7, MATH-500 89.0 and GPQA diamond 52.8.
+"""
 
 from jzero.config import (
     QWEN25_HUB_IDS,
@@ -28,36 +32,54 @@ from jzero.config import (
 )
 
 HUB = {"openr1-distill-7b": "open-r1/Qwen2.5-Math-7B-RoPE-300k"} | QWEN25_HUB_IDS
+LONGEST_EXAMPLE = 32768  # tokens
 
 
 def get_config(preset: str = "") -> Config:
+    """Returns the config of "preset" or ""."""
     return choose_preset(preset, tiny, qwen, HUB, accelerator="openr1-distill-7b")
 
 
 def qwen(preset: str) -> Config:
-    """OpenR1-Distill's settings: 128 examples a step, 5 epochs, cosine to a tenth, gradient norm 0.2."""
-    length = 32768
+    """OpenR1-Distill's setting: 5 epochs, a cosine to a tenth of the learning rate."""
     return Config(
         name=f"sft-{preset}",
         model=ModelConfig(path=HUB[preset]),
-        rollout=RolloutConfig(max_prompt_tokens=2048, max_new_tokens=length - 2048),
+        rollout=RolloutConfig(
+            max_prompt_tokens=2048,
+            max_new_tokens=LONGEST_EXAMPLE - 2048,
+        ),
         optimizer=OptimizerConfig(
-            lr=4e-5, schedule="cosine", warmup_ratio=0.03, min_lr_ratio=0.1, b2=0.999, clip_norm=0.2
+            lr=4e-5,
+            schedule="cosine",
+            warmup_ratio=0.03,
+            min_lr_ratio=0.1,
+            b2=0.999,
+            clip_norm=0.2,
         ),
         sft=SftConfig(
-            data="all@open-r1/Mixture-of-Thoughts", epochs=5, batch_size=128, pack_length=length
+            data="all@open-r1/Mixture-of-Thoughts",
+            epochs=5.0,
+            batch_size=128,
+            pack_length=LONGEST_EXAMPLE,
         ),
-        train=TrainConfig(microbatch_tokens=8 * length, checkpoint_every=200),
+        train=TrainConfig(microbatch_tokens=8 * LONGEST_EXAMPLE, checkpoint_every=200),
         eval=EvalConfig(every=200),
     )
 
 
 def tiny() -> Config:
-    """The warm start of configs/countdown.py:tiny as a run of its own: 1M parameters from scratch, 76,800 examples."""
+    """The warm start of configs/countdown.py:tiny as a run of its own.
+
+    It trains 1M parameters from scratch on 1,200 * 64 = 76,800 examples.
+    """
     return Config(
         name="sft-tiny",
         model=ModelConfig(
-            arch=ArchitectureConfig(), dtype="float32", remat="full", logit_chunk=65536
+            arch=ArchitectureConfig(),
+            dtype="float32",
+            remat="full",
+            logit_chunk=65536,
         ),
         task=TaskConfig(
             template="plain",

@@ -28,7 +28,15 @@ from jax.experimental.compilation_cache import compilation_cache
 
 # Modules of pure array functions. Beartype checks their jaxtyping annotations in every call that a
 # test makes. The hook has to be installed before anything imports one of these modules.
-JAXTYPED = ("jzero.algorithms.advantages",)
+JAXTYPED = (
+    "jzero.algorithms.advantages",
+    "jzero.algorithms.corrections",
+    "jzero.algorithms.kl",
+    "jzero.algorithms.losses",
+    "jzero.algorithms.ratios",
+    "jzero.algorithms.surrogates",
+    "jzero.algorithms.weights",
+)
 jaxtyping.install_import_hook(JAXTYPED, "beartype.beartype")
 
 jax.config.update("jax_num_cpu_devices", 8)

@@ -1,8 +1,17 @@
-"""Tiny values to test on, and slow definitions to compare with: Python loops, and the model over one sequence a row, in
-float64. Shared by the tests of algorithms, batch, update, sharding, sft and train."""
+"""Tiny values to test on, and slow definitions to compare with.
+
+The definitions are Python loops over single tokens, and a model over one sequence a row, all in
+float64. They are written from the papers' formulas and read
+nothing of jzero but settings and records.
+
+In a test: `settings` makes a config of tiny shapes, `random_rollouts` makes rollouts, `policy_loss`
+is the loss of an optimizer step with its derivative by every log-prob, and `naive_gradient` turns
+that derivative into a gradient of the parameters.
+"""
 
 import math
 import statistics
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -10,17 +19,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from jzero import config
+from jzero.algorithms import Algorithm
 from jzero.model import qwen
+from jzero.training.learner import Learner
 from jzero.types import Grade, Problem, Rollout, Turn
 
 VOCAB = 61
 MODEL = qwen.QwenConfig("qwen2", VOCAB, 16, 24, 2, 4, 2, 8, True, 10000.0, 1e-6)
 
+TokenArrays = Sequence[np.ndarray]  # for each rollout one number for each of its tokens
+Lists = list[list[float]]  # the same for sampled tokens only
 
-def settings(**sections) -> config.Config:
-    """A config of float32 and tiny shapes; settings(train={"tokens": 64}) changes fields."""
+
+# Tiny values.
+
+
+def settings(**sections: dict[str, object]) -> config.Config:
+    """Returns a config of float32 and tiny shapes: settings(train={"steps": 2}) changes a field."""
     values = config.Config()
-    defaults = {
+    defaults: dict[str, dict[str, object]] = {
         "model": {"dtype": "float32", "remat": "none", "logit_chunk": 10**6},
         "rollout": {
             "num_prompts": 4,
@@ -32,76 +49,87 @@ def settings(**sections) -> config.Config:
         "train": {"microbatch_tokens": 128, "pack_buckets": 1, "packs_per_row": 2},
         "mesh": {"data": -1, "fsdp": 1},
     }
-    for name, fields in list(defaults.items()) + list(sections.items()):
+    for name, fields in [*defaults.items(), *sections.items()]:
+        section = getattr(values, name)
         for field, value in fields.items():
-            assert hasattr(getattr(values, name), field), field
-            setattr(getattr(values, name), field, value)
+            assert hasattr(section, field), f"{name}.{field} is no setting"
+            setattr(section, field, value)
     config.validate(values)
     return values
 
 
 def random_params(model: qwen.QwenConfig = MODEL, scale: float = 0.15) -> qwen.Params:
-    """Every leaf random, norms around 1: far from uniform predictions, so that everything matters."""
+    """Returns random parameters, norms around 1: predictions are far from uniform."""
     rng = np.random.default_rng(0)
 
-    def leaf(path, x):
-        around = 1.0 if "norm" in path[-1].key else 0.0
-        return jnp.asarray(around + scale * rng.standard_normal(x.shape), jnp.float32)
+    def random_leaf(path: tuple, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        mean = 1.0 if "norm" in path[-1].key else 0.0
+        return jnp.asarray(mean + scale * rng.standard_normal(leaf.shape), jnp.float32)
 
-    return jax.tree.map_with_path(leaf, qwen.abstract(model))
+    return jax.tree.map_with_path(random_leaf, qwen.abstract(model))
 
 
-def placed(policy, params: qwen.Params) -> qwen.Params:
-    """A copy where the policy wants it: what it is given it may donate."""
+def placed(policy: Learner, params: qwen.Params) -> qwen.Params:
+    """Returns a copy of the parameters on the policy's mesh, which the policy may donate."""
     return jax.tree.map(lambda x, s: jax.device_put(np.asarray(x), s), params, policy.shardings)
 
 
 def random_rollouts(
-    seed: int, prompts: int, group: int, max_prompt: int = 6, max_new: int = 12
+    seed: int,
+    prompts: int,
+    group: int,
+    max_prompt: int = 6,
+    max_new: int = 12,
 ) -> list[Rollout]:
-    """Ragged rollouts. Some responses hold tokens of an environment (sampled=False), some are cut at max_new, the first
-    group scores 0.1 throughout, and log-probs are near what a policy might have given."""
+    """Returns ragged rollouts with log-probs near what a policy might have given.
+
+    Every other response holds tokens of an environment (sampled=False), some responses are
+    truncated at `max_new`, the first group scores 0.1 throughout, and the last group is short.
+    """
     rng = np.random.default_rng(seed)
-    out = []
+    rollouts = []
     for p in range(prompts):
-        head = rng.integers(0, VOCAB, rng.integers(1, max_prompt + 1))
+        prompt = rng.integers(0, VOCAB, rng.integers(1, max_prompt + 1))
+        longest = max_new if p < prompts - 1 else max_new // 2
         for g in range(group):
-            new = int(
-                rng.integers(1, (max_new if p < prompts - 1 else max_new // 2) + 1)
-            )  # the last group: short
-            finish = "length" if new == max_new else "stop"
-            sampled = np.arange(len(head) + new) >= len(head)
-            if g % 2:  # the environment speaks, never first: that would lengthen the prompt
-                sampled[len(head) + 1 :] &= rng.random(new - 1) < 0.6
-            tokens = np.concatenate([head, rng.integers(0, VOCAB, new)]).astype(np.int32)
+            num_new = int(rng.integers(1, longest + 1))
+            finish_reason = "length" if num_new == max_new else "stop"
+            sampled = np.arange(len(prompt) + num_new) >= len(prompt)
+            if g % 2:
+                # The environment never speaks first: that would lengthen the prompt.
+                sampled[len(prompt) + 1 :] &= rng.random(num_new - 1) < 0.6
+            response = rng.integers(0, VOCAB, num_new)
+            tokens = np.concatenate([prompt, response]).astype(np.int32)
             score = 0.1 if p == 0 else float(rng.choice([0.0, 0.1, 1.0]))
             grade = Grade(score, score == 1.0, "")
+            logps = np.where(sampled, rng.normal(-4, 0.3, len(tokens)), 0).astype(np.float32)
             rollout = Rollout(
                 problem=Problem(f"slow/{p}", "countdown", "", {}),
                 sample_index=g,
                 tokens=tokens,
                 sampled=sampled,
-                logps=np.where(sampled, rng.normal(-4, 0.3, len(tokens)), 0).astype(np.float32),
+                logps=logps,
                 versions=np.where(sampled, 0, -1).astype(np.int32),
-                turns=(Turn(len(head), len(tokens), "", finish, grade),),
+                turns=(Turn(len(prompt), len(tokens), "", finish_reason, grade),),
                 grade=grade,
             )
-            out.append(rollout)
-    return out
+            rollouts.append(rollout)
+    return rollouts
 
 
-# -- algorithms ----------------------------------------------------------------------------------------------------
-# One token at a time, from the papers' formulas; of jzero.algorithms it reads nothing but an Algorithm's fields.
+# Algorithms: one token at a time. Of jzero.algorithms they read nothing but an Algorithm's fields.
 
 
-def score(rollout: Rollout, algorithm, max_new: int) -> float:
-    cut = rollout.finish_reason == "length"
-    value = (
-        algorithm.truncated_score if cut and algorithm.truncated == "fixed" else rollout.grade.score
-    )
-    if cut:
+def score(rollout: Rollout, algorithm: Algorithm, max_new: int) -> float:
+    """Returns the score of a rollout after penalties for truncation and length."""
+    assert rollout.grade is not None
+    value = rollout.grade.score
+    if rollout.finish_reason == "length":
+        if algorithm.truncated == "fixed":
+            value = algorithm.truncated_score
         value -= algorithm.truncated_penalty
-    buffer = algorithm.overlong_share * max_new  # DAPO eq. 13: L_cache
+    # DAPO eq. 13: the buffer is L_cache.
+    buffer = algorithm.overlong_share * max_new
     length = sum(rollout.sampled.tolist())
     if buffer and length > max_new:
         value -= 1.0
@@ -111,113 +139,155 @@ def score(rollout: Rollout, algorithm, max_new: int) -> float:
 
 
 def gae(rewards: list[float], values: list[float], gamma: float, lam: float) -> list[float]:
-    """A_t = sum_l (gamma lam)^l (r_{t+l} + gamma V_{t+l+1} - V_{t+l}), V = 0 after the last token."""
-    out = []
+    """A_t = sum_l (gamma lam)^l (r_{t+l} + gamma V_{t+l+1} - V_{t+l}).
+
+    V is 0 after the last token.
+    """
+    advantages = []
     for t in range(len(rewards)):
         total = 0.0
         for s in range(t, len(rewards)):
-            after = values[s + 1] if s + 1 < len(rewards) else 0.0
-            total += (gamma * lam) ** (s - t) * (rewards[s] + gamma * after - values[s])
-        out.append(total)
-    return out
+            next_value = values[s + 1] if s + 1 < len(rewards) else 0.0
+            total += (gamma * lam) ** (s - t) * (rewards[s] + gamma * next_value - values[s])
+        advantages.append(total)
+    return advantages
 
 
-def group_advantage(returns: list[float], i: int, group: list[int], algorithm) -> float:
-    """Of rollout i."""
-    peers = [returns[j] for j in range(len(returns)) if group[j] == group[i]]
+def return_to_go(rewards: list[float], gamma: float) -> list[float]:
+    """A_t = sum_l gamma^l r_{t+l}."""
+    n = len(rewards)
+    return [math.fsum(gamma ** (s - t) * rewards[s] for s in range(t, n)) for t in range(n)]
+
+
+def group_advantage(returns: list[float], i: int, group: list[int], algorithm: Algorithm) -> float:
+    """Returns the advantage of rollout i, with the rollouts of its group as baseline."""
+    members = [j for j in range(len(returns)) if group[j] == group[i]]
+    peers = [returns[j] for j in members]
     if len(set(peers)) == 1:
         return 0.0
-    centred = returns[i] - statistics.fmean(peers)
     if algorithm.advantage == "leave_one_out":
-        others = [returns[j] for j in range(len(returns)) if group[j] == group[i] and j != i]
-        return returns[i] - statistics.fmean(others)
-    return {
-        "group_mean": lambda: centred,
-        "group_mean_std": lambda: centred / (statistics.stdev(peers) + algorithm.std_eps),
-        "group_mean_batch_std": lambda: centred / (statistics.stdev(returns) + algorithm.std_eps),
-    }[algorithm.advantage]()
+        return returns[i] - statistics.fmean(returns[j] for j in members if j != i)
+    centered = returns[i] - statistics.fmean(peers)
+    if algorithm.advantage == "group_mean":
+        return centered
+    if algorithm.advantage == "group_mean_std":
+        return centered / (statistics.stdev(peers) + algorithm.std_eps)
+    assert algorithm.advantage == "group_mean_batch_std", algorithm.advantage
+    return centered / (statistics.stdev(returns) + algorithm.std_eps)
 
 
 def advantages(
-    rewards, values, group: list[int], algorithm
-) -> tuple[list[list[float]], list[list[float]]]:
-    """Advantages and the critic's targets of every sampled token of every rollout; rewards and values are of those,
-    group holds a number a rollout."""
-    out = []
-    for i, mine in enumerate(rewards):
-        if algorithm.advantage == "return_to_go":
-            n = len(mine)
-            out.append(
-                [
-                    math.fsum(algorithm.gamma ** (s - t) * mine[s] for s in range(t, n))
-                    for t in range(n)
-                ]
-            )
-        elif algorithm.advantage == "gae":
-            out.append(gae(mine, values[i], algorithm.gamma, algorithm.lam))
-        else:
-            returns = [math.fsum(each) for each in rewards]
-            out.append([group_advantage(returns, i, group, algorithm)] * len(mine))
-    targets = [
-        [a + v for a, v in zip(*pair, strict=True)] for pair in zip(out, values, strict=True)
-    ]
-    if algorithm.whiten:
-        every = [a for mine in out for a in mine]
-        mean, scale = statistics.fmean(every), math.sqrt(statistics.variance(every) + 1e-8)
-        out = [[(a - mean) / scale for a in mine] for mine in out]
-    return out, targets
+    rewards: Lists, values: Lists, group: list[int], algorithm: Algorithm
+) -> tuple[Lists, Lists]:
+    """Returns the advantages and the critic's targets of every sampled token of every rollout.
 
-
-def advantages_of(rollouts, old, ref, algorithm, group: int, max_new: int, values=None):
-    """`advantages` of rollouts, over all their tokens: 0 where not sampled. The k1 of every token is taken from its
-    reward, the score comes with the last."""
-    values = values or [np.zeros(len(r.tokens)) for r in rollouts]
-    rewards, kept = [], []
-    for i, rollout in enumerate(rollouts):
-        places = [t for t in range(len(rollout.tokens)) if rollout.sampled[t]]
-        rewards.append(
-            [-algorithm.kl_reward * (float(old[i][t]) - float(ref[i][t])) for t in places]
-        )
-        rewards[i][-1] += score(rollout, algorithm, max_new)
-        kept.append([float(values[i][t]) for t in places])
+    Rewards and values are lists over the sampled tokens of each rollout; `group` holds the number
+    of each rollout's prompt.
+    """
     result = []
-    for each in advantages(rewards, kept, [i // group for i in range(len(rollouts))], algorithm):
-        spread = [np.zeros(len(r.tokens)) for r in rollouts]
-        for mine, row, rollout in zip(spread, each, rollouts, strict=True):
-            mine[rollout.sampled] = row
-        result.append(spread)
-    return result
+    returns = [math.fsum(row) for row in rewards]
+    for i, row in enumerate(rewards):
+        if algorithm.advantage == "return_to_go":
+            result.append(return_to_go(row, algorithm.gamma))
+        elif algorithm.advantage == "gae":
+            result.append(gae(row, values[i], algorithm.gamma, algorithm.lam))
+        else:
+            result.append([group_advantage(returns, i, group, algorithm)] * len(row))
+    targets = []
+    for row, value_row in zip(result, values, strict=True):
+        targets.append([a + v for a, v in zip(row, value_row, strict=True)])
+    if algorithm.whiten:
+        all_tokens = [a for row in result for a in row]
+        mean = statistics.fmean(all_tokens)
+        scale = math.sqrt(statistics.variance(all_tokens) + 1e-8)
+        result = [[(a - mean) / scale for a in row] for row in result]
+    return result, targets
+
+
+def advantages_of(
+    rollouts: list[Rollout],
+    old: TokenArrays,
+    ref: TokenArrays,
+    algorithm: Algorithm,
+    group: int,
+    max_new: int,
+    values: TokenArrays | None = None,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns `advantages` of rollouts over all their tokens, 0 where a token was not sampled.
+
+    `group` is the size of a group. The k1 of every token is subtracted from the token's reward, and
+    the score comes with the last token.
+    """
+    values = values or [np.zeros(len(rollout.tokens)) for rollout in rollouts]
+    rewards: Lists = []
+    sampled_values: Lists = []
+    for i, rollout in enumerate(rollouts):
+        places = np.flatnonzero(rollout.sampled)
+        row = [-algorithm.kl_reward * (float(old[i][t]) - float(ref[i][t])) for t in places]
+        row[-1] += score(rollout, algorithm, max_new)
+        rewards.append(row)
+        sampled_values.append([float(values[i][t]) for t in places])
+    numbers = [i // group for i in range(len(rollouts))]
+    over_sampled, targets_over_sampled = advantages(rewards, sampled_values, numbers, algorithm)
+    return over_all_tokens(over_sampled, rollouts), over_all_tokens(targets_over_sampled, rollouts)
+
+
+def over_all_tokens(rows: Lists, rollouts: list[Rollout]) -> list[np.ndarray]:
+    """Returns numbers of sampled tokens as arrays over all tokens, 0 where not sampled."""
+    arrays = []
+    for row, rollout in zip(rows, rollouts, strict=True):
+        array = np.zeros(len(rollout.tokens))
+        array[rollout.sampled] = row
+        arrays.append(array)
+    return arrays
 
 
 def token_weights(
-    rollouts, algorithm, max_new: int, chosen=None, name: str = ""
-) -> list[list[float]]:
-    """Of every token of every rollout in the optimizer step of the chosen ones: 0 where it is not trained."""
+    rollouts: list[Rollout],
+    algorithm: Algorithm,
+    max_new: int,
+    chosen: Sequence[int] | None = None,
+    name: str = "",
+) -> Lists:
+    """Returns the weight of every token of every rollout, 0 where the token is not trained.
+
+    `chosen` are the rollouts of the optimizer step; None means all. `name` is a weight in place of
+    the algorithm's.
+    """
     chosen = range(len(rollouts)) if chosen is None else chosen
-    trained = [
-        [
-            s and not (algorithm.truncated == "mask" and rollout.finish_reason == "length")
-            for s in rollout.sampled.tolist()
-        ]
-        for rollout in rollouts
-    ]
-    counts = [sum(mine) for mine in trained]
-    share = {
-        "sequence_mean": lambda i: 1 / len(chosen) / counts[i],
-        "sequence_sum": lambda i: 1 / len(chosen),
-        "token_mean": lambda i: 1 / sum(counts[j] for j in chosen),
-        "batch_token_mean": lambda i: 1 / sum(counts),
-        "constant": lambda i: 1 / len(chosen) / (algorithm.length_norm or max_new),
-    }[name or algorithm.weight]
-    out = []
-    for i, mine in enumerate(trained):
-        weight = share(i) if counts[i] and i in chosen else 0.0
-        out.append([weight if token else 0.0 for token in mine])
-    return out
+    is_trained = []
+    for rollout in rollouts:
+        is_masked = algorithm.truncated == "mask" and rollout.finish_reason == "length"
+        is_trained.append([sampled and not is_masked for sampled in rollout.sampled.tolist()])
+    counts = [sum(row) for row in is_trained]
+
+    def weight_of(i: int) -> float:
+        kind = name or algorithm.weight
+        if kind == "sequence_mean":
+            return 1 / len(chosen) / counts[i]
+        if kind == "sequence_sum":
+            return 1 / len(chosen)
+        if kind == "token_mean":
+            return 1 / sum(counts[j] for j in chosen)
+        if kind == "batch_token_mean":
+            return 1 / sum(counts)
+        assert kind == "constant", kind
+        return 1 / len(chosen) / (algorithm.length_norm or max_new)
+
+    weights = []
+    for i, row in enumerate(is_trained):
+        weight = weight_of(i) if counts[i] and i in chosen else 0.0
+        weights.append([weight if trained else 0.0 for trained in row])
+    return weights
 
 
-def surrogate(ratio: float, logp: float, A: float, algorithm) -> tuple[float, float, float]:
-    """A token's loss, its derivative by the ratio, and the one by logp that does not go through the ratio."""
+def surrogate(
+    ratio: float, logp: float, A: float, algorithm: Algorithm
+) -> tuple[float, float, float]:
+    """Returns the loss of a token and two derivatives.
+
+    The first is by the ratio; the second is by logp where it does not go through the ratio.
+    """
     clipped = min(max(ratio, 1 - algorithm.clip_low), 1 + algorithm.clip_high)
     if algorithm.surrogate == "reinforce":
         return -A * logp, 0.0, -A
@@ -230,215 +300,310 @@ def surrogate(ratio: float, logp: float, A: float, algorithm) -> tuple[float, fl
     return -ratio * A, -A, 0.0
 
 
-def correction(gaps: list[float], t: int, algorithm) -> float:
-    """Of the t-th trained token of a sequence; gaps are their log pi_old - log pi_sampler."""
+def correction(gaps: list[float], t: int, algorithm: Algorithm) -> float:
+    """Returns the correction of the t-th trained token of a sequence.
+
+    `gaps` are log pi_old - log pi_sampler of the sequence's trained tokens.
+    """
     low, high, name = algorithm.correction_low, algorithm.correction_high, algorithm.correction
     if name == "":
         return 1.0
     if name == "geometric":
         return float(low <= math.exp(statistics.fmean(gaps)) <= high)
-    ratio = (
-        math.prod(math.exp(gap) for gap in gaps)
-        if name.startswith("sequence")
-        else math.exp(gaps[t])
-    )
+    if name.startswith("sequence"):
+        ratio = math.prod(math.exp(gap) for gap in gaps)
+    else:
+        ratio = math.exp(gaps[t])
     if name.endswith("truncate"):
         return min(ratio, high)
     return ratio if low <= ratio <= high else 0.0
 
 
-def kl(logp: float, ref: float, algorithm) -> tuple[float, float]:
-    """A token's KL to the reference policy, and its derivative by logp."""
+def kl(logp: float, ref: float, algorithm: Algorithm) -> tuple[float, float]:
+    """Returns the estimate of a token's KL to the reference policy, and its derivative by logp."""
     d = ref - logp
-    value, slope = {"k2": (d * d / 2, -d), "k3": (math.exp(d) - d - 1, 1 - math.exp(d))}[
-        algorithm.kl_estimator
-    ]
-    return (
-        (algorithm.kl_max, 0.0) if algorithm.kl_max and value > algorithm.kl_max else (value, slope)
-    )
+    if algorithm.kl_estimator == "k2":
+        value, slope = d * d / 2, -d
+    else:
+        value, slope = math.exp(d) - d - 1, 1 - math.exp(d)
+    if algorithm.kl_max and value > algorithm.kl_max:
+        return algorithm.kl_max, 0.0
+    return value, slope
 
 
 def sequence_loss(
-    w, v, logps, old, ref, sampler, entropy, A, algorithm
+    weights: list[float],
+    kl_weights: list[float],
+    logps: list[float],
+    old: list[float],
+    ref: list[float],
+    sampler: list[float],
+    entropy: list[float],
+    A: list[float],
+    algorithm: Algorithm,
 ) -> tuple[float, list[float]]:
-    """Loss of one sequence's trained tokens, and its derivative by their log-probs, each a list over them."""
-    n = len(w)
+    """Returns the loss of one sequence and its derivative by the sequence's log-probs.
+
+    Every argument is a list over the trained tokens of the sequence.
+    """
+    n = len(weights)
     shifts = [logps[t] - old[t] for t in range(n)]
     gaps = [old[t] - sampler[t] for t in range(n)]
-    total, slopes = 0.0, [0.0] * n
+    of_sequence = algorithm.ratio == "sequence"
+    loss = 0.0
+    slopes = [0.0] * n
     for t in range(n):
-        together = algorithm.ratio == "sequence"
-        ratio = math.exp(sum(shifts) / n if together else shifts[t])
+        ratio = math.exp(sum(shifts) / n if of_sequence else shifts[t])
         term, by_ratio, direct = surrogate(ratio, logps[t], A[t], algorithm)
-        c, (divergence, by_logp) = correction(gaps, t, algorithm), kl(logps[t], ref[t], algorithm)
-        total += (
-            w[t] * (c * term - algorithm.entropy_coef * entropy[t])
-            + v[t] * algorithm.kl_coef * divergence
-        )
-        slopes[t] += w[t] * c * direct + v[t] * algorithm.kl_coef * by_logp
-        for s in range(n) if together else [t]:
-            slopes[s] += w[t] * c * by_ratio * ratio / (n if together else 1)
-    return total, slopes
+        c = correction(gaps, t, algorithm)
+        divergence, by_logp = kl(logps[t], ref[t], algorithm)
+        loss += weights[t] * (c * term - algorithm.entropy_coef * entropy[t])
+        loss += kl_weights[t] * algorithm.kl_coef * divergence
+
+        slopes[t] += weights[t] * c * direct + kl_weights[t] * algorithm.kl_coef * by_logp
+        # d ratio / d logp_s is ratio / n for every token s of the sequence, or ratio for t alone.
+        through_ratio = weights[t] * c * by_ratio * ratio
+        if of_sequence:
+            for s in range(n):
+                slopes[s] += through_ratio / n
+        else:
+            slopes[t] += through_ratio
+    return loss, slopes
 
 
 def policy_loss(
-    rollouts,
-    logps,
-    old,
-    ref,
-    algorithm,
+    rollouts: list[Rollout],
+    logps: TokenArrays,
+    old: TokenArrays,
+    ref: TokenArrays,
+    algorithm: Algorithm,
     group: int,
     max_new: int,
-    chosen=None,
-    sampler=None,
-    entropy=None,
-    values=None,
+    chosen: Sequence[int] | None = None,
+    sampler: TokenArrays | None = None,
+    entropy: TokenArrays | None = None,
+    values: TokenArrays | None = None,
 ) -> tuple[float, list[np.ndarray]]:
-    """The loss of the optimizer step of the chosen rollouts (all), among those of an RL step, and its derivative by the
-    log-prob of every token; logps, old, ref and so on hold one array a rollout, as long as its tokens."""
-    zeros = [np.zeros(len(r.tokens)) for r in rollouts]
-    sampler, entropy = sampler or [r.logps for r in rollouts], entropy or zeros
-    old = sampler if algorithm.old_policy == "sampler" else old
+    """Returns the loss of an optimizer step and its derivative by the log-prob of every token.
+
+    The step trains on the `chosen` rollouts (None: all) among the rollouts of an RL step. Every
+    array of `logps`, `old`, `ref` and so on is over the tokens of one rollout.
+    """
+    zeros = [np.zeros(len(rollout.tokens)) for rollout in rollouts]
+    sampler = sampler or [rollout.logps for rollout in rollouts]
+    entropy = entropy or zeros
+    if algorithm.old_policy == "sampler":
+        old = sampler
     A, _ = advantages_of(rollouts, old, ref, algorithm, group, max_new, values)
     weights = token_weights(rollouts, algorithm, max_new, chosen)
     kl_weights = token_weights(rollouts, algorithm, max_new, chosen, algorithm.kl_weight)
-    total, slopes = 0.0, zeros
+
+    loss = 0.0
+    slopes = []
     for i, rollout in enumerate(rollouts):
         places = [t for t in range(len(rollout.tokens)) if weights[i][t]]
-        arrays = (x[i] for x in (weights, kl_weights, logps, old, ref, sampler, entropy, A))
-        loss, mine = sequence_loss(*([float(x[t]) for t in places] for x in arrays), algorithm)
-        total += loss
-        slopes[i] = np.zeros(len(rollout.tokens))
-        slopes[i][places] = mine
-    return total, slopes
+        sequence_term, sequence_slopes = sequence_loss(
+            numbers_at(weights[i], places),
+            numbers_at(kl_weights[i], places),
+            numbers_at(logps[i], places),
+            numbers_at(old[i], places),
+            numbers_at(ref[i], places),
+            numbers_at(sampler[i], places),
+            numbers_at(entropy[i], places),
+            numbers_at(A[i], places),
+            algorithm,
+        )
+        loss += sequence_term
+        row = np.zeros(len(rollout.tokens))
+        row[places] = sequence_slopes
+        slopes.append(row)
+    return loss, slopes
 
 
-def value_loss(value: float, old: float, target: float, algorithm) -> tuple[float, float]:
-    """Of one token, and its derivative by the value."""
-    bound = (
-        min(max(value, old - algorithm.value_clip), old + algorithm.value_clip)
-        if algorithm.value_clip
-        else value
-    )
+def numbers_at(array: Sequence[float] | np.ndarray, places: list[int]) -> list[float]:
+    """Returns the elements of the array at the places."""
+    return [float(array[t]) for t in places]
+
+
+def value_loss(
+    value: float, old: float, target: float, algorithm: Algorithm
+) -> tuple[float, float]:
+    """Returns the value loss of one token, and its derivative by the value."""
+    clipped = value
+    if algorithm.value_clip:
+        clipped = min(max(value, old - algorithm.value_clip), old + algorithm.value_clip)
     half = 0.5 * algorithm.value_coef
-    if (bound - target) ** 2 > (value - target) ** 2:
-        return half * (bound - target) ** 2, 0.0
+    if (clipped - target) ** 2 > (value - target) ** 2:
+        return half * (clipped - target) ** 2, 0.0
     return half * (value - target) ** 2, 2 * half * (value - target)
 
 
-# -- the model -----------------------------------------------------------------------------------------------------
+# The model: Qwen2 again, one sequence a row.
 
 
-def hidden(model: qwen.QwenConfig, params, tokens):
-    """Qwen2 again, one sequence a row: tokens i32[N, T] -> [N, T, E] after the final norm, in the params' precision."""
-    T, half = tokens.shape[1], model.head_dim // 2
-    angles = np.arange(T)[:, None] * model.rope_theta ** (-np.arange(half) / half)
-    norm = lambda x, scale: (
-        x / jnp.sqrt((x * x).mean(-1, keepdims=True) + model.rms_norm_eps) * scale
-    )
+def hidden(model: qwen.QwenConfig, params: qwen.Params, tokens: np.ndarray) -> jax.Array:
+    """Returns the hidden states after the final norm, [N, T, E], for tokens i32[N, T].
 
-    def rotate(x):  # [N, H, T, D]
+    The precision is that of the parameters.
+    """
+    num_tokens = tokens.shape[1]
+    half = model.head_dim // 2
+    frequencies = model.rope_theta ** (-np.arange(half) / half)
+    angles = np.arange(num_tokens)[:, None] * frequencies
+    is_visible = np.tri(num_tokens, dtype=bool)
+    heads_per_kv_head = model.num_attention_heads // model.num_key_value_heads
+
+    def norm(x: jax.Array, scale: jax.Array) -> jax.Array:
+        variance = (x * x).mean(-1, keepdims=True)
+        return x / jnp.sqrt(variance + model.rms_norm_eps) * scale
+
+    def rotate(x: jax.Array) -> jax.Array:
+        """Rotates the pairs (a, b) of x [N, H, T, D] by the angles of their positions."""
         a, b = x[..., :half], x[..., half:]
-        return jnp.concatenate(
-            [a * np.cos(angles) - b * np.sin(angles), b * np.cos(angles) + a * np.sin(angles)], -1
-        )
+        first = a * np.cos(angles) - b * np.sin(angles)
+        second = b * np.cos(angles) + a * np.sin(angles)
+        return jnp.concatenate([first, second], -1)
+
+    def heads(x: jax.Array, layer: qwen.Params, name: str) -> jax.Array:
+        """Projects x [N, T, E] to [N, H, T, D]."""
+        return jnp.einsum("nte,ehd->nhtd", x, layer[name]) + layer[f"{name}_bias"][:, None]
+
+    def repeat_kv(x: jax.Array) -> jax.Array:
+        return jnp.repeat(x, heads_per_kv_head, axis=1)
 
     x = params["embed"][tokens]
     for i in range(model.num_hidden_layers):
-        p = {name: leaf[i] for name, leaf in params["layers"].items()}
-        h = norm(x, p["attn_norm"])
-        heads = lambda name, h=h, p=p: (
-            jnp.einsum("nte,ehd->nhtd", h, p[name]) + p[f"{name}_bias"][:, None]
-        )
-        spread = lambda x: jnp.repeat(
-            x, model.num_attention_heads // model.num_key_value_heads, axis=1
-        )
-        q, k, v = rotate(heads("q")), spread(rotate(heads("k"))), spread(heads("v"))
-        scores = jnp.where(
-            np.tri(T, dtype=bool), q @ k.swapaxes(2, 3) / math.sqrt(model.head_dim), -jnp.inf
-        )
-        x = x + jnp.einsum("nhtd,hde->nte", jax.nn.softmax(scores) @ v, p["o"])
-        h = norm(x, p["mlp_norm"])
-        x = x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
+        layer = {name: leaf[i] for name, leaf in params["layers"].items()}
+        h = norm(x, layer["attn_norm"])
+        q = rotate(heads(h, layer, "q"))
+        k = repeat_kv(rotate(heads(h, layer, "k")))
+        v = repeat_kv(heads(h, layer, "v"))
+        scores = q @ k.swapaxes(2, 3) / math.sqrt(model.head_dim)
+        probabilities = jax.nn.softmax(jnp.where(is_visible, scores, -jnp.inf))
+        x = x + jnp.einsum("nhtd,hde->nte", probabilities @ v, layer["o"])
+        h = norm(x, layer["mlp_norm"])
+        x = x + (jax.nn.silu(h @ layer["gate"]) * (h @ layer["up"])) @ layer["down"]
     return norm(x, params["norm"])
 
 
-def forward(model: qwen.QwenConfig, params, tokens):
-    """-> logits [N, T, V]"""
+def forward(model: qwen.QwenConfig, params: qwen.Params, tokens: np.ndarray) -> jax.Array:
+    """Returns the logits [N, T, V] of a model whose embeddings are tied."""
     return hidden(model, params, tokens) @ params["embed"].T
 
 
 @partial(jax.jit, static_argnums=0)
-def rows_logps(model: qwen.QwenConfig, params, tokens, temperature):
-    """tokens i32[N, T], one sequence a row, padded at the end -> log-prob of every token but the first, and the entropy
-    of what it was drawn from, [N, T] (0 for the first)."""
+def rows_logps(
+    model: qwen.QwenConfig, params: qwen.Params, tokens: np.ndarray, temperature: float
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the log-prob of every token and the entropy of the distribution it was drawn from.
+
+    tokens i32[N, T] hold one sequence a row, padded at the end. Both results are [N, T], and 0 for
+    the first token.
+    """
     logps = jax.nn.log_softmax(forward(model, params, tokens)[:, :-1] / temperature)
     chosen = jnp.take_along_axis(logps, tokens[:, 1:, None], axis=-1)[..., 0]
     entropy = -(jnp.exp(logps) * logps).sum(-1)
-    return jnp.pad(chosen, ((0, 0), (1, 0))), jnp.pad(entropy, ((0, 0), (1, 0)))
+    before_first = ((0, 0), (1, 0))
+    return jnp.pad(chosen, before_first), jnp.pad(entropy, before_first)
 
 
-def padded(arrays) -> np.ndarray:
-    """Rows of few widths: each compiles anew."""
-    width = -(-max(map(len, arrays)) // 18) * 18
-    return np.stack([np.pad(x, (0, width - len(x))) for x in arrays])
+def padded(arrays: TokenArrays) -> np.ndarray:
+    """Returns the arrays as rows. There are few widths, since every width compiles anew."""
+    longest = max(len(array) for array in arrays)
+    width = math.ceil(longest / 18) * 18
+    return np.stack([np.pad(array, (0, width - len(array))) for array in arrays])
 
 
-def doubles(params):
+def doubles(params: qwen.Params) -> qwen.Params:
+    """Returns the parameters as float64 NumPy arrays."""
     return jax.tree.map(lambda x: np.asarray(x, np.float64), params)
 
 
 def naive(
-    params, rollouts, temperature: float, model: qwen.QwenConfig = MODEL
-) -> tuple[list, list]:
-    """Log-prob, and entropy before it, of every token of every rollout, f64."""
+    params: qwen.Params,
+    rollouts: list[Rollout],
+    temperature: float,
+    model: qwen.QwenConfig = MODEL,
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns log-probs and entropies, for each rollout f64 over its tokens."""
+    tokens = padded([rollout.tokens for rollout in rollouts])
     with jax.enable_x64(True):
-        values = rows_logps(
-            model, doubles(params), padded([r.tokens for r in rollouts]), temperature
-        )
-    cut = lambda x: [row[: len(r.tokens)] for row, r in zip(np.asarray(x), rollouts, strict=True)]
-    return cut(values[0]), cut(values[1])
+        logps, entropy = rows_logps(model, doubles(params), tokens, temperature)
+
+    def without_padding(rows: jax.Array) -> list[np.ndarray]:
+        pairs = zip(np.asarray(rows), rollouts, strict=True)
+        return [row[: len(rollout.tokens)] for row, rollout in pairs]
+
+    return without_padding(logps), without_padding(entropy)
 
 
 def naive_gradient(
-    params, rollouts, slopes, temperature: float, model: qwen.QwenConfig = MODEL
+    params: qwen.Params,
+    rollouts: list[Rollout],
+    slopes: TokenArrays,
+    temperature: float,
+    model: qwen.QwenConfig = MODEL,
 ) -> qwen.Params:
-    """sum_t slope_t grad logp_t, over every token of every rollout, f64."""
-    tokens = padded([r.tokens for r in rollouts])
+    """Returns sum_t slope_t grad logp_t over every token of every rollout, in float64."""
+    tokens = padded([rollout.tokens for rollout in rollouts])
     with jax.enable_x64(True):
-        return jax.device_get(
-            gradient_of_logps(model, doubles(params), tokens, padded(slopes), temperature)
-        )
+        gradient = gradient_of_logps(model, doubles(params), tokens, padded(slopes), temperature)
+        return jax.device_get(gradient)
 
 
 @partial(jax.jit, static_argnums=0)
-def gradient_of_logps(model, params, tokens, slopes, temperature):
-    return jax.grad(lambda p: (rows_logps(model, p, tokens, temperature)[0] * slopes).sum())(params)
+def gradient_of_logps(
+    model: qwen.QwenConfig,
+    params: qwen.Params,
+    tokens: np.ndarray,
+    slopes: np.ndarray,
+    temperature: float,
+) -> qwen.Params:
+    """Returns sum_t slope_t grad logp_t for rows of tokens [N, T] and slopes [N, T]."""
+
+    def weighted_sum(params: qwen.Params) -> jax.Array:
+        logps, _ = rows_logps(model, params, tokens, temperature)
+        return (logps * slopes).sum()
+
+    return jax.grad(weighted_sum)(params)
 
 
-def adamw(params, gradients, settings, rates):
-    """One step a gradient function, in float64; gradients(params) -> tree."""
-    leaves, tree = jax.tree.flatten(jax.tree.map(lambda x: np.asarray(x, np.float64), params))
+# The optimizer.
+
+
+def adamw(
+    params: qwen.Params,
+    gradients: Sequence[Callable[[qwen.Params], qwen.Params]],
+    settings: config.OptimizerConfig,
+    rates: Sequence[float],
+) -> qwen.Params:
+    """Returns the parameters after one AdamW step for each gradient function, in float64.
+
+    Norms and biases do not decay. The gradient is clipped by its global norm.
+    """
+    leaves, tree = jax.tree.flatten(doubles(params))
     names = [path[-1].key for path, _ in jax.tree.leaves_with_path(params)]
     m, v = [0.0] * len(leaves), [0.0] * len(leaves)
     for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
         g = jax.tree.leaves(gradient(jax.tree.unflatten(tree, leaves)))
-        norm = np.sqrt(sum((x**2).sum() for x in g))
-        g = [x * min(1.0, settings.clip_norm / norm) for x in g]
+        global_norm = np.sqrt(sum((x**2).sum() for x in g))
+        g = [x * min(1.0, settings.clip_norm / global_norm) for x in g]
         for i, name in enumerate(names):
             m[i] = settings.b1 * m[i] + (1 - settings.b1) * g[i]
             v[i] = settings.b2 * v[i] + (1 - settings.b2) * g[i] ** 2
-            step = (
-                m[i] / (1 - settings.b1**t) / (np.sqrt(v[i] / (1 - settings.b2**t)) + settings.eps)
-            )
+            unbiased_m = m[i] / (1 - settings.b1**t)
+            unbiased_v = v[i] / (1 - settings.b2**t)
+            step = unbiased_m / (np.sqrt(unbiased_v) + settings.eps)
             decay = 0.0 if "norm" in name or "bias" in name else settings.weight_decay
             leaves[i] = leaves[i] - rate * (step + decay * leaves[i])
     return jax.tree.unflatten(tree, leaves)
 
 
-def difference(got, want) -> float:
-    """The largest relative norm of the difference of two leaves, over a tree."""
-    one = lambda a, b: float(
-        np.linalg.norm(np.asarray(a) - np.asarray(b)) / np.linalg.norm(np.asarray(b))
-    )
-    return max(jax.tree.leaves(jax.tree.map(one, got, want)))
+def difference(got: qwen.Params, want: qwen.Params) -> float:
+    """Returns the largest relative norm of the difference between two leaves of the trees."""
+
+    def relative_norm(a: np.ndarray, b: np.ndarray) -> float:
+        b = np.asarray(b)
+        return float(np.linalg.norm(np.asarray(a) - b) / np.linalg.norm(b))
+
+    return max(jax.tree.leaves(jax.tree.map(relative_norm, got, want)))

@@ -22,7 +22,7 @@ Stats: TypeAlias = dict[str, Tokens]
 def policy_loss(
     logps: Tokens,
     entropy: Tokens,
-    batch: Batch,
+    batch: Batch[jax.Array],
     sequence_sum: SequenceSum,
     algorithm: Algorithm,
 ) -> tuple[Tokens, Stats]:
@@ -33,31 +33,38 @@ def policy_loss(
     `logps` and `entropy` are the policy's; gradients go through both. `batch` has `old_logps`, and
     `ref_logps` if `kl_coef` is not 0. `sequence_sum` gives every token the sum over its sequence.
     """
-    ratio = RATIOS[algorithm.ratio](logps - batch.old_logps, sequence_sum)
+    old_logps = present(batch.old_logps)
+    weights = present(batch.weights)
+    ratio = RATIOS[algorithm.ratio](logps - old_logps, sequence_sum)
     surrogate = SURROGATES[algorithm.surrogate]
-    term, is_clipped = surrogate(logps, ratio, batch.advantages, algorithm)
+    term, is_clipped = surrogate(logps, ratio, present(batch.advantages), algorithm)
     stats = {
         "clip_fraction": is_clipped.astype(jnp.float32),
         "ratio_shift": jnp.abs(ratio - 1),
     }
     if algorithm.correction:
-        gap = jax.lax.stop_gradient(batch.old_logps - batch.sampler_logps)
+        # The correction is a constant: old_logps may be the policy's own log-probs.
+        gap = jax.lax.stop_gradient(old_logps - present(batch.sampler_logps))
         stats["correction"] = CORRECTIONS[algorithm.correction](gap, sequence_sum, algorithm)
         term = stats["correction"] * term
     if algorithm.entropy_coef:
         term = term - algorithm.entropy_coef * entropy
-    loss = batch.weights * term
+    loss = weights * term
     if algorithm.kl_coef:
-        kl = KL_ESTIMATORS[algorithm.kl_estimator](logps, batch.ref_logps)
+        kl = KL_ESTIMATORS[algorithm.kl_estimator](logps, present(batch.ref_logps))
         if algorithm.kl_max:
             kl = jnp.minimum(kl, algorithm.kl_max)
-        kl_weights = batch.weights if batch.kl_weights is None else batch.kl_weights
+        kl_weights = weights if batch.kl_weights is None else batch.kl_weights
         loss = loss + algorithm.kl_coef * kl_weights * kl
         stats["kl"] = kl
     return loss, stats
 
 
-def value_loss(values: Tokens, batch: Batch, algorithm: Algorithm) -> tuple[Tokens, Stats]:
+def value_loss(
+    values: Tokens,
+    batch: Batch[jax.Array],
+    algorithm: Algorithm,
+) -> tuple[Tokens, Stats]:
     """Returns the weighted loss of the critic's value of every token, and diagnostics.
 
         loss_t = w_t value_coef / 2 max((V - R)^2, (clip(V, V_old - eps, V_old + eps) - R)^2)
@@ -65,16 +72,24 @@ def value_loss(values: Tokens, batch: Batch, algorithm: Algorithm) -> tuple[Toke
     R is the target `batch.returns`, eps is `value_clip`. The clipped form is not in PPO's paper but
     in its reference code (openai/baselines, ppo2).
     """
+    old_values = present(batch.old_values)
+    targets = present(batch.returns)
     clipped_values = values
     if algorithm.value_clip:
-        change = values - batch.old_values
-        change = jnp.clip(change, -algorithm.value_clip, algorithm.value_clip)
-        clipped_values = batch.old_values + change
-    error = (values - batch.returns) ** 2
-    clipped_error = (clipped_values - batch.returns) ** 2
-    loss = 0.5 * algorithm.value_coef * batch.weights * jnp.maximum(error, clipped_error)
+        change = jnp.clip(values - old_values, -algorithm.value_clip, algorithm.value_clip)
+        clipped_values = old_values + change
+    error = (values - targets) ** 2
+    clipped_error = (clipped_values - targets) ** 2
+    worse_error = jnp.maximum(error, clipped_error)
+    loss = 0.5 * algorithm.value_coef * present(batch.weights) * worse_error
     stats = {
         "value_loss": 0.5 * error,
         "value_clip_fraction": (clipped_error > error).astype(jnp.float32),
     }
     return loss, stats
+
+
+def present(array: jax.Array | None) -> jax.Array:
+    """Returns a field of the batch that this algorithm needs."""
+    assert array is not None, "the batch lacks a field that the algorithm needs"
+    return array

@@ -1,37 +1,46 @@
-"""The loss against TRL's own: GRPOTrainer's advantages, corrections and loss, on the same rewards, masks and log-probs.
+"""The loss against TRL's own, on the same rewards, masks and log-probs.
 
-Conventions that differ, and are translated here: TRL adds 1e-4 to the standard deviation; its cispo bounds the ratio at
-epsilon_high, not 1 + epsilon_high, and not from below; its bnpo is a mean over the tokens of a microbatch, which is
-token_mean where the step has one; its entropy bonus is a mean over tokens whatever the loss is; its dapo divides by
-the tokens of all optimizer steps, TRL 1.16's also multiplies by their number: the same where there is one."""
+A GRPOTrainer without a model computes its advantages, corrections and loss in float64. Where the
+conventions of TRL differ, they are translated here:
+
+- TRL adds 1e-4 to the standard deviation.
+- TRL's cispo bounds the ratio at epsilon_high, not at 1 + epsilon_high, and not from below.
+- TRL's bnpo is a mean over the tokens of a microbatch. With one microbatch that is token_mean.
+- TRL's entropy bonus is a mean over tokens, whatever the loss is.
+- TRL's dapo divides by the tokens of all optimizer steps, and since TRL 1.16 also multiplies by the
+  number of steps. That is the same in an RL step of one optimizer step.
+"""
 
 from collections import defaultdict
 from types import SimpleNamespace
+from typing import TypeVar
 
 import numpy as np
 import pytest
-import reference
-from test_algorithms import (
-    GROUP,
-    MAX_NEW,
-    PROMPTS,
-    Given,
-    differentiate,
-    given_of,
+from packed_losses import (
+    GROUP_SIZE,
+    MAX_NEW_TOKENS,
+    NUM_PROMPTS,
+    ModelOutputs,
+    loss_and_slopes,
+    packed_minibatches,
+    random_outputs,
     small_trainer,
-    scored_parts,
 )
 
 from jzero.algorithms import PRESETS
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.peer, pytest.mark.usefixtures("quick_compilation")]
+
+Value = TypeVar("Value")
 
 EOS, PAD = 1, 0
 EPS = {"std_eps": 1e-4}
 VLLM = {"use_vllm": True, "loss_type": "dapo", "vllm_importance_sampling_clip_max": 1.3}
 DAPO = EPS | {"weight": "batch_token_mean", "correction_high": 1.3}
 MASK = {"vllm_importance_sampling_clip_min": 0.7}
-# name -> TRL's options; preset and its changes; microbatches of TRL's step
+
+# Name -> TRL's options; jzero's preset and its changes; microbatches of TRL's step.
 CASES: dict[str, tuple[dict, str, dict, int]] = {
     "grpo": ({"loss_type": "grpo"}, "grpo", EPS, 2),
     "grpo, beta": ({"loss_type": "grpo", "beta": 0.04}, "deepseek_grpo", EPS, 2),
@@ -112,160 +121,178 @@ CASES: dict[str, tuple[dict, str, dict, int]] = {
 }
 
 
-def make_trl(options: dict, correction: str, microbatches: int):
-    """A GRPOTrainer with what its scoring and its loss read, and no model; on one process, in a second iteration, so
-    that it wants the old log-probs."""
+def unchanged(x: Value, **_: object) -> Value:
+    """What gathering and reducing do on a single process."""
+    return x
+
+
+def make_trl_trainer(options: dict[str, object], correction: str, microbatches: int):
+    """Returns a GRPOTrainer that has what its scoring and its loss read, and no model.
+
+    It runs on one process, in a second iteration over its rollouts, so that it wants the old
+    log-probs. `options` are attributes of the trainer.
+    """
     from trl import GRPOTrainer
 
-    same = lambda x, **_: x
-    process = {"device": "cpu", "num_processes": 1, "process_index": 0, "sync_gradients": True}
-    args = {"steps_per_generation": microbatches, "gradient_accumulation_steps": microbatches}
-    args |= {
-        "per_device_train_batch_size": PROMPTS * GROUP // microbatches,
-        "gradient_checkpointing_kwargs": None,
-    }
-    args |= {"delta": options.get("delta"), "use_bias_correction_kl": False}
-    fields = {
-        "accelerator": SimpleNamespace(
-            gather=same, reduce=same, gather_for_metrics=same, **process
-        ),
-        "args": SimpleNamespace(**args),
-        "model": SimpleNamespace(training=True, is_gradient_checkpointing=False),
-        "ref_model": "ref",
-        "_tokenizer": SimpleNamespace(pad_token_id=PAD),
-        "_metrics": {"train": defaultdict(list)},
-        "_logs": defaultdict(list, rewards=defaultdict(list)),
-        **{
-            "reward_funcs": [None],
-            "reward_func_names": ["score"],
-            "_pending_extra_logs": {},
-            "_pending_metrics": {},
-        },
-        **{
-            "current_gradient_accumulation_steps": microbatches,
-            "num_generations": GROUP,
-            "num_iterations": 2,
-        },
-        **{
-            "max_completion_length": MAX_NEW,
-            "eos_token_ids": [EOS],
-            "pad_to_multiple_of": None,
-            "_is_vlm": False,
-        },
-        **{
-            "environment_factories": None,
-            "environments": None,
-            "tools": [],
-            "log_multimodal": False,
-        },
-        **{
-            "off_policy_mask_threshold": None,
-            "aux_loss_enabled": False,
-            "use_adaptive_entropy": False,
-        },
-        # options, as they are by default here
-        **{
-            "loss_type": "grpo",
-            "importance_sampling_level": "token",
-            "beta": 0.0,
-            "epsilon_low": 0.2,
-        },
-        **{
-            "epsilon_high": 0.2,
-            "entropy_coef": 0.0,
-            "top_entropy_quantile": 1.0,
-            "scale_rewards": "group",
-        },
-        **{
-            "multi_objective_aggregation": "sum_then_normalize",
-            "mask_truncated_completions": False,
-        },
-        **{
-            "use_vllm": False,
-            "vllm_importance_sampling_correction": True,
-            "vllm_importance_sampling_mode": correction,
-        },
-        **{"vllm_importance_sampling_clip_max": 3.0, "vllm_importance_sampling_clip_min": None},
-        "_entropy_bonus_enabled": "entropy_coef" in options,
-    }
     trainer = object.__new__(GRPOTrainer)
-    vars(trainer).update(fields | options)
+    vars(trainer).update(
+        accelerator=SimpleNamespace(
+            device="cpu",
+            num_processes=1,
+            process_index=0,
+            sync_gradients=True,
+            gather=unchanged,
+            reduce=unchanged,
+            gather_for_metrics=unchanged,
+        ),
+        args=SimpleNamespace(
+            steps_per_generation=microbatches,
+            gradient_accumulation_steps=microbatches,
+            per_device_train_batch_size=NUM_PROMPTS * GROUP_SIZE // microbatches,
+            gradient_checkpointing_kwargs=None,
+            delta=options.get("delta"),
+            use_bias_correction_kl=False,
+        ),
+        model=SimpleNamespace(training=True, is_gradient_checkpointing=False),
+        ref_model="ref",
+        _tokenizer=SimpleNamespace(pad_token_id=PAD),
+        _metrics={"train": defaultdict(list)},
+        _logs=defaultdict(list, rewards=defaultdict(list)),
+        _pending_extra_logs={},
+        _pending_metrics={},
+        _is_vlm=False,
+        _entropy_bonus_enabled="entropy_coef" in options,
+        reward_funcs=[None],
+        reward_func_names=["score"],
+        current_gradient_accumulation_steps=microbatches,
+        num_generations=GROUP_SIZE,
+        num_iterations=2,
+        max_completion_length=MAX_NEW_TOKENS,
+        eos_token_ids=[EOS],
+        pad_to_multiple_of=None,
+        environment_factories=None,
+        environments=None,
+        tools=[],
+        log_multimodal=False,
+        off_policy_mask_threshold=None,
+        aux_loss_enabled=False,
+        use_adaptive_entropy=False,
+        vllm_importance_sampling_mode=correction,
+    )
+    # Options that the cases change, as they are without a change.
+    vars(trainer).update(
+        loss_type="grpo",
+        importance_sampling_level="token",
+        beta=0.0,
+        epsilon_low=0.2,
+        epsilon_high=0.2,
+        entropy_coef=0.0,
+        top_entropy_quantile=1.0,
+        scale_rewards="group",
+        multi_objective_aggregation="sum_then_normalize",
+        mask_truncated_completions=False,
+        use_vllm=False,
+        vllm_importance_sampling_correction=True,
+        vllm_importance_sampling_clip_max=3.0,
+        vllm_importance_sampling_clip_min=None,
+    )
+    vars(trainer).update(options)
     return trainer
 
 
-def trl_loss(trainer, data: Given, microbatches: int) -> tuple[float, list[np.ndarray]]:
-    """TRL's loss of a generation batch, summed over its microbatches, and its derivative by every log-prob, float64."""
+def trl_loss_and_slopes(
+    trainer, outputs: ModelOutputs, microbatches: int
+) -> tuple[float, list[np.ndarray]]:
+    """Returns TRL's loss of all rollouts and its derivative by every log-prob, in float64.
+
+    The loss is summed over microbatches. The slopes are an array for each rollout, over its tokens.
+    """
     import torch
 
-    rollouts = data.rollouts
-    response = lambda arrays: [x[r.prompt_length :] for x, r in zip(arrays, rollouts, strict=True)]
-    width = max(r.response_length for r in rollouts)
-    rows = lambda arrays: np.stack(
-        [np.pad(x.astype(np.float64), (0, width - len(x))) for x in response(arrays)]
-    )
-    lists = lambda arrays: [x.tolist() for x in response(arrays)]
-    names = {"now": data.now, "old": data.old, "ref": data.ref}
-    logps, entropy = (
-        {name: torch.tensor(rows(x)) for name, x in names.items()},
-        torch.tensor(rows(data.entropy)),
-    )
-    logps["now"].requires_grad_()
-    part = slice(None)
-    says = lambda model, *_, **options: (
-        logps[model if isinstance(model, str) else "old"][part],
-        entropy[part],
-        None,
-    )
-    trainer._get_per_token_logps_and_entropies = says
+    rollouts = outputs.rollouts
+    width = max(rollout.response_length for rollout in rollouts)
 
-    tokens = [np.maximum(r.tokens, EOS + 1) for r in rollouts]
-    for mine, r in zip(tokens, rollouts, strict=True):
-        mine[-1] = EOS if r.finish_reason == "stop" else EOS + 1
-    prompts = [[EOS + 1] * r.prompt_length for r in rollouts]
-    own = lists([r.sampled.astype(int) for r in rollouts])
+    def responses(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        pairs = zip(arrays, rollouts, strict=True)
+        return [array[rollout.prompt_length :] for array, rollout in pairs]
+
+    def padded(arrays: list[np.ndarray]):
+        rows = [np.pad(row.astype(np.float64), (0, width - len(row))) for row in responses(arrays)]
+        return torch.tensor(np.stack(rows))
+
+    def lists(arrays: list[np.ndarray]) -> list[list[float]]:
+        return [row.tolist() for row in responses(arrays)]
+
+    # The outputs of the models. TRL asks for them with the name "now" (in its loss), with its
+    # reference model, and with its own model (for the old log-probs).
+    logps = {
+        "now": padded(outputs.logps),
+        "old": padded(outputs.old_logps),
+        "ref": padded(outputs.ref_logps),
+    }
+    logps["now"].requires_grad_()
+    entropy = padded(outputs.entropy)
+    rows = slice(None)  # of the microbatch that is asked for
+
+    def model_outputs(model: object, *_: object, **__: object):
+        name = model if isinstance(model, str) else "old"
+        return logps[name][rows], entropy[rows], None
+
+    trainer._get_per_token_logps_and_entropies = model_outputs
+
+    # The rollouts, and their scores. TRL knows a truncated response by its last token.
+    tokens = [np.maximum(rollout.tokens, EOS + 1) for rollout in rollouts]
+    for array, rollout in zip(tokens, rollouts, strict=True):
+        array[-1] = EOS if rollout.finish_reason == "stop" else EOS + 1
     generated = (
-        prompts,
+        [[EOS + 1] * rollout.prompt_length for rollout in rollouts],
         lists(tokens),
-        own,
+        lists([rollout.sampled.astype(int) for rollout in rollouts]),
         lists(tokens),
-        lists([r.logps for r in rollouts]),
+        lists([rollout.logps for rollout in rollouts]),
         {},
         None,
         [],
     )
-    scores = torch.tensor([[r.grade.score] for r in rollouts], dtype=torch.float64)
-    trainer._generate, trainer._calculate_rewards = lambda _: generated, lambda *_: scores
+    scores = torch.tensor([[rollout.grade.score] for rollout in rollouts], dtype=torch.float64)
+    trainer._generate = lambda _: generated
+    trainer._calculate_rewards = lambda *_: scores
     trainer.reward_weights = torch.ones(1)
     inputs = trainer._generate_and_score_completions([{"prompt": ""} for _ in rollouts])
 
-    loss, size = 0.0, len(rollouts) // microbatches
-    for at in range(0, len(rollouts), size):
-        part = slice(at, at + size)
-        mine = trainer._compute_loss(
-            "now", {name: x[part] if x.dim() else x for name, x in inputs.items()}
-        )
-        mine.backward()
-        loss += mine.item()
-    slopes = [np.zeros(len(r.tokens)) for r in rollouts]
-    for slope, row, r in zip(slopes, logps["now"].grad.numpy(), rollouts, strict=True):
-        slope[r.prompt_length :] = row[: r.response_length]
-    return loss, slopes
+    total_loss = 0.0
+    size = len(rollouts) // microbatches
+    for start in range(0, len(rollouts), size):
+        rows = slice(start, start + size)
+        microbatch = {name: x[rows] if x.dim() else x for name, x in inputs.items()}
+        loss = trainer._compute_loss("now", microbatch)
+        loss.backward()
+        total_loss += loss.item()
+
+    slopes = [np.zeros(len(rollout.tokens)) for rollout in rollouts]
+    gradient = logps["now"].grad.numpy()
+    for slope, row, rollout in zip(slopes, gradient, rollouts, strict=True):
+        slope[rollout.prompt_length :] = row[: rollout.response_length]
+    return total_loss, slopes
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_loss_and_gradient_are_those_of_trl(case):
+def test_loss_and_slopes_are_those_of_trl(case):
     pytest.importorskip("trl")
     options, preset, changes, microbatches = CASES[case]
     algorithm = PRESETS[preset](**changes)
+    trainer = small_trainer(algorithm, "four packs", rows=2)
     for seed in range(2):
-        data = given_of(reference.random_rollouts(seed, PROMPTS, GROUP, max_new=MAX_NEW), seed)
-        want_loss, want = trl_loss(
-            make_trl(options, algorithm.correction, microbatches), data, microbatches
+        outputs = random_outputs(seed)
+        trl_trainer = make_trl_trainer(options, algorithm.correction, microbatches)
+        expected_loss, expected_slopes = trl_loss_and_slopes(trl_trainer, outputs, microbatches)
+        [minibatch] = packed_minibatches(trainer, outputs)
+
+        loss, slopes = loss_and_slopes(
+            trainer, trainer.policy, minibatch, outputs.logps, outputs.entropy
         )
-        trainer = small_trainer(algorithm, "four slots", 2)
-        [part] = scored_parts(trainer, data)
-        loss, slopes = differentiate(trainer, trainer.policy, part, data.now, data.entropy)
-        largest = max(np.abs(x).max() for x in want)
-        for i, slope in zip(part.chosen, slopes, strict=True):
-            np.testing.assert_allclose(slope, want[i], rtol=1e-5, atol=1e-5 * largest)
-        np.testing.assert_allclose(loss, want_loss, rtol=1e-5, atol=1e-6)
+
+        largest = max(np.abs(slope).max() for slope in expected_slopes)
+        for i, slope in zip(minibatch.chosen, slopes, strict=True):
+            np.testing.assert_allclose(slope, expected_slopes[i], rtol=1e-5, atol=1e-5 * largest)
+        np.testing.assert_allclose(loss, expected_loss, rtol=1e-5, atol=1e-6)

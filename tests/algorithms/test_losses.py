@@ -1,0 +1,236 @@
+"""Every algorithm's loss and per-token gradient against tests/reference.py: float64 loops."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+import reference
+from packed_losses import (
+    GROUP_SIZE,
+    MAX_NEW_TOKENS,
+    PACKINGS,
+    assert_same_loss,
+    loss_and_slopes,
+    packed_minibatches,
+    random_outputs,
+    small_trainer,
+)
+
+from jzero.algorithms import CORRECTIONS, PRESETS, WEIGHTS
+from jzero.training.step import make_minibatches
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+BOUNDS = {"correction_low": 0.8, "correction_high": 1.25}
+NARROW_BOUNDS = {"correction_low": 0.95, "correction_high": 1.05}
+
+# Name -> preset, and the fields that the case changes.
+CASES: dict[str, tuple[str, dict[str, object]]] = {
+    **{name: (name, {}) for name in PRESETS},
+    **{f"weight: {name}": ("grpo", {"weight": name}) for name in WEIGHTS},
+    **{f"correction: {name}": ("grpo", {"correction": name, **BOUNDS}) for name in CORRECTIONS},
+    "correction: geometric": ("grpo", {"correction": "geometric", **NARROW_BOUNDS}),
+    "k1 in the reward, leave one out": ("rloo", {"kl_reward": 0.05}),
+    "k1 in the reward, return to go": ("reinforce_pp", {"kl_reward": 0.05}),
+    "k2": ("reinforce_pp_baseline", {"kl_coef": 0.05}),
+    "k2 with a bound and its own weight": (
+        "grpo",
+        {"kl_estimator": "k2", "kl_coef": 0.1, "kl_max": 0.02, "kl_weight": "sequence_sum"},
+    ),
+    "k3 with a bound": ("dr_grpo", {"kl_coef": 0.1, "kl_max": 0.02}),
+    "dual clip": ("grpo", {"dual_clip": 1.5}),
+    "dual clip of sequences": ("gspo", {"dual_clip": 1.2}),
+    "entropy": ("dapo", {"entropy_coef": 0.01}),
+    "truncated: fixed": ("grpo", {"truncated": "fixed", "truncated_score": -0.5}),
+    "truncated: mask": ("grpo", {"truncated": "mask"}),
+    "truncated: mask, sequences": (
+        "gspo",
+        {"truncated": "mask", "kl_coef": 0.01, "correction": "geometric", **BOUNDS},
+    ),
+    "truncated: mask, token mean": ("cispo", {"truncated": "mask"}),
+    "truncated: penalty": ("dr_grpo", {"truncated_penalty": 0.3, "overlong_share": 0.5}),
+    "length_norm": ("dr_grpo", {"length_norm": 5}),
+    "std of the batch": ("grpo", {"advantage": "group_mean_batch_std", "std_eps": 1e-4}),
+    "gamma and lambda": ("ppo", {"gamma": 0.9, "lam": 0.7, "whiten": False}),
+    "gamma": ("reinforce_pp", {"gamma": 0.9}),
+    "clipped sequences of cispo": (
+        "cispo",
+        {"ratio": "sequence", "clip_low": 0.02, "clip_high": 0.02},
+    ),
+    "alone: reinforce_pp": ("reinforce_pp", {"kl_reward": 0.01}),
+    "alone: ppo": ("ppo", {"kl_reward": 0.01}),
+    "alone: decoupled_ppo": ("decoupled_ppo", {"kl_reward": 0.01}),
+}
+
+# Packing, rows of a microbatch on each device, and devices.
+PLACEMENTS = list(itertools.product(PACKINGS, (1, 2, 4), (1, 8)))
+
+
+def placed_cases() -> list[object]:
+    """Returns (case, packing, rows, devices, pack_buckets) for every case.
+
+    By default grpo, gspo and ppo have one placement for each packing, and the other cases have one
+    placement each. Over all cases every packing, number of rows and number of devices occurs many
+    times. With --slow these three have all placements, the other presets have one for each packing,
+    and the cases that are no presets have two pack lengths, too.
+    """
+    parameters = []
+    for number, case in enumerate(CASES):
+        # 7 has no factor in common with the 18 placements: neighbors differ in all respects.
+        one = {PLACEMENTS[7 * number % len(PLACEMENTS)]}
+        one_of_each_packing = {PLACEMENTS[6 * i + (number + i) % 6] for i in range(len(PACKINGS))}
+        if case in ("grpo", "gspo", "ppo"):
+            default, slow = one_of_each_packing, set(PLACEMENTS)
+        elif case in PRESETS:
+            default, slow = one, one_of_each_packing
+        else:
+            default, slow = set(), one
+            [placement] = one
+            parameters.append((case, *placement, 1))
+        for placement in PLACEMENTS:
+            if placement in default:
+                parameters.append((case, *placement, 2))
+            elif placement in slow:
+                parameters.append(pytest.param(case, *placement, 2, marks=pytest.mark.slow))
+    return parameters
+
+
+@pytest.mark.parametrize(("case", "packing", "rows", "devices", "pack_buckets"), placed_cases())
+def test_policy_loss_and_slopes_are_those_of_the_definition(
+    case, packing, rows, devices, pack_buckets
+):
+    preset, changes = CASES[case]
+    algorithm = PRESETS[preset](**changes)
+    group_size = 1 if case.startswith("alone") else GROUP_SIZE
+    num_minibatches = 2 if case.startswith("weight") else 1
+    trainer = small_trainer(
+        algorithm, packing, rows, devices, num_minibatches, group_size, pack_buckets
+    )
+    num_truncated = 0
+
+    for seed in range(2):
+        outputs = random_outputs(seed)
+        minibatches = packed_minibatches(trainer, outputs)
+        assert len(minibatches) == num_minibatches
+        if rows * devices == 1:  # then there must be several microbatches to sum over
+            for minibatch in minibatches:
+                assert max(packed.count for packed in minibatch.packed) > 2
+
+        for minibatch in minibatches:
+            loss, slopes = loss_and_slopes(
+                trainer, trainer.policy, minibatch, outputs.logps, outputs.entropy
+            )
+
+            expected_loss, expected_slopes = reference.policy_loss(
+                outputs.rollouts,
+                outputs.logps,
+                outputs.old_logps,
+                outputs.ref_logps,
+                algorithm,
+                group_size,
+                MAX_NEW_TOKENS,
+                minibatch.chosen,
+                entropy=outputs.entropy,
+                values=outputs.old_values,
+            )
+            expected = [expected_slopes[i] for i in minibatch.chosen]
+            assert_same_loss(loss, slopes, expected_loss, expected)
+            rollouts = [outputs.rollouts[i] for i in minibatch.chosen]
+            for slope, rollout in zip(slopes, rollouts, strict=True):
+                assert not slope[~rollout.sampled].any()
+                num_truncated += rollout.finish_reason == "length"
+    assert num_truncated > 3
+
+
+CHANGED_VALUE_LOSS = {"value_clip": 0.0, "value_coef": 0.5, "gamma": 0.9}
+
+
+@pytest.mark.parametrize(
+    ("packing", "rows", "devices", "changes"),
+    [
+        ("plain", 2, 8, {}),
+        ("four packs", 1, 8, CHANGED_VALUE_LOSS),
+        pytest.param("one pack", 4, 1, {}, marks=pytest.mark.slow),
+        pytest.param("four packs", 1, 8, {}, marks=pytest.mark.slow),
+        pytest.param("plain", 2, 8, CHANGED_VALUE_LOSS, marks=pytest.mark.slow),
+        pytest.param("one pack", 4, 1, CHANGED_VALUE_LOSS, marks=pytest.mark.slow),
+    ],
+)
+def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, devices, changes):
+    algorithm = PRESETS["ppo"](**changes)
+    trainer = small_trainer(algorithm, packing, rows, devices)
+    assert trainer.critic is not None
+    outputs = random_outputs(3)
+    [minibatch] = packed_minibatches(trainer, outputs)
+
+    loss, slopes = loss_and_slopes(trainer, trainer.critic, minibatch, outputs.values)
+
+    weights = reference.token_weights(outputs.rollouts, algorithm, MAX_NEW_TOKENS)
+    _, targets = reference.advantages_of(
+        outputs.rollouts,
+        outputs.old_logps,
+        outputs.ref_logps,
+        algorithm,
+        GROUP_SIZE,
+        MAX_NEW_TOKENS,
+        outputs.old_values,
+    )
+    expected_loss = 0.0
+    expected_slopes = [np.zeros(len(values)) for values in outputs.values]
+    for i, weight in enumerate(weights):
+        for t in np.flatnonzero(weight):
+            term, slope = reference.value_loss(
+                float(outputs.values[i][t]),
+                float(outputs.old_values[i][t]),
+                float(targets[i][t]),
+                algorithm,
+            )
+            expected_loss += weight[t] * term
+            expected_slopes[i][t] = weight[t] * slope
+    expected = [expected_slopes[i] for i in minibatch.chosen]
+    assert_same_loss(loss, slopes, expected_loss, expected)
+
+    num_clipped = 0
+    for i, slope in zip(minibatch.chosen, slopes, strict=True):
+        num_clipped += int((slope[outputs.rollouts[i].sampled] == 0).sum())
+    assert (num_clipped > 0) == (algorithm.value_clip > 0)
+
+
+@pytest.mark.parametrize("preset", [pytest.param("grpo", marks=pytest.mark.slow), "gspo"])
+def test_the_first_optimizer_step_has_a_ratio_of_exactly_one(preset):
+    """The old log-probs do not matter, bit for bit, in the first step; they do in the next."""
+    trainer = small_trainer(PRESETS[preset](), "four packs", rows=2, pack_buckets=1)
+    policy, params = trainer.policy, reference.random_params()
+    rollouts = random_outputs(0).rollouts
+    [minibatch] = make_minibatches(trainer, rollouts, 1)
+    rng = np.random.default_rng(0)
+
+    def noise(scale: float) -> list[np.ndarray]:
+        return [rng.normal(0, scale, len(r.tokens)).astype(np.float32) for r in rollouts]
+
+    minibatch.fill(policy, "advantages", noise(1.0))
+
+    def update(is_first: bool):
+        """Returns parameters and stats of an update with other old log-probs in each call."""
+        minibatch.fill(policy, "old_logps", noise(100.0))
+        state, stats = policy.update(
+            policy.start(reference.placed(policy, params)),
+            minibatch.batches,
+            minibatch.counts,
+            trainer.layouts,
+            1e-2,
+            is_first,
+        )
+        return jax.device_get((state.params, stats))
+
+    first_params, first_stats = update(True)
+    again_params, _ = update(True)
+    _, later_stats = update(False)
+
+    assert first_stats["ratio_shift"] == 0
+    assert first_stats["clip_fraction"] == 0
+    assert first_stats["grad_norm"] > 0
+    assert jax.tree.all(jax.tree.map(np.array_equal, first_params, again_params))
+    assert later_stats["ratio_shift"] > 0
+    assert later_stats["clip_fraction"] > 0

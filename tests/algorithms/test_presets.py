@@ -1,0 +1,39 @@
+"""Presets differ from GRPO in what they are named after, and single fields can be changed."""
+
+import pytest
+
+from jzero.algorithms import PRESETS, needs_critic
+
+
+def differences(preset: str, other: str) -> dict[str, object]:
+    """Returns the fields of `other` that are not as in `preset`, without the name."""
+    fields = vars(PRESETS[preset]())
+    return {
+        name: value
+        for name, value in vars(PRESETS[other]()).items()
+        if name != "name" and value != fields[name]
+    }
+
+
+def test_dr_grpo_is_grpo_with_two_changes():
+    both = {"advantage": "group_mean", "weight": "constant"}
+    assert differences("grpo", "dr_grpo") == both
+    assert differences("grpo", "grpo_no_std") | differences("grpo", "grpo_no_length") == both
+
+
+def test_gspo_is_grpo_with_another_ratio_and_clip():
+    assert differences("grpo", "gspo") == {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_has_its_name_and_takes_changes(name):
+    assert PRESETS[name]().name == name
+    assert PRESETS[name](clip_high=0.35) == PRESETS[name](clip_high=0.35)
+    assert PRESETS[name](clip_high=0.35).clip_high == 0.35
+    with pytest.raises(TypeError, match="clip_hgih"):
+        PRESETS[name](clip_hgih=0.35)
+
+
+def test_numbers_of_the_papers():
+    assert PRESETS["dapo"]().clip_high == 0.28
+    assert [name for name in PRESETS if needs_critic(PRESETS[name]())] == ["ppo", "oat_ppo"]
