@@ -90,7 +90,7 @@ def run(given: Any) -> str:
     if not (steps := saved.steps()) or given.step not in (None, *steps):
         raise UserError(f"--step={given.step}: {workdir} has checkpoints of steps {steps}")
     step, base = steps[-1] if given.step is None else given.step, read_base_model(settings.model)
-    items, host = saved.items(step, {"params": qwen.abstract(base.model)})
+    items, host = saved.read_items(step, {"params": qwen.abstract(base.model)})
     unfinished = out.with_name(f".{out.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
     export_model(unfinished, base, settings.rollout, items["params"], given.dtype)

@@ -1,13 +1,21 @@
-"""Checkpoints of the training state, and the guard that keeps a workdir to one config.
+"""Checkpoints of the training state.
 
-`<workdir>/checkpoints/<step>/` is an Orbax checkpoint of three items, so that a reader takes only what it needs:
+`<workdir>/checkpoints/<step>/` is an Orbax checkpoint of three items, so that a reader can take
+only what it needs:
+
   params     the parameter tree
-  optimizer  {"opt_state": ..., "step": i32[]} and, where there is one, {"critic": {"params", "opt_state", "step"}}
-  host       JSON: {"host": the caller's dict, "leaves": {leaf: [shape, dtype, sum of its bits]}}
-A step directory appears under its name only when it is complete; a kill leaves `*.orbax-checkpoint-tmp*`."""
+  optimizer  {"opt_state": ..., "step": i32[]} and, where the algorithm has a critic,
+             {"critic": {"params": ..., "opt_state": ..., "step": i32[]}}
+  host       JSON: {"host": the record of the run,
+                    "leaves": {name of an array: [shape, dtype, sum of its bits]}}
+
+A step directory appears under its name only when it is complete. A kill leaves a directory
+`*.orbax-checkpoint-tmp*`, which the next run removes.
+"""
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,125 +24,178 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax import lax
 
-from jzero import types
 from jzero.errors import UserError
+from jzero.files import JsonObject
+from jzero.types import JsonValue, State
+
+# The items of a checkpoint: a nested dict with arrays as leaves, or with their shapes and dtypes.
+Items = Mapping[str, Any]
+
+LONGEST_REASON = 200  # characters of a library's error that are quoted
 
 
 class Checkpoints:
-    """The checkpoints of a workdir, of which the newest `keep` are kept (0: all); None: for a reader beside the run."""
+    """The checkpoints of a workdir.
 
-    def __init__(self, workdir: str | os.PathLike, keep: int | None):
+    The run that writes them gives `keep`, the number of checkpoints that stay (0: all of them). A
+    reader beside a run gives None: it creates and removes nothing.
+    """
+
+    def __init__(self, workdir: str | os.PathLike[str], keep: int | None) -> None:
         self.path = Path(workdir).absolute() / "checkpoints"
         if keep is not None and jax.process_index() == 0:
-            for leftover in self.path.glob(
-                "*.orbax-checkpoint-tmp*"
-            ):  # of a run killed while it saved
+            # Of a run that was killed while it saved.
+            for leftover in self.path.glob("*.orbax-checkpoint-tmp*"):
                 shutil.rmtree(leftover)
         options = ocp.CheckpointManagerOptions(max_to_keep=keep or None, create=keep is not None)
         self._manager = ocp.CheckpointManager(self.path, options=options)
 
     def latest(self) -> int | None:
-        """The newest complete checkpoint."""
+        """Returns the step of the newest complete checkpoint, or None."""
         return self._manager.latest_step()
 
     def steps(self) -> list[int]:
+        """Returns the steps of all complete checkpoints, the oldest first."""
         return sorted(self._manager.all_steps())
 
-    def save(
-        self, step: int, state: types.State, host: dict[str, Any], *, wait: bool = False
-    ) -> None:
-        """Starts writing; the state may be donated once this returns. `host` is plain JSON values."""
-        if step not in self._manager.all_steps():  # the same step is the same state
-            items = _items(state)
-            arguments: dict[str, Any] = {
+    def save(self, step: int, state: State, host: JsonObject, *, wait: bool = False) -> None:
+        """Starts to write a checkpoint; with `wait`, returns when it is complete.
+
+        `state` may be donated once this returns. A step that is already saved is not written again,
+        because the same step of a run has the same state.
+        """
+        if step not in self._manager.all_steps():
+            items = _to_items(state)
+            arguments: dict[str, ocp.args.CheckpointArgs] = {
                 name: ocp.args.StandardSave(item) for name, item in items.items()
             }
-            arguments["host"] = ocp.args.JsonSave({"host": host, "leaves": _summed(items)})
+            arguments["host"] = ocp.args.JsonSave({"host": host, "leaves": _fingerprints(items)})
             self._manager.save(step, args=ocp.args.Composite(**arguments))
         if wait:
             self._manager.wait_until_finished()
 
-    def restore(self, step: int, state_like: types.State) -> tuple[types.State, dict[str, Any]]:
-        """The state bit for bit, with the shapes, dtypes and shardings of `state_like`'s leaves (arrays or structs)."""
-        items, host = self.items(step, _items(state_like))
-        critic = items["optimizer"].pop("critic", None)
-        state = types.State(
-            items["params"], **items["optimizer"], critic=critic and types.State(**critic)
+    def restore(self, step: int, state_like: State) -> tuple[State, JsonObject]:
+        """Reads a state, bit for bit, and the `host` that `save` was given.
+
+        `state_like` holds arrays or shape structs: the leaves of the state get their shapes, dtypes
+        and shardings. Raises UserError if the checkpoint is damaged or has other arrays.
+        """
+        items, host = self.read_items(step, _to_items(state_like))
+        critic = items["optimizer"].get("critic")
+        state = State(
+            params=items["params"],
+            opt_state=items["optimizer"]["opt_state"],
+            step=items["optimizer"]["step"],
+            critic=State(**critic) if critic else None,
         )
         return state, host
 
-    def items(self, step: int, like: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Those of `like` bit for bit, and what `save` had as host."""
-        host = self._read(step, host=ocp.args.JsonRestore())["host"]
-        written = {
-            name: leaf for name, leaf in host["leaves"].items() if name.split("/")[0] in like
-        }
-        wanted = _leaves(like)
-        for name in sorted(written.keys() | wanted.keys()):
-            there, here = written.get(name, [])[:2] or None, wanted.get(name)
-            if there != here:
-                raise UserError(
-                    f"checkpoint {self.path / str(step)} holds {name} = {there}, this config wants {here}: resume with "
-                    "the config it was saved with, or use another workdir"
-                )
-        place = jax.sharding.SingleDeviceSharding(
-            jax.local_devices()[0]
-        )  # of leaves without a sharding
-        read = lambda item: ocp.args.StandardRestore(item, fallback_sharding=place)
-        items = self._read(step, **{name: read(item) for name, item in like.items()})
-        sums = _summed({name: items[name] for name in like})
-        if wrong := [name for name in written if sums[name] != written[name]]:
-            raise UserError(self._damaged(step, f"{wrong[0]} is not what was saved"))
-        return items, host["host"]
+    def read_items(self, step: int, items_like: Items) -> tuple[Items, JsonObject]:
+        """Reads the items that `items_like` names, bit for bit, and the `host` of the checkpoint.
 
-    def _read(self, step: int, **items: Any) -> Any:
-        try:
-            return self._manager.restore(step, args=ocp.args.Composite(**items))
-        except Exception as error:
-            raise UserError(self._damaged(step, error)) from error
+        Every array is compared with the shape, dtype and sum of bits that were written beside it.
+        """
+        host_item = self._read(step, host=ocp.args.JsonRestore())["host"]
+        written = {}
+        for name, fingerprint in host_item["leaves"].items():
+            if name.split("/")[0] in items_like:
+                written[name] = fingerprint
+        self._check_same_arrays(step, written, _shapes(items_like))
+
+        # Leaves without a sharding go to the first device of this host.
+        first_device = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        arguments = {
+            name: ocp.args.StandardRestore(item, fallback_sharding=first_device)
+            for name, item in items_like.items()
+        }
+        restored = self._read(step, **arguments)
+        items = {name: restored[name] for name in items_like}
+
+        fingerprints = _fingerprints(items)
+        changed = [name for name in written if fingerprints[name] != written[name]]
+        if changed:
+            raise self._damaged(step, f"{changed[0]} is not what was saved")
+        return items, host_item["host"]
 
     def close(self) -> None:
-        """Waits for the save in progress."""
+        """Waits for a checkpoint that is being written."""
         self._manager.close()
 
-    def _damaged(self, step: int, why: Any) -> str:
-        earlier = max((other for other in self._manager.all_steps() if other < step), default=None)
-        then = "start over" if earlier is None else f"resume from step {earlier}"
-        reason = (str(why).split(". See full")[0].splitlines() or [repr(why)])[0][:200]
-        return f"checkpoint {self.path / str(step)} cannot be read ({reason}): delete that directory to {then}"
+    def _check_same_arrays(
+        self, step: int, written: dict[str, list[JsonValue]], wanted: dict[str, list[JsonValue]]
+    ) -> None:
+        """Raises UserError unless the checkpoint has the arrays that this config needs."""
+        for name in sorted(written.keys() | wanted.keys()):
+            found = written[name][:2] if name in written else None  # without the sum of bits
+            expected = wanted.get(name)
+            if found != expected:
+                raise UserError(
+                    f"checkpoint {self.path / str(step)} holds {name} = {found}, "
+                    f"this config wants {expected}: resume with the config it was saved with, "
+                    "or use another workdir"
+                )
+
+    def _read(self, step: int, **arguments: ocp.args.CheckpointArgs) -> Items:
+        try:
+            return self._manager.restore(step, args=ocp.args.Composite(**arguments))
+        except Exception as error:  # Orbax and TensorStore raise many types on damaged files
+            raise self._damaged(step, error) from error
+
+    def _damaged(self, step: int, reason: object) -> UserError:
+        """Returns the error of a checkpoint that cannot be read, with what the user can do."""
+        earlier_steps = [other for other in self._manager.all_steps() if other < step]
+        if earlier_steps:
+            remedy = f"resume from step {max(earlier_steps)}"
+        else:
+            remedy = "start over"
+        # TensorStore's messages have many lines; the first one says what is wrong.
+        lines = str(reason).split(". See full")[0].splitlines() or [repr(reason)]
+        return UserError(
+            f"checkpoint {self.path / str(step)} cannot be read "
+            f"({lines[0][:LONGEST_REASON]}): delete that directory to {remedy}"
+        )
 
 
-def _items(state: types.State) -> dict[str, Any]:
+def _to_items(state: State) -> Items:
     optimizer = {"opt_state": state.opt_state, "step": state.step}
-    if critic := state.critic:
+    if state.critic is not None:
         optimizer["critic"] = {
-            "params": critic.params,
-            "opt_state": critic.opt_state,
-            "step": critic.step,
+            "params": state.critic.params,
+            "opt_state": state.critic.opt_state,
+            "step": state.critic.step,
         }
     return {"params": state.params, "optimizer": optimizer}
 
 
-def _leaves(items: dict[str, Any]) -> dict[str, list]:
-    """leaf -> [shape, dtype]."""
-    name = lambda path: jax.tree_util.keystr(path, simple=True, separator="/")
-    return {
-        name(path): [list(leaf.shape), str(leaf.dtype)]
-        for path, leaf in jax.tree.leaves_with_path(items)
-    }
+def _shapes(items: Items) -> dict[str, list[JsonValue]]:
+    """Returns {name of an array: [shape, dtype]}, in the order of the leaves."""
+    shapes = {}
+    for path, leaf in jax.tree.leaves_with_path(items):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        shapes[name] = [list(leaf.shape), str(leaf.dtype)]
+    return shapes
 
 
-def _summed(items: dict[str, Any]) -> dict[str, list]:
-    """leaf -> [shape, dtype, sum of its bits]."""
+def _fingerprints(items: Items) -> dict[str, list[JsonValue]]:
+    """Returns {name of an array: [shape, dtype, sum of its bits]}."""
     sums = jax.device_get(_bit_sums(jax.tree.leaves(items)))
+    shapes = _shapes(items)
     return {
-        name: [*leaf, int(total)]
-        for (name, leaf), total in zip(_leaves(items).items(), sums, strict=True)
+        name: [*shape_and_dtype, int(bit_sum)]
+        for (name, shape_and_dtype), bit_sum in zip(shapes.items(), sums, strict=True)
     }
 
 
 @jax.jit
 def _bit_sums(leaves: list[jax.Array]) -> list[jax.Array]:
-    """Σ bits mod 2^32 of each leaf: integers, so the same under every sharding."""
-    bits = lambda leaf: lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{8 * leaf.dtype.itemsize}"))
-    return [jnp.sum(bits(leaf), dtype=jnp.uint32) for leaf in leaves]
+    """Returns the sum of the bits of each leaf, read as unsigned integers, modulo 2^32.
+
+    A sum of integers does not depend on the order, so it is the same under every sharding.
+    """
+
+    def bit_sum(leaf: jax.Array) -> jax.Array:
+        unsigned = jnp.dtype(f"uint{8 * leaf.dtype.itemsize}")
+        bits = lax.bitcast_convert_type(leaf, unsigned)
+        return jnp.sum(bits, dtype=jnp.uint32)
+
+    return [bit_sum(leaf) for leaf in leaves]

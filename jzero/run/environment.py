@@ -1,4 +1,4 @@
-"""Moved from jzero.metrics."""
+"""What a run ran on: versions of packages, devices, and memory of the process."""
 
 import importlib.metadata
 import platform
@@ -6,24 +6,27 @@ import resource
 
 import jzero
 
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+
 
 def peak_rss_bytes() -> int:
-    """Peak resident bytes of this process plus those of its largest child that has ended (live children: not seen)."""
+    """Returns the peak resident memory of this process plus that of its largest ended child.
+
+    Children that are still alive are not counted.
+    """
     unit = 1 if platform.system() == "Darwin" else 1024  # ru_maxrss: bytes on macOS, KiB on Linux
-    return unit * sum(
-        resource.getrusage(who).ru_maxrss
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    largest_child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    return unit * (own + largest_child)
 
 
 def versions() -> dict[str, str]:
-    """What ran: package versions, Python, operating system, devices."""
-    import jax  # this module is imported by processes that hold no device
+    """Returns the versions of jzero, its main packages, Python and the system, and the devices."""
+    import jax  # not at the top: processes that hold no device import this module
 
-    packages = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
     return {
         "jzero": jzero.__version__,
-        **{name: importlib.metadata.version(name) for name in packages},
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",

@@ -1,48 +1,93 @@
-"""Moved from jzero.metrics."""
+"""Episodes of several turns as files that a person reads: `trajectories/<version>/<problem>.txt`.
+
+The folder is the version of the policy that sampled the first token. The `.jsonl` file beside each
+text holds the same episodes as JSON objects. A step that is repeated after a kill writes the same
+files again.
+"""
 
 import json
 from pathlib import Path
-from typing import Any
 
-from jzero.files import fill_template, write_atomic
-from jzero.types import Rollout
-
-
-def trajectory(rollout: Rollout) -> dict[str, Any]:
-    """An episode. Lengths are in tokens; head and tail the versions of the first and the last that the policy wrote."""
-    versions = rollout.versions[rollout.sampled].tolist()
-    of = lambda grade: {"reward": grade.score, "success": grade.correct, "reason": grade.reason}
-    turns: list[dict[str, Any]] = []
-    for turn, before in zip(rollout.turns, (None, *rollout.turns), strict=False):
-        lengths = {
-            "prompt_length": turn.start,
-            "answer_length": int(rollout.sampled[turn.start : turn.end].sum()),
-        }
-        reply = {"reply": before.grade.reply} if before and before.grade else {}
-        turns.append(
-            lengths | of(turn.grade) | {"finish": turn.finish_reason, "answer": turn.text} | reply
-        )
-    whole = {
-        "id": rollout.problem.id,
-        "sample": rollout.sample_index,
-        "prompt": rollout.problem.prompt,
-    }
-    whole |= {"prompt_length": rollout.prompt_length, "answer_length": len(versions)} | of(
-        rollout.grade
-    )
-    return whole | {"version_head": versions[0], "version_tail": versions[-1], "turns": turns}
+from jzero.files import JsonObject, write_atomic
+from jzero.types import Grade, Rollout, Turn, grade_of
 
 
 def write_trajectories(workdir: Path, rollouts: list[Rollout]) -> None:
-    """`trajectories/<version that began it>/<problem id>.txt` and `.jsonl`: a step that is repeated writes the same."""
-    files: dict[tuple[int, str], list[dict[str, Any]]] = {}
-    for each in map(trajectory, rollouts):
-        files.setdefault((each["version_head"], each["id"].replace("/", "_")), []).append(each)
-    for (version, name), rows in files.items():
-        directory = workdir / "trajectories" / str(version)
-        directory.mkdir(parents=True, exist_ok=True)
-        write_atomic(
-            directory / f"{name}.txt",
-            "\n\n".join(fill_template("episode.txt", **each) for each in rows) + "\n",
-        )
-        write_atomic(directory / f"{name}.jsonl", "".join(json.dumps(each) + "\n" for each in rows))
+    """Writes the episodes of each problem to one text file and one file of JSON lines."""
+    episodes_by_file: dict[Path, list[JsonObject]] = {}
+    for rollout in rollouts:
+        episode = describe_episode(rollout)
+        directory = workdir / "trajectories" / str(episode["version_head"])
+        path = directory / episode["id"].replace("/", "_")
+        episodes_by_file.setdefault(path, []).append(episode)
+
+    for path, episodes in episodes_by_file.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        texts = [format_episode(episode) for episode in episodes]
+        lines = [json.dumps(episode) + "\n" for episode in episodes]
+        # Not `with_suffix`: the id of a problem may hold a dot.
+        write_atomic(path.with_name(f"{path.name}.txt"), "\n\n".join(texts) + "\n")
+        write_atomic(path.with_name(f"{path.name}.jsonl"), "".join(lines))
+
+
+def describe_episode(rollout: Rollout) -> JsonObject:
+    """Returns the JSON object of a graded rollout.
+
+    Lengths are in tokens. `version_head` and `version_tail` are the versions of the policy that
+    sampled the first and the last token.
+    """
+    versions = rollout.versions[rollout.sampled].tolist()
+    episode = {
+        "id": rollout.problem.id,
+        "sample": rollout.sample_index,
+        "prompt": rollout.problem.prompt,
+        "prompt_length": rollout.prompt_length,
+        "answer_length": len(versions),
+        **_describe_grade(grade_of(rollout)),
+        "version_head": versions[0],
+        "version_tail": versions[-1],
+        "turns": [],
+    }
+    previous: Turn | None = None
+    for turn in rollout.turns:
+        episode["turns"].append(_describe_turn(rollout, turn, previous))
+        previous = turn
+    return episode
+
+
+def _describe_turn(rollout: Rollout, turn: Turn, previous: Turn | None) -> JsonObject:
+    """Returns the JSON object of a turn, with the environment's reply that came before it."""
+    row = {
+        "prompt_length": turn.start,
+        "answer_length": int(rollout.sampled[turn.start : turn.end].sum()),
+        **_describe_grade(grade_of(turn)),
+        "finish": turn.finish_reason,
+        "answer": turn.text,
+    }
+    if previous is not None:
+        row["reply"] = grade_of(previous).reply
+    return row
+
+
+def _describe_grade(grade: Grade) -> JsonObject:
+    return {"reward": grade.score, "success": grade.correct, "reason": grade.reason}
+
+
+def format_episode(episode: JsonObject) -> str:
+    """Returns the text of an episode: the prompt, then each reply and each answer under a rule."""
+    lines = [
+        f"=== {episode['id']}, sample {episode['sample']}, "
+        f"versions {episode['version_head']} to {episode['version_tail']}, "
+        f"reward {episode['reward']:g}",
+        f"--- prompt, {episode['prompt_length']} tokens",
+        str(episode["prompt"]),
+    ]
+    for number, turn in enumerate(episode["turns"], start=1):
+        if "reply" in turn:
+            lines += ["--- reply", turn["reply"]]
+        lines += [
+            f"--- turn {number}: {turn['answer_length']} tokens after {turn['prompt_length']} "
+            f"({turn['finish']}), reward {turn['reward']:g}, {turn['reason']}",
+            turn["answer"],
+        ]
+    return "\n".join(lines).rstrip("\n")
