@@ -1,0 +1,41 @@
+"""Reading and changing settings by their dotted name, and loading recipes."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from jzero import config
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted(path.stem for path in (ROOT / "configs").glob("*.py"))
+
+
+def get(settings: object, name: str) -> object:
+    """Returns the setting or section with this dotted name; "" is the whole."""
+    for part in name.split(".") if name else []:
+        settings = getattr(settings, part)
+    return settings
+
+
+def put(settings: object, name: str, value: object) -> None:
+    """Changes the setting with this dotted name."""
+    section, _, field = name.rpartition(".")
+    setattr(get(settings, section), field, value)
+
+
+def changed_config(changes: dict[str, object]) -> config.Config:
+    """Returns the default config with some settings changed."""
+    settings = config.Config()
+    for name, value in changes.items():
+        put(settings, name, value)
+    return settings
+
+
+def load_recipe(name: str) -> ModuleType:
+    """Returns the module of configs/NAME.py."""
+    spec = importlib.util.spec_from_file_location(f"{name}_recipe", ROOT / f"configs/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,179 @@
+"""Impossible settings are refused by name, all of them at once; possible ones pass."""
+
+import importlib.util
+import math
+
+import pytest
+from settings_by_name import changed_config
+
+from jzero import config
+from jzero.errors import UserError
+
+# The settings changed, and what the message says.
+IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
+    ({"model.dtype": "float16"}, "model.dtype='float16' is not one of bfloat16, float32"),
+    ({"model.remat": "some"}, "model.remat='some'"),
+    ({"model.attention": "splash"}, "model.attention='splash'"),
+    (
+        {"model.arch.model_type": "llama"},
+        "model.arch.model_type='llama' is not one of qwen2, qwen3",
+    ),
+    (
+        {"model.arch.num_key_value_heads": 3},
+        "model.arch.num_key_value_heads=3 does not divide model.arch.num_attention_heads=4",
+    ),
+    ({"model.arch.head_dim": 31}, "head_dim=31 must be even"),
+    ({"model.arch.hidden_size": 0}, "model.arch.hidden_size=0 must be at least 1"),
+    ({"model.logit_chunk": 0}, "model.logit_chunk=0 must be at least 1"),
+    ({"task.grade_workers": 0}, "task.grade_workers=0 must be at least 1"),
+    ({"rollout.kv_dtype": "int8"}, "rollout.kv_dtype='int8'"),
+    (
+        {"rollout.group_size": 1},
+        "rollout.group_size=1: the group_mean_std baseline needs a group of at least 2",
+    ),
+    ({"rollout.group_size": 0}, "rollout.group_size=0 must be at least 1"),
+    ({"rollout.decode_steps": 0}, "rollout.decode_steps=0 must be at least 1"),
+    ({"rollout.temperature": 0.0}, "rollout.temperature=0.0 must be positive"),
+    ({"rollout.top_p": 0.0}, "rollout.top_p=0.0 must be in (0, 1]"),
+    ({"rollout.top_k": -1}, "rollout.top_k=-1 must be at least 0"),
+    ({"rollout.min_p": 1.5}, "rollout.min_p=1.5 must be in [0, 1)"),
+    ({"rollout.num_pages": -1}, "rollout.num_pages=-1 must be at least 0"),
+    ({"rollout.stop": ("",)}, "rollout.stop=('',) must hold non-empty strings"),
+    ({"rollout.stop": (5,)}, "rollout.stop=(5,) must hold non-empty strings"),
+    (
+        {"algorithm.advantage": "gae2"},
+        "algorithm.advantage='gae2' is not one of group_mean, group_mean_std",
+    ),
+    ({"algorithm.truncated": "drop"}, "algorithm.truncated='drop'"),
+    ({"algorithm.clip_low": -0.1}, "algorithm.clip_low=-0.1 must be at least 0"),
+    (
+        {"algorithm.correction": "tis"},
+        "algorithm.correction='tis' is not one of '', none, token_truncate, token_mask",
+    ),
+    (
+        {"algorithm.correction": "token_mask", "rollout.top_p": 0.9},
+        "algorithm.correction=token_mask divides by the sampler's prob",
+    ),
+    (
+        {"algorithm.old_policy": "sampler", "rollout.top_k": 20},
+        "algorithm.old_policy=sampler divides by the sampler's probabilities",
+    ),
+    (
+        {"algorithm.old_policy": "sampler", "algorithm.correction": "token_mask"},
+        "correction=token_mask is always 1 with",
+    ),
+    (
+        {"rollout.max_staleness": 1, "rollout.top_p": 0.9},
+        "algorithm.correction=token_truncate divides by the sampler's prob",
+    ),
+    (
+        {"rollout.max_staleness": 1, "algorithm.dynamic_sampling_rounds": 2},
+        "rollout.max_staleness=1 trains on groups as they come",
+    ),
+    (
+        {"mesh.decode_devices": 1},
+        "mesh.decode_devices=1 would wait for every update: set rollout.max_staleness=1",
+    ),
+    (
+        {"algorithm.correction_low": 3.0},
+        "algorithm.correction_low=3.0 is above algorithm.correction_high=2.0",
+    ),
+    ({"algorithm.dual_clip": 1.1}, "algorithm.dual_clip=1.1 must be above 1 + clip_high=1.2, or 0"),
+    (
+        {"algorithm.overlong_share": 1.5},
+        "algorithm.overlong_share=1.5 is a share of rollout.max_new_tokens: at most 1",
+    ),
+    (
+        {"algorithm.advantage": "leave_one_out", "rollout.group_size": 1},
+        "the leave_one_out baseline needs a group of at",
+    ),
+    ({"critic.optimizer.schedule": "step"}, "critic.optimizer.schedule='step'"),
+    ({"optimizer.schedule": "step"}, "optimizer.schedule='step'"),
+    ({"optimizer.clip_norm": -1.0}, "optimizer.clip_norm=-1.0 must be at least 0"),
+    (
+        {"warm_start.steps": 5, "warm_start.batch_size": 0},
+        "warm_start.batch_size=0 must be at least 1",
+    ),
+    (
+        {"train.pack_length": 100},
+        "train.pack_length=100 is shorter than what may follow a prompt: set it to 1024 or 0",
+    ),
+    ({"train.pack_length": -1}, "train.pack_length=-1 must be at least 0"),
+    ({"train.packs_per_row": -1}, "train.packs_per_row=-1 must be at least 0"),
+    (
+        {"train.pack_buckets": 12},
+        "train.pack_buckets=12 halves a pack of 1024 tokens to nothing: set it to at most 11",
+    ),
+    ({"train.microbatch_tokens": 0}, "train.microbatch_tokens=0 must be at least 1"),
+    ({"train.minibatches": 3}, "train.minibatches=3 does not divide rollout.num_prompts=128"),
+    ({"train.steps": -1}, "train.steps=-1 must be at least 0"),
+    ({"train.checkpoint_every": 0}, "train.checkpoint_every=0 must be at least 1"),
+    ({"eval.samples": -1}, "eval.samples=-1 must be at least 0"),
+    ({"task.reward.unit": "words"}, "task.reward.unit='words' is not one of characters, tokens"),
+    ({"task.reward.repetition_ngram": 0}, "task.reward.repetition_ngram=0 must be at least 1"),
+    (
+        {"eval.every": 5, "eval.problems": 0},
+        "eval.every=5 has no problems to evaluate on: set eval.problems to at least 1, or "
+        "eval.suites",
+    ),
+    ({"eval.every": -1}, "eval.every=-1 must be at least 0"),
+    ({"optimizer.lr": math.nan}, "optimizer.lr=nan is not a number"),
+    ({"mesh.decode_devices": -1}, "mesh.decode_devices=-1 must be at least 0"),
+    (
+        {"rollout.max_episode_tokens": 100},
+        "rollout.max_episode_tokens=100 is shorter than a prompt and a response, 1280",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), IMPOSSIBLE, ids=[" ".join(changes) for changes, _ in IMPOSSIBLE]
+)
+def test_impossible_settings_are_refused(changes, message):
+    with pytest.raises(UserError) as caught:
+        config.validate(changed_config(changes))
+
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"train.pack_length": 1024},
+        {"train.pack_buckets": 11},
+        {"eval.problems": 0},
+        {"mesh.data": -1, "mesh.fsdp": 1},
+        {"task.format_score": -1.0},
+        {"rollout.group_size": 1, "algorithm.advantage": "gae"},
+        {"rollout.max_episode_tokens": 1280},
+    ],
+    ids=" ".join,
+)
+def test_possible_settings_pass(changes):
+    config.validate(changed_config(changes))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "package"),
+    [("task.verifier", "math_verify", "math-verify"), ("train.wandb_project", "jzero", "wandb")],
+)
+def test_a_package_that_is_not_installed_is_named(name, value, package, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    message = f"{name}={value} needs the package: pip install {package}"
+    with pytest.raises(UserError, match=message):
+        config.validate(changed_config({name: value}))
+
+
+def test_all_mistakes_are_named_at_once():
+    settings = changed_config({"rollout.group_size": 1, "model.dtype": "f16"})
+    with pytest.raises(UserError, match=r"model.dtype='f16'.*; .*rollout.group_size=1"):
+        config.validate(settings)
+
+
+def test_combinations_are_not_checked_for_numbers_that_are_too_small():
+    settings = changed_config({"train.minibatches": 0, "rollout.temperature": 0.0})
+    with pytest.raises(UserError) as caught:
+        config.validate(settings)
+    assert str(caught.value) == "train.minibatches=0 must be at least 1"

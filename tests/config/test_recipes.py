@@ -1,0 +1,58 @@
+"""Recipes: every preset is a config of its own that passes the checks."""
+
+import json
+
+import pytest
+from settings_by_name import RECIPES, load_recipe
+
+from jzero import algorithms, config
+from jzero.errors import UserError
+
+DEFAULT_TYPES = {
+    setting.name: type(setting.value) for setting in config.list_settings(config.Config())
+}
+PRESETS = [
+    (recipe, preset)
+    for recipe in RECIPES
+    for preset in ("tiny", *load_recipe(recipe).HUB, "tiny,dr_grpo")
+]
+
+
+@pytest.mark.parametrize(("recipe", "preset"), PRESETS)
+def test_every_preset_is_possible(recipe, preset):
+    settings = load_recipe(recipe).get_config(preset)
+
+    config.validate(settings)
+
+    assert settings.name.startswith(recipe.replace("_", "-"))
+    written = json.loads(config.to_json(settings))
+    assert written["rollout"]["group_size"] == settings.rollout.group_size
+    for setting in config.list_settings(settings):
+        # An int where a float belongs could not be changed to 0.5.
+        assert type(setting.value) is DEFAULT_TYPES[setting.name], setting.name
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_preset_is_a_new_config_in_each_call(recipe):
+    module = load_recipe(recipe)
+    module.get_config("tiny").model.arch.hidden_size = -1
+    assert module.get_config("tiny").model.arch.hidden_size > 0
+
+
+@pytest.mark.parametrize("name", algorithms.PRESETS)
+def test_an_algorithm_after_the_preset_replaces_that_of_the_recipe(name):
+    settings = load_recipe("countdown").get_config(f"tiny,{name}")
+    assert settings.algorithm == algorithms.PRESETS[name]()
+    assert settings.name == f"countdown-tiny-{name}"
+
+
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [
+        ("tyni", "no preset 'tyni'.*tiny, qwen2.5-0.5b"),
+        ("tiny,gpro", "no algorithm 'gpro'.*grpo, dr_grpo"),
+    ],
+)
+def test_unknown_presets_are_refused_with_the_names_there_are(preset, message):
+    with pytest.raises(UserError, match=message):
+        load_recipe("countdown").get_config(preset)

@@ -1,0 +1,125 @@
+"""Every setting can be set by a flag, has a description, and belongs to one config only."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import pytest
+from absl import flags
+from ml_collections import config_flags
+from settings_by_name import ROOT, get, put
+
+from jzero import algorithms, config
+
+# ml_collections loads a recipe that way.
+pytestmark = pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")
+
+DEFAULTS = {setting.name: setting.value for setting in config.list_settings(config.Config())}
+TEXTS_OF_A_TUPLE = {
+    "</answer>": ("</answer>",),
+    "('a', 'b c')": ("a", "b c"),
+    "()": (),
+}
+
+
+def parse(*arguments: str) -> config.Config:
+    """Returns what the command line makes of a recipe."""
+    argv = ["main", f"--config={ROOT / 'configs/countdown.py'}:tiny", *arguments]
+    values = flags.FlagValues()
+    holder = config_flags.DEFINE_config_file("config", None, "", values, sys_argv=argv)
+    values(argv)
+    return holder.value
+
+
+@pytest.fixture(scope="module")
+def recipe() -> config.Config:
+    """The recipe without a change."""
+    return parse()
+
+
+def other_value(value: bool | int | float | str) -> bool | int | float | str:
+    """Returns another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int):
+        return value + 3
+    if isinstance(value, float):
+        return value / 2 + 0.125
+    return value + "other/one 2"
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_every_setting_is_set_by_its_flag(name, recipe):
+    value = get(recipe, name)
+    if isinstance(value, tuple):
+        for text, parsed in TEXTS_OF_A_TUPLE.items():
+            assert get(parse(f"--config.{name}={text}"), name) == parsed
+        twice = parse(f"--config.{name}=a", f"--config.{name}=<b>")
+        assert get(twice, name) == ("a", "<b>")
+        return
+
+    new_value = other_value(value)
+    changed = parse(f"--config.{name}={new_value}")
+
+    assert get(changed, name) == new_value
+    assert type(get(changed, name)) is type(value)
+    put(changed, name, value)
+    assert changed == recipe  # nothing else has changed
+    if isinstance(value, bool):
+        assert get(parse(f"--config.{name}"), name) is True
+        assert get(parse(f"--noconfig.{name}"), name) is False
+
+
+def fields_of(section: object, prefix: str = "") -> Iterator[tuple[str, dataclasses.Field, object]]:
+    """Yields the dotted name, the field and the value of every setting, by its own walk."""
+    assert dataclasses.is_dataclass(section)
+    for field in dataclasses.fields(section):
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from fields_of(value, f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, field, value
+
+
+def test_settings_are_listed_in_the_order_of_the_schema():
+    listed = [(setting.name, setting.value) for setting in config.list_settings(config.Config())]
+    assert listed == [(name, value) for name, _, value in fields_of(config.Config())]
+
+
+def test_settings_have_types_that_a_flag_can_parse():
+    for name, field, value in fields_of(config.Config()):
+        assert type(value) in (bool, int, float, str, tuple), name
+        # An int as default of a float could not be changed to 0.5.
+        assert field.type not in (float, "float") or isinstance(value, float), name
+
+
+def test_every_setting_has_a_description_in_sentences():
+    for setting in config.list_settings(config.Config()):
+        description = setting.rules.description
+        assert description[0].isupper() or description.startswith(("cosine", "repetition_"))
+        assert description.endswith((".", "...")), setting.name
+
+
+def test_every_default_is_allowed():
+    config.validate(config.Config())
+
+
+@pytest.mark.parametrize("name", algorithms.TABLES)
+def test_the_choices_of_an_algorithm_are_the_keys_of_its_table(name):
+    table = algorithms.TABLES[name]
+    [setting] = [
+        setting
+        for setting in config.list_settings(config.Config())
+        if setting.name == f"algorithm.{name}"
+    ]
+    assert set(table) <= set(setting.rules.choices)
+    assert set(setting.rules.choices) <= {*table, "", "none"}
+
+
+def test_sections_are_not_shared_between_configs():
+    config.Config().rollout.group_size = 99
+    assert config.Config().rollout.group_size != 99
+
+
+def test_flatten_keeps_values_and_order():
+    tree = {"b": {"y": (1, 2), "x": None}, "a": 3}
+    assert list(config.flatten(tree).items()) == [("b.y", (1, 2)), ("b.x", None), ("a", 3)]
