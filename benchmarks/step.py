@@ -72,7 +72,7 @@ def step(run: train.Run, state, number: int, prompts: list[np.ndarray]):
     driver = Scheduler(engine, run.publish(state.params), lambda ids: "")
     seed = make_seed(engine, (0, number))
     done = {
-        (s.prompt, s.sample): s
+        (s.prompt_id, s.sample_index): s
         for s in driver.run(make_groups(prompts, SAMPLES, NEW), SAMPLES, 1.0, seed)
     }
     rolled = time.perf_counter()

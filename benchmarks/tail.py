@@ -17,7 +17,8 @@ import numpy as np
 
 from jzero import cli, config, train
 from jzero.grading.pool import Pool
-from jzero.rollout.async_stream import EpisodeGroup, RolloutStream
+from jzero.rollout.async_stream import RolloutStream
+from jzero.rollout.sequence import EpisodeGroup
 from jzero.run.base_model import load_params
 from jzero.run.environment import versions
 
@@ -60,12 +61,14 @@ class HeavyTail(RolloutStream):
         new = super().admit(version)
         for group in new:
             draws = (
-                np.random.default_rng((0, group.number)).pareto(self.alpha, len(group.sequences))
+                np.random.default_rng((0, group.problem_number)).pareto(
+                    self.alpha, len(group.sequences)
+                )
                 + 1
             )
             lengths = np.minimum(SHORT * draws, self.rollout.max_new_tokens).astype(int)
             for sequence, length in zip(group.sequences, lengths, strict=True):
-                sequence.limit = len(sequence.context) + int(length)
+                sequence.length_limit = len(sequence.prompt_tokens) + int(length)
         return new
 
 

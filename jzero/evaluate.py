@@ -1,14 +1,17 @@
-"""`python -m jzero.evaluate --model DIR --suite aime24,math500=FILE,... [--out DIR] [--config.section.field=value ...]`
+"""`python -m jzero.evaluate --model DIR --suite aime24,mine=FILE [--out DIR] [--config.X.Y=Z ...]`
 
-Rollouts from problems, and how good they are: every problem's responses, a summary, and a table. Greedy alone unless
---config.eval.samples says how many samples, at --config.rollout.temperature."""
+Evaluates a model on one or more suites. Writes every problem's responses to
+OUT/<suite>-<kind>.jsonl and the metrics to OUT/summary.json, and prints a table. By default each
+problem gets one greedy response, as in the tables that model cards publish. --config.eval.samples=K
+adds K responses at --config.rollout.temperature, and with them avg@K, pass@k and maj@K.
+"""
 
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -16,29 +19,35 @@ from jzero import cli, config
 from jzero.distributed import processes
 from jzero.distributed.mesh import param_shardings, train_mesh
 from jzero.errors import UserError
-from jzero.files import fill_template
 from jzero.grading.pool import Pool
-from jzero.model import huggingface
+from jzero.model import huggingface, qwen
 from jzero.rollout.evaluation import accuracy_metrics, evaluation_kinds
-from jzero.rollout.sampler import Sampler, drop_long_prompts, make_sampler
+from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import read_base_model
 from jzero.run.environment import versions
 from jzero.tasks import math_problems, suites
 from jzero.types import Rollout, grade_of
 
 
+class SuiteSummary(TypedDict):
+    """What summary.json holds of one suite."""
+
+    problems: int  # that were evaluated
+    dropped: int  # whose prompt is longer than rollout.max_prompt_tokens
+    kinds: dict[str, dict[str, float]]  # "greedy" or "avg@K" -> metrics by name
+
+
 def defaults() -> config.Config:
-    """As the published tables: greedy, 3,000 new tokens."""
-    rollout = config.RolloutConfig(max_prompt_tokens=2048, max_new_tokens=3000, num_slots=64)
+    """Returns the settings of published tables: one greedy response of at most 3,000 tokens."""
     return config.Config(
         task=config.TaskConfig(template="qwen_math"),
-        rollout=rollout,
+        rollout=config.RolloutConfig(max_prompt_tokens=2048, max_new_tokens=3000, num_slots=64),
         eval=config.EvalConfig(samples=0),
     )
 
 
 def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
-    """Suites, where to write, and settings."""
+    """Returns the suites as they were given, the directory to write to, and the settings."""
     parser = cli.make_parser("jzero.evaluate", __doc__)
     parser.add_argument(
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
@@ -50,90 +59,147 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
     given, rest = parser.parse_known_args(arguments)
     settings = cli.parse_settings(defaults(), rest)
     settings.model.path = given.model
-    settings.rollout.stop = settings.rollout.stop or math_problems.STOP.get(
-        settings.task.template, ()
-    )
+    if not settings.rollout.stop:
+        settings.rollout.stop = math_problems.STOP.get(settings.task.template, ())
     out = Path(given.out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
     return suites.split_commas(given.suite), out, settings
 
 
-def load(settings: config.Config, pool: Pool) -> tuple[Sampler, Any]:
-    """A sampler of a Hugging Face directory, and the weights it samples from."""
+def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
+    """Returns a sampler for the model at `settings.model.path`, and the weights it samples from."""
     base = read_base_model(settings.model)
-    assert base.directory, "--model"
+    assert base.directory, "settings.model.path is empty"
     mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
     sampler, publish = make_sampler(settings, base, mesh, pool)
-    return sampler, publish(
-        huggingface.load(base.directory, base.model, param_shardings(base.model, mesh))
-    )
+    params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh))
+    return sampler, publish(params)
 
 
-def problem_rows(rollouts: list[Rollout], samples: int) -> list[dict[str, Any]]:
-    """One JSON value a problem, with all of its samples."""
-    said = lambda r, grade: {"response": r.text, "correct": grade.correct, "reason": grade.reason}
-    whole = lambda r: said(r, grade_of(r)) | {"tokens": r.response_length, "finish": r.finish_reason}
-    rows = []
-    for i in range(0, len(rollouts), samples):
-        problem, responses = (
-            rollouts[i].problem,
-            [whole(rollout) for rollout in rollouts[i : i + samples]],
-        )
-        rate = float(np.mean([each["correct"] for each in responses]))
-        row = {"id": problem.id, "prompt": problem.prompt, "gold": problem.gold, "accuracy": rate}
-        rows.append(row | {"samples": responses})
-    return rows
+def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, SuiteSummary]:
+    """Evaluates suites, writes the files in `out`, and returns each suite's summary by its name.
 
-
-def table(summary: dict[str, dict[str, Any]]) -> str:
-    """A line a suite and kind, and the plain average over suites of every kind."""
-    mean = lambda kind: float(
-        np.mean([suite["kinds"][kind]["accuracy"] for suite in summary.values()])
-    )
-    kinds = next(iter(summary.values()))["kinds"]
-    return fill_template(
-        "evaluate.txt", suites=summary, averages={kind: mean(kind) for kind in kinds}
-    )
-
-
-def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Any]:
-    """Evaluate and write `out`/<suite>-<kind>.jsonl and `out`/summary.json; returns what that holds."""
+    Raises UserError, before the model is loaded, if a suite is given twice or there is nothing to
+    sample.
+    """
     config.validate(settings)
     seed = settings.train.seed
-    todo = dict(suites.problems(spec, settings.task, settings.eval.limit, seed) for spec in specs)
-    if not todo or len(todo) < len(specs) or not evaluation_kinds(settings.eval, 1.0):
+    problem_sets = dict(
+        suites.problems(spec, settings.task, settings.eval.limit, seed) for spec in specs
+    )
+    kinds = evaluation_kinds(settings.eval, settings.rollout.temperature)
+    if not problem_sets or len(problem_sets) < len(specs) or not kinds:
         raise UserError(
             f"--suite {','.join(specs)}: give every suite once, and set eval.samples or eval.greedy"
         )
-    summary: dict[str, Any] = {}
+
+    summary: dict[str, SuiteSummary] = {}
     with Pool(settings.task.grade_workers) as pool:
         sampler, params = load(settings, pool)
-        for name, problems in todo.items():
-            fit = drop_long_prompts(problems, sampler, name)
-            if not fit:
-                longest = settings.rollout.max_prompt_tokens
+        for name, problems in problem_sets.items():
+            fitting = sampler.encode_problems(problems, name)
+            if not fitting:
                 raise UserError(
-                    f"suite {name}: no prompt has at most rollout.max_prompt_tokens={longest} tokens"
+                    f"rollout.max_prompt_tokens={settings.rollout.max_prompt_tokens}: all prompts "
+                    f"of suite {name} are longer; raise it"
                 )
-            summary[name] = {"problems": len(fit), "dropped": len(problems) - len(fit), "kinds": {}}
-            for label, (samples, heat) in evaluation_kinds(
-                settings.eval, settings.rollout.temperature
-            ).items():
-                rollouts, _ = sampler.rollouts(params, fit, samples, heat, key=(seed, 0), version=0)
-                rollouts = sampler.gathered(rollouts)
-                kind = "greedy" if label == "eval_greedy" else f"avg@{samples}"
-                summary[name]["kinds"][kind] = accuracy_metrics(rollouts, samples)
-                lines = [json.dumps(row) + "\n" for row in problem_rows(rollouts, samples)]
-                processes.write_once(out / f"{name}-{kind}.jsonl", "".join(lines))
-    said = {
+            summary[name] = SuiteSummary(
+                problems=len(fitting),
+                dropped=len(problems) - len(fitting),
+                kinds=evaluate_suite(sampler, params, name, fitting, out, settings),
+            )
+    report = {
         "config": json.loads(config.to_json(settings)),
         "suites": summary,
         "versions": versions(),
     }
-    processes.write_once(out / "summary.json", json.dumps(said, indent=1))
+    processes.write_once(out / "summary.json", json.dumps(report, indent=1))
     return summary
 
 
+def evaluate_suite(
+    sampler: Sampler,
+    params: qwen.Params,
+    name: str,
+    problems: list[EncodedProblem],
+    out: Path,
+    settings: config.Config,
+) -> dict[str, dict[str, float]]:
+    """Samples one suite, writes `out`/`name`-<kind>.jsonl, and returns the metrics by kind."""
+    metrics: dict[str, dict[str, float]] = {}
+    kinds = evaluation_kinds(settings.eval, settings.rollout.temperature)
+    for kind, (num_samples, temperature) in kinds.items():
+        rollouts, _ = sampler.sample_rollouts(
+            params, problems, num_samples, temperature, key=(settings.train.seed, 0), version=0
+        )
+        rollouts = sampler.gather_rollouts(rollouts)
+        label = "greedy" if kind == "eval_greedy" else f"avg@{num_samples}"
+        metrics[label] = accuracy_metrics(rollouts, num_samples)
+        lines = [json.dumps(row) + "\n" for row in problem_rows(rollouts, num_samples)]
+        processes.write_once(out / f"{name}-{label}.jsonl", "".join(lines))
+    return metrics
+
+
+def problem_rows(rollouts: list[Rollout], num_samples: int) -> list[dict[str, object]]:
+    """Returns one JSON value for each problem, with all of its `num_samples` responses."""
+    rows: list[dict[str, object]] = []
+    for start in range(0, len(rollouts), num_samples):
+        of_problem = rollouts[start : start + num_samples]
+        problem = of_problem[0].problem
+        rows.append(
+            {
+                "id": problem.id,
+                "prompt": problem.prompt,
+                "gold": problem.gold,
+                "accuracy": float(np.mean([grade_of(rollout).correct for rollout in of_problem])),
+                "samples": [sample_row(rollout) for rollout in of_problem],
+            }
+        )
+    return rows
+
+
+def sample_row(rollout: Rollout) -> dict[str, object]:
+    """Returns one response as a JSON value."""
+    grade = grade_of(rollout)
+    return {
+        "response": rollout.text,
+        "correct": grade.correct,
+        "reason": grade.reason,
+        "tokens": rollout.response_length,
+        "finish": rollout.finish_reason,
+    }
+
+
+def table(summary: Mapping[str, SuiteSummary]) -> str:
+    """Returns a line for each suite and kind, and the average accuracy of each kind."""
+    lines = [
+        f"{'suite':16}{'problems':>9}  {'kind':9}{'accuracy':>14}"
+        f"{'pass@k':>8}{'maj@k':>8}{'tokens':>8}"
+    ]
+    for name, suite in summary.items():
+        for kind, metrics in suite["kinds"].items():
+            accuracy = f"{100 * metrics['accuracy']:.1f} ± {100 * metrics['stderr']:.1f}"
+            pass_at_most = _last_percentage(metrics, "pass@")
+            majority = _last_percentage(metrics, "maj@")
+            lines.append(
+                f"{name:16}{suite['problems']:9d}  {kind:9}{accuracy:>14}"
+                f"{pass_at_most:>8}{majority:>8}{metrics['length']:8.0f}"
+            )
+
+    first_suite = next(iter(summary.values()))
+    for kind in first_suite["kinds"]:
+        accuracies = [suite["kinds"][kind]["accuracy"] for suite in summary.values()]
+        lines.append(f"{'average':27}{kind:9}{100 * float(np.mean(accuracies)):14.1f}")
+    return "\n".join(lines)
+
+
+def _last_percentage(metrics: Mapping[str, float], prefix: str) -> str:
+    """Returns the last metric whose name starts with `prefix`, that of the largest k, or ""."""
+    values = [value for name, value in metrics.items() if name.startswith(prefix)]
+    return f"{100 * values[-1]:.1f}" if values else ""
+
+
 def main() -> None:
+    """Runs the command."""
     arguments = cli.start_jax(sys.argv[1:])
     with cli.user_errors():
         specs, out, settings = parse(arguments)

@@ -18,7 +18,6 @@ from jzero import cli, config, evaluate, train
 from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
-from jzero.rollout.sampler import drop_long_prompts
 from jzero.run.workdir import claim_workdir
 from jzero.tasks import TASKS, math_problems, rewards
 from jzero.types import Problem, Turn
@@ -126,11 +125,21 @@ def run(given: Any, settings: config.Config) -> None:
             sample = remote(given, settings, pool)
         else:
             sampler, params = evaluate.load(settings, pool)
-            problems = drop_long_prompts(problems, sampler)
-            of = lambda chunk, i: sampler.rollouts(
-                params, chunk, n, rollout.temperature, (seed, i), version=0
-            )[0]
-            sample = lambda chunk, i: [each.turns[-1] for each in sampler.gathered(of(chunk, i))]
+            encoded = sampler.encode_problems(problems)
+            problems = [item.problem for item in encoded]
+
+            def sample(chunk: list[Problem], index: int) -> list[Turn]:
+                first = index * size
+                rollouts, _ = sampler.sample_rollouts(
+                    params,
+                    encoded[first : first + len(chunk)],
+                    n,
+                    rollout.temperature,
+                    (seed, index),
+                    version=0,
+                )
+                return [rollout.turns[-1] for rollout in sampler.gather_rollouts(rollouts)]
+
         if n < 1 or rollout.max_turns > 1 or not problems:
             raise UserError(
                 f"--n={n} and {len(problems)} problems must be 1 or more (--limit), {rollout.max_turns=} 1"

@@ -35,7 +35,7 @@ from jzero.files import fill_template, write_atomic
 from jzero.model import huggingface, qwen, tokenizer
 from jzero.rollout.engine import Engine
 from jzero.rollout.sampler import per_host_settings
-from jzero.rollout.scheduler import PREFILL_TOKENS, prefill_shape, prefill_shapes
+from jzero.rollout.prefill import PREFILL_TOKENS, prefill_shape, prefill_shapes
 from jzero.training.step import Trainer, abstract_batches, make_trainer, needs_old_logps
 
 GIB = 2**30

@@ -31,8 +31,9 @@ from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import tokenizer
 from jzero.rollout.engine import Engine, Placement
+from jzero.rollout.prefill import prefill_shape
 from jzero.rollout.sampler import make_seed
-from jzero.rollout.scheduler import Scheduler, prefill_shape
+from jzero.rollout.scheduler import Scheduler
 from jzero.rollout.sequence import Sequence
 
 LABELS = (
@@ -99,14 +100,14 @@ class Server:
         """In a thread of its own, whose end is that of the process."""
         try:
             for sequence in Scheduler(self.engine, params, self.text).run(
-                [], 1, 1.0, seed, more=self.more
+                [], 1, 1.0, seed, admit_more=self.more
             ):
                 self.live.pop(sequence)[0](sequence)
         finally:
             signal.raise_signal(signal.SIGINT)
 
     def more(self) -> list[list[Sequence]]:
-        """As `Driver.run` asks for groups; waits where there is nothing else to do."""
+        """As `Scheduler.run` asks for groups; waits where there is nothing else to do."""
         for sequence, (tell, growing) in self.live.items():
             if growing:
                 tell(sequence)
@@ -161,7 +162,9 @@ class Server:
                 stop = [given.stop] if isinstance(given.stop, str) else given.stop
                 sizes = np.array(ids, np.int32), len(ids) + new
                 out.append(
-                    Sequence(number, j, noise, *sizes, temperature=given.temperature, stop=stop)
+                    Sequence(
+                        number, j, noise, *sizes, temperature=given.temperature, stop_strings=stop
+                    )
                 )
         return out
 
@@ -171,7 +174,7 @@ class Server:
         chat, loop, heard = "chat" in http.url.path, asyncio.get_running_loop(), asyncio.Queue()
         sequences = self.sequences(given, chat)
         tell = lambda s: loop.call_soon_threadsafe(
-            heard.put_nowait, (s.sample, len(s.tokens), s.finish)
+            heard.put_nowait, (s.sample_index, len(s.tokens), s.finish_reason)
         )
         self.inbox.put((sequences, tell, given.stream))
         kind = "text/event-stream" if given.stream else "application/json"
@@ -200,8 +203,8 @@ class Server:
                     yield event(choices=[said[index]])
         finally:
             for sequence in sequences:  # of a client that left: it ends with its next token
-                sequence.limit = 0
-        prompt = sum(len(sequence.context) for sequence in sequences[:: given.n])
+                sequence.length_limit = 0
+        prompt = sum(len(sequence.prompt_tokens) for sequence in sequences[:: given.n])
         new = sum(len(sequence.tokens) for sequence in sequences)
         usage = {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
         last = event(choices=[], usage=usage) if given.stream_options.get("include_usage") else ""
@@ -214,7 +217,7 @@ class Server:
     def choice(self, given: Asked, chat: bool, sequence: Sequence) -> Generator[Any, Any, None]:
         """Sent (tokens, finish) gives what a client lacks: no half character, nor what may become a stop string."""
         said, read, text, sent = None, 0, "", 0
-        held = max(map(len, (*sequence.stop, *self.engine.settings.stop)), default=1) - 1
+        held = max(map(len, (*sequence.stop_strings, *self.engine.settings.stop)), default=1) - 1
         piece = lambda token: self.tokenizer.backend_tokenizer.decode(
             [token], skip_special_tokens=False
         )
@@ -223,9 +226,13 @@ class Server:
             ids, new = sequence.tokens[read:count], self.text(sequence.tokens[read:count])
             if said := (finish or (new and not new.endswith("\ufffd"))) or None:
                 at, logps, text = len(text), sequence.logps[read:count], text + new
-                sure = sequence.text if finish else text[: max(sent, len(text) - held)]
+                sure = sequence.turn_text if finish else text[: max(sent, len(text) - held)]
                 new, role = sure[sent:], {"role": "assistant"} if not read else {}
-                said = {"index": sequence.sample, "finish_reason": finish or None, "logprobs": None}
+                said = {
+                    "index": sequence.sample_index,
+                    "finish_reason": finish or None,
+                    "logprobs": None,
+                }
                 if given.logprobs is not False and chat:
                     row = lambda s, x: {"token": s, "logprob": x, "bytes": None, "top_logprobs": []}
                     said["logprobs"] = {

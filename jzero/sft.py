@@ -272,7 +272,7 @@ def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
                 if label := run.schedule.evaluation_after(step):
                     values |= assess(label, state.params)
                 run.end_step(step, values, state)
-                stop.together()
+                stop.raise_if_stopped_anywhere()
         except interrupt.Interrupted as reason:
             processes.print_once(
                 f"{reason}: stopped after step {run.record.step}; the same command resumes"

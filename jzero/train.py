@@ -22,7 +22,7 @@ from jzero.grading.pool import Pool
 from jzero.model import huggingface, qwen
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
 from jzero.rollout.evaluation import evaluate
-from jzero.rollout.sampler import Sampler, drop_long_prompts, make_sampler
+from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.rollout.sequence import DecodeCounters
 from jzero.run import trajectories
 from jzero.run.base_model import BaseModel, load_params, read_base_model
@@ -63,7 +63,6 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
         contextlib.ExitStack() as ends,
     ):
         run = build(config, pool)
-        run.sampler.on_finish = stop.soon
         if run.stream:
             ends.callback(run.stream.halt)
         held_out = evaluation_problems(run)
@@ -87,11 +86,12 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
             if run.stream:
                 run.stream.halt()
             # An update is in the state before its metrics are written: from there to the end of its step no stop.
-            run.sampler.on_finish = stop.soon if state is None else lambda: None
+            check_stop = stop.raise_if_stopped_here if state is None else interrupt.never_stop
             with run.clock("eval"):
                 settings = config.eval, config.rollout.temperature
-                values = evaluate(run.sampler, run.publish(params), held_out, *settings)
-            run.sampler.on_finish = stop.soon
+                values = evaluate(
+                    run.sampler, run.publish(params), held_out, *settings, check_stop=check_stop
+                )
             session.record_evaluation(name, values)
             return values
 
@@ -102,7 +102,11 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 if config.warm_start.steps:
                     with run.clock("warm_start"):
                         params = warm_start(
-                            run.trainer.policy, config, run.base.tokenizer, params, stop.together
+                            run.trainer.policy,
+                            config,
+                            run.base.tokenizer,
+                            params,
+                            stop.raise_if_stopped_anywhere,
                         )
                     assess("after_warm_start", params)
                 state = initial_state(run, params)
@@ -116,7 +120,7 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                         raise UserError(
                             f"with rollout.max_staleness > 0 a run of {len(streams)} processes resumes with as many"
                         )
-                    run.stream.load(base64.b64decode(streams[jax.process_index()]))
+                    run.stream.restore(base64.b64decode(streams[jax.process_index()]))
             refer = lambda step, params: reference(
                 run, workdir, step, params, min(session.checkpoints.steps(), default=0)
             )
@@ -124,7 +128,9 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                 run.trainer.reference = refer(session.record.step, state.params)
             progress = session.progress("RL")
             for step in progress:
-                state, values, rollouts = rl_step(run, state, step, workdir)
+                state, values, rollouts = rl_step(
+                    run, state, step, workdir, stop.raise_if_stopped_here
+                )
                 values |= progress.step_metrics()
                 for phase, name in (("rollout", "sample"), ("update", "update")):
                     values[f"{phase}/tokens_per_second"] = (
@@ -143,7 +149,7 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
                         workdir, rollouts[: config.train.logged_rollouts]
                     )
                 session.end_step(step, values, state)
-                stop.together()
+                stop.raise_if_stopped_anywhere()
         except interrupt.Interrupted as reason:
             processes.print_once(
                 f"{reason}: stopped after step {session.record.step}; the same command resumes"
@@ -217,7 +223,7 @@ def build(config: config.Config, pool: Pool) -> Run:
     return Run(config, trainer, sampler, publish, stream, base)
 
 
-def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
+def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     """Held-out problems of the task, under "", and of eval.suites, as far as prompts fit. Says what was dropped."""
     config = run.config
     for note in TASKS[config.task.name].notes(config.task):
@@ -228,8 +234,7 @@ def evaluation_problems(run: Run) -> dict[str, list[Problem]]:
         for spec in suites.split_commas(*config.eval.suites)
     )
     fit = {
-        name: drop_long_prompts(each, run.sampler, name or "held out")
-        for name, each in every.items()
+        name: run.sampler.encode_problems(each, name or "held out") for name, each in every.items()
     }
     return {name: each for name, each in fit.items() if each}
 
@@ -263,12 +268,16 @@ def abstract_state(run: Run) -> State:
 
 
 def rl_step(
-    run: Run, state: State, step: int, workdir: Path
+    run: Run,
+    state: State,
+    step: int,
+    workdir: Path,
+    check_stop: interrupt.StopCheck = interrupt.never_stop,
 ) -> tuple[State, dict[str, float], list[Rollout]]:
     """One batch of rollouts and the optimizer steps on it."""
     with run.clock("publish"):
         weights = jax.block_until_ready(run.publish(state.params))
-    rollouts, values = collect(run, weights, step)
+    rollouts, values = collect(run, weights, step, check_stop)
     values["publish/bytes"] = sum(
         x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(weights)
     )  # of a device
@@ -295,7 +304,9 @@ def rl_step(
     return state, values, rollouts
 
 
-def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], dict[str, float]]:
+def collect(
+    run: Run, weights: qwen.Params, step: int, check_stop: interrupt.StopCheck
+) -> tuple[list[Rollout], dict[str, float]]:
     """Graded rollouts of the step's problems, and metrics of all that were sampled. Up to algorithm.dynamic_sampling_rounds
     times uniform groups make way for those of new problems (DAPO's dynamic sampling), or stay."""
     config, sampler = run.config, run.sampler
@@ -311,22 +322,25 @@ def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], d
     for round in range(config.algorithm.dynamic_sampling_rounds + 1):
         with run.clock("sample"):
             if run.stream:
-                rollouts, counters = run.stream.collect(weights, step - 1)
+                rollouts, counters = run.stream.collect(weights, step - 1, check_stop)
             else:
                 key = config.train.seed, step + round * ROUNDS
                 problems = TASKS[config.task.name].train_problems(config.task, *key, prompts)
-                if not (fit := drop_long_prompts(problems, sampler)):
+                fit = sampler.encode_problems(problems)
+                if not fit:
                     longest = config.rollout.max_prompt_tokens
                     raise UserError(
                         f"step {step}: every prompt is longer than rollout.max_prompt_tokens={longest}"
                     )
-                rollouts, counters = sampler.rollouts(
-                    weights, fit, group, heat, key, version=step - 1
+                rollouts, counters = sampler.sample_rollouts(
+                    weights, fit, group, heat, key, version=step - 1, check_stop=check_stop
                 )
         totals.add(counters)
-        run.clock.move(counters.grading, "sample", "grade")  # what did not overlap with decoding
+        run.clock.move(
+            counters.grading_seconds, "sample", "grade"
+        )  # what did not overlap with decoding
         with run.clock("grade"):
-            rollouts = sampler.gathered(rollouts)
+            rollouts = sampler.gather_rollouts(rollouts)
         groups += [rollouts[i : i + group] for i in range(0, len(rollouts), group)]
         if sum(not uniform(each) for each in groups) >= prompts:
             break
@@ -340,7 +354,7 @@ def collect(run: Run, weights: qwen.Params, step: int) -> tuple[list[Rollout], d
     }
     counts = collectives.sum_over_hosts(vars(totals) | graded)
     values["rollout/preempted"] = counts["preempted"]
-    values["rollout/slot_utilization"] = counts["tokens"] / max(counts["slot_steps"], 1)
+    values["rollout/slot_utilization"] = counts["decoded_tokens"] / max(counts["slot_steps"], 1)
     if (failed := counts["grade/timeouts"] + counts["grade/killed"]) > ALARM * len(every):
         processes.print_once(
             f"step {step}: {failed} of {len(every)} gradings ran out of time or killed their worker; scored 0"

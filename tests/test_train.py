@@ -338,10 +338,10 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path, quick_run
 def test_a_signal_stops_at_the_next_check_and_a_second_one_at_once(number, capsys):
     before = signal.getsignal(number)
     with interrupt.StopSignal() as stop:
-        stop.soon()
-        stop.together()
+        stop.raise_if_stopped_here()
+        stop.raise_if_stopped_anywhere()
         os.kill(os.getpid(), number)
-        for check in (stop.soon, stop.together):
+        for check in (stop.raise_if_stopped_here, stop.raise_if_stopped_anywhere):
             with pytest.raises(interrupt.Interrupted, match=number.name):
                 check()
         with pytest.raises(KeyboardInterrupt):

@@ -1,73 +1,106 @@
-"""Moved from jzero.hosts."""
+"""Ctrl-C and SIGTERM: every host stops at the same place, where the state of the run is whole.
+
+A signal reaches one process, but all hosts must dispatch the same global programs in the same
+order: a host that left by itself would leave the others waiting in their next collective. So the
+signal handler only remembers the signal and publishes it to the other hosts. `Interrupted` is
+raised at places that the run chooses:
+
+- between two steps, where every host calls `StopSignal.raise_if_stopped_anywhere`;
+- while a host decodes its own share of rollouts, where it alone calls
+  `StopSignal.raise_if_stopped_here`. A host that stops there goes straight to
+  `raise_if_any_host_stopped`, which the other hosts call once their share is decoded.
+
+    with StopSignal() as stop:
+        for step in range(steps):
+            ...
+            stop.raise_if_stopped_anywhere()
+"""
 
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
 
 import jax
 
 from jzero.distributed.collectives import gather_json
 from jzero.distributed.processes import PEERS, has_peers
 
-POLL = 1.0  # seconds between looks at whether another host was told to stop
-STOP = "jzero/stop"  # folder of keys in the coordinator's store
+# A folder of the coordinator's key-value store, with one key for each host that got a signal.
+STOP_FOLDER = "jzero/stop"
+SECONDS_BETWEEN_LOOKS = 1.0  # into that folder: every look is a request to the coordinator
+
+StopCheck = Callable[
+    [], None
+]  # raises Interrupted if the run is to stop, and otherwise does nothing
 
 
 class Interrupted(Exception):
-    """Ctrl-C or SIGTERM on any host, raised on all of them where the state is whole."""
+    """The run is to stop, because a host got the signal that the message names."""
 
 
-def raise_if_interrupted(reason: str = "") -> None:
-    """Raises Interrupted on every host if any gave a reason."""
-    for each in gather_json(reason):
-        if each:
-            raise Interrupted(each)
+def never_stop() -> None:
+    """The `StopCheck` of work that must not be interrupted."""
+
+
+def raise_if_any_host_stopped(reason_here: str = "") -> None:
+    """Raises Interrupted on all hosts if any gives a reason. All hosts must call it together."""
+    for reason in gather_json(reason_here):
+        if reason:
+            raise Interrupted(reason)
 
 
 class StopSignal:
-    """`with Stop() as stop:` Ctrl-C and SIGTERM are remembered; a second one stops at once."""
+    """Remembers Ctrl-C and SIGTERM inside a `with` block. A second signal stops the process."""
 
-    def __init__(self):
-        self.reason, self.looked = "", 0.0
+    def __init__(self) -> None:
+        self.reason = ""  # the signal that this host got; empty: none
+        self._last_look = 0.0  # time.monotonic() of the last look at the other hosts' reasons
+        self._handlers_before: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "StopSignal":
-        here = (
-            threading.current_thread() is threading.main_thread()
-        )  # Python takes no handlers elsewhere
-        self.before = {
-            n: signal.signal(n, self._handle) for n in (signal.SIGINT, signal.SIGTERM) if here
-        }
+        # Python accepts signal handlers in the main thread only.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._handlers_before[number] = signal.signal(number, self._remember)
         return self
 
-    def __exit__(self, *_) -> None:
-        for number, handler in self.before.items():
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
 
-    def _handle(self, number: int, _frame) -> None:
+    def _remember(self, number: int, _frame: FrameType | None) -> None:
+        """Handles a signal: tells the other hosts and the user. Python handles a second signal."""
         self.reason = signal.Signals(number).name
         if has_peers():
-            self.reason += f" on host {jax.process_index()}"
-            PEERS.client.key_value_set(
-                f"{STOP}/{jax.process_index()}", self.reason, allow_overwrite=True
-            )
-        for each in self.before:
-            signal.signal(each, signal.default_int_handler)
-        print(
-            f"{self.reason}: saving a checkpoint; again to stop at once",
-            file=sys.stderr,
-            flush=True,
-        )
+            index = jax.process_index()
+            self.reason += f" on host {index}"
+            PEERS.client.key_value_set(f"{STOP_FOLDER}/{index}", self.reason, allow_overwrite=True)
+        for handled in self._handlers_before:
+            signal.signal(handled, signal.default_int_handler)
+        message = f"{self.reason}: saving a checkpoint; again to stop at once"
+        print(message, file=sys.stderr, flush=True)
 
-    def soon(self) -> None:
-        """Raises Interrupted here once any host was told: the others wait in `meet`."""
+    def raise_if_stopped_here(self) -> None:
+        """Raises Interrupted on this host alone, once any host got a signal.
+
+        For work that hosts do at their own pace. Whoever catches the exception must call
+        `raise_if_any_host_stopped` with its message, because the other hosts wait there.
+        """
         if self.reason:
             raise Interrupted(self.reason)
-        if has_peers() and time.monotonic() - self.looked > POLL:
-            self.looked = time.monotonic()
-            for _, reason in PEERS.client.key_value_dir_get(STOP):
+        if has_peers() and time.monotonic() - self._last_look > SECONDS_BETWEEN_LOOKS:
+            self._last_look = time.monotonic()
+            for _, reason in PEERS.client.key_value_dir_get(STOP_FOLDER):
                 raise Interrupted(reason)
 
-    def together(self) -> None:
-        """Every host calls it at the same place: raises on all once any was told."""
-        raise_if_interrupted(self.reason)
+    def raise_if_stopped_anywhere(self) -> None:
+        """Raises Interrupted on all hosts once any got a signal. All must call it together."""
+        raise_if_any_host_stopped(self.reason)

@@ -1,268 +1,433 @@
-"""Asynchronous rollouts: a group may start up to `rollout.max_staleness` policy versions before the step that trains on it.
+"""Asynchronous rollouts: a group may start some policy versions before the step that trains on it.
 
-Every host has a stream of its share of the problems; see docs/async.md. `Stream` decodes and trains in turn on the same
-devices, `Ahead` decodes in a thread, on devices of its own."""
+`rollout.max_staleness` says how many versions before.
+Every host has a stream of its own share of the problems. Groups enter the stream by admission,
+decode across several steps if they are long, and leave it as the rollouts that a step trains on:
+
+    problems --admit--> running groups --finish--> ready groups --take_rollouts--> the training step
+
+`RolloutStream` decodes and trains in turn on the same devices. A step ends as soon as it has enough
+groups; unfinished groups carry over to the next step and go on under its weights. `ThreadedStream`
+decodes in a thread, on devices of its own, while the main thread trains. docs/async.md explains
+both to users.
+
+The train loop calls `collect` once a step, `metrics` after it, `halt` before anything else uses the
+engine, and `state` and `restore` for checkpoints.
+"""
 
 import functools
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import asdict, replace
+from typing import TypedDict, cast
 
 import numpy as np
 from flax.serialization import msgpack_restore, msgpack_serialize
+from jaxtyping import Int32
 
 from jzero import config
 from jzero.distributed import collectives, interrupt
 from jzero.errors import UserError
-from jzero.rollout.sampler import Sampler, encode_prompt, to_rollout
-from jzero.rollout.sequence import DecodeCounters, Sequence
-from jzero.rollout.serialization import from_plain
+from jzero.model import qwen
+from jzero.rollout.sampler import Sampler, to_rollout
+from jzero.rollout.sequence import DecodeCounters, EpisodeGroup, Groups, Sequence
+from jzero.rollout.serialization import restore_all
 from jzero.tasks import TASKS
 from jzero.types import Problem, Rollout
 
-POLL = 0.02  # seconds between looks at what a thread has done
+SECONDS_BETWEEN_LOOKS = (
+    0.02  # between two looks of the main thread at what the decoding thread has done
+)
 
 
 def admission_capacity(
-    eta: int, version: int, batch: int, most: int, accepted: int, running: int
+    max_staleness: int,
+    version: int,
+    groups_per_step: int,
+    max_running: int,
+    num_accepted: int,
+    num_running: int,
 ) -> int:
-    """How many groups may start: `most` run at once, none is trained on more than eta versions later (AReaL)."""
-    return min(most - running, (eta + version + 1) * batch - (accepted + running))
+    """Returns how many groups may start, by AReaL's staleness control (arXiv:2505.24298, eq. 3).
+
+    The paper admits the N-th trajectory at policy version i while floor((N - 1) / B) <= i + eta,
+    where B trajectories make a step and eta (here `max_staleness`) is the largest difference
+    between the version that trains on a trajectory and the version that began it. Here N counts
+    groups: all groups so far, finished (`num_accepted`, trained on or not) and running
+    (`num_running`). Solved for N, the groups so far may number at most (i + eta + 1) * B. Besides,
+    at most `max_running` groups run at once.
+    """
+    num_allowed = (version + max_staleness + 1) * groups_per_step
+    return min(max_running - num_running, num_allowed - (num_accepted + num_running))
 
 
-@dataclass(eq=False)
-class EpisodeGroup:
-    """The episodes of one problem."""
+class SavedStream(TypedDict):
+    """What a checkpoint holds of a stream."""
 
-    number: int  # of the problem, over all steps
-    version: int  # of the policy when it was admitted
-    sequences: list[Sequence]
-
-    @property
-    def over(self) -> bool:
-        return all(sequence.over for sequence in self.sequences)
-
-    @property
-    def graded(self) -> bool:
-        return self.over and all(sequence.turns[-1].grade for sequence in self.sequences)
+    num_trained: int
+    num_drawn: int
+    groups: list[dict[str, object]]  # EpisodeGroup as a dictionary
 
 
 class RolloutStream:
-    """This host's groups between their admission and their training step."""
+    """This host's groups, from their admission to their training step."""
 
-    ready = staticmethod(
-        lambda group: group.over
-    )  # grades are waited for afterwards: when they come decides nothing
+    def __init__(self, sampler: Sampler, settings: config.Config) -> None:
+        self.sampler = sampler
+        self.settings = settings
+        self.rollout = settings.rollout
+        share = collectives.local_share(self.rollout.num_prompts)
+        self.first_prompt = share.start  # of this host among the prompts of a step
+        self.groups_per_step = share.stop - share.start
+        self.max_running = self._max_running_groups()
 
-    def __init__(self, sampler: Sampler, settings: config.Config):
-        self.sampler, self.settings, self.rollout = sampler, settings, settings.rollout
-        mine = collectives.local_share(self.rollout.num_prompts)
-        self.first, self.batch = mine.start, mine.stop - mine.start
-        all_hosts = (
-            self.rollout.max_running_groups
-            or (self.rollout.max_staleness + 1) * self.rollout.num_prompts
-        )
-        self.most = max(
-            1, len(range(all_hosts)[collectives.local_share(all_hosts)])
-        )  # groups that run at once
-        self.groups: list[EpisodeGroup] = []  # oldest first
-        self.taken: int = 0  # groups trained on
-        self.cursor: int = 0  # problems looked at: prompts that are too long are passed over
-        self.lock = threading.Lock()
-        self.saved = self.to_bytes()
-        draw = functools.partial(
-            TASKS[settings.task.name].train_problems, settings.task, settings.train.seed
-        )
-        self.problems = functools.lru_cache(self.rollout.max_staleness + 2)(
-            lambda step: draw(step, self.rollout.num_prompts)
-        )
+        self.groups: list[EpisodeGroup] = []  # in the stream, oldest first
+        self.num_trained: int = 0  # groups that left the stream for a training step
+        self.num_drawn: int = 0  # problems looked at, those whose prompt is too long included
+        self.lock = (
+            threading.Lock()
+        )  # guards the three above: ThreadedStream uses them in two threads
 
-    def collect(self, weights, version: int) -> tuple[list[Rollout], DecodeCounters]:
-        """The rollouts that the step after `version` trains on, and what was decoded for it."""
-        counters = self.decode(weights, version, lambda: self.enough(version))
-        rollouts = self.take(version)
-        self.saved = self.to_bytes()
+        # The problems of a step are drawn once, while any of its groups may be in the stream.
+        steps_in_stream = self.rollout.max_staleness + 2
+        self._problems_of_step = functools.lru_cache(steps_in_stream)(self._draw_problems)
+        self._saved = self.to_bytes()
+
+    def _max_running_groups(self) -> int:
+        """Returns this host's share of rollout.max_running_groups, or of its default."""
+        default = (self.rollout.max_staleness + 1) * self.rollout.num_prompts
+        all_hosts = self.rollout.max_running_groups or default
+        share = collectives.local_share(all_hosts)
+        return max(1, share.stop - share.start)
+
+    def _draw_problems(self, step: int) -> list[Problem]:
+        task = self.settings.task
+        draw = TASKS[task.name].train_problems
+        return draw(task, self.settings.train.seed, step, self.rollout.num_prompts)
+
+    def problem_of(self, number: int) -> Problem:
+        """Returns the problem of a number that counts the problems of all steps and hosts."""
+        steps_before, place = divmod(number, self.rollout.num_prompts)
+        return self._problems_of_step(steps_before + 1)[place]
+
+    # -- one step ----------------------------------------------------------------------------------
+
+    def collect(
+        self,
+        weights: qwen.Params,
+        version: int,
+        check_stop: interrupt.StopCheck = interrupt.never_stop,
+    ) -> tuple[list[Rollout], DecodeCounters]:
+        """Returns the rollouts that the step after policy `version` trains on, and the counters.
+
+        `weights` are those of `version`. If `check_stop` raises Interrupted, so do all hosts.
+        """
+        counters = self.decode(weights, version, lambda: self.has_enough(version), check_stop)
+        rollouts = self.take_rollouts(version)
+        self._saved = self.to_bytes()
         return rollouts, counters
 
-    def decode(self, weights, version: int, done: Callable[[], bool]) -> DecodeCounters:
-        """Go on with all groups, and new ones as they are admitted, until `done`, or until none may start."""
-        more = lambda: None if done() else [group.sequences for group in self.admit(version)]
-        going = [[s for s in group.sequences if not s.over] for group in self.groups]
-        begun = [[sequence] for group in going for sequence in group if sequence.tokens]
-        fresh = [new for group in going if (new := [s for s in group if not s.tokens])]
-        heat, key = self.rollout.temperature, (self.settings.train.seed, version + 1)
+    def decode(
+        self,
+        weights: qwen.Params,
+        version: int,
+        is_done: Callable[[], bool],
+        check_stop: interrupt.StopCheck = interrupt.never_stop,
+    ) -> DecodeCounters:
+        """Decodes unfinished groups, and those that are admitted meanwhile, until `is_done()`.
+
+        Ends earlier if all groups are finished and no other group may start.
+        """
+
+        def admit_more() -> Groups | None:
+            if is_done():
+                return None
+            return [group.sequences for group in self.admit(version)]
+
         return self.sampler.decode(
             weights,
-            [*begun, *fresh],
+            self._unfinished_groups(),
             self.rollout.group_size,
-            self.problem,
-            heat,
-            key,
+            self.problem_of,
+            self.rollout.temperature,
+            (self.settings.train.seed, version + 1),
             version,
-            more,
+            admit_more,
+            check_stop,
         )
 
-    def problem(self, number: int) -> Problem:
-        step, place = divmod(number, self.rollout.num_prompts)
-        return self.problems(step + 1)[place]
+    def _unfinished_groups(self) -> Groups:
+        """Returns what the scheduler is to decode: first sequences with tokens, each by itself.
+
+        Sequences without tokens stay in their group, because one prefill of the prompt serves them
+        all.
+        """
+        started: Groups = []
+        not_started: Groups = []
+        for group in self.groups:
+            unfinished = [sequence for sequence in group.sequences if not sequence.is_finished]
+            started += [[sequence] for sequence in unfinished if sequence.tokens]
+            fresh = [sequence for sequence in unfinished if not sequence.tokens]
+            if fresh:
+                not_started.append(fresh)
+        return started + not_started
 
     def admit(self, version: int) -> list[EpisodeGroup]:
-        """New groups, as many as may start; their requests, which name their noise, are no one else's on the way."""
-        eta, prompts, G = (
-            self.rollout.max_staleness,
-            self.rollout.num_prompts,
-            self.rollout.group_size,
-        )
-        new: list[EpisodeGroup] = []
-        passed = 0
+        """Adds as many groups to the stream as may start at policy `version`, and returns them.
+
+        Prompts that are too long are passed over. Raises UserError if all prompts of a step in a
+        row are too long.
+        """
+        admitted: list[EpisodeGroup] = []
+        longest = self.rollout.max_prompt_tokens
+        num_too_long = 0
         with self.lock:
-            over = sum(group.over for group in self.groups)
-            room = admission_capacity(
-                eta, version, self.batch, self.most, self.taken + over, len(self.groups) - over
+            num_finished = len([group for group in self.groups if group.is_finished])
+            capacity = admission_capacity(
+                self.rollout.max_staleness,
+                version,
+                self.groups_per_step,
+                self.max_running,
+                num_accepted=self.num_trained + num_finished,
+                num_running=len(self.groups) - num_finished,
             )
-            while len(new) < room:
-                step, place = divmod(self.cursor, self.batch)
-                number = step * prompts + self.first + place
-                self.cursor += 1
-                context = np.array(
-                    encode_prompt(self.sampler.tokenizer, self.problem(number)), np.int32
-                )
-                if len(context) <= self.rollout.max_prompt_tokens:
-                    first, limit = (
-                        number % ((2 * eta + 1) * prompts) * G,
-                        len(context) + self.rollout.max_new_tokens,
-                    )
-                    sequences = [Sequence(number, j, first + j, context, limit) for j in range(G)]
-                    new.append(EpisodeGroup(number, version, sequences))
-                elif (passed := passed + 1) > prompts:
+            while len(admitted) < capacity:
+                number = self._next_problem_number()
+                prompt_tokens = self.sampler.encode_prompt(self.problem_of(number))
+                if len(prompt_tokens) <= longest:
+                    admitted.append(self._new_group(number, version, prompt_tokens))
+                    continue
+                num_too_long += 1
+                if num_too_long > self.rollout.num_prompts:
                     raise UserError(
-                        f"{passed} prompts are longer than rollout.max_prompt_tokens={self.rollout.max_prompt_tokens}"
+                        f"rollout.max_prompt_tokens={longest}: {num_too_long} prompts are longer; "
+                        "raise it, or choose another data set"
                     )
-            self.groups += new
-        return new
+            self.groups += admitted
+        return admitted
 
-    def enough(self, version: int) -> bool:
-        """Whether there is what the step after `version` trains on, with all that would be too old for the next."""
-        late = any(
-            group.version <= version - self.rollout.max_staleness and not self.ready(group)
-            for group in self.groups
-        )
-        return not late and sum(map(self.ready, self.groups)) >= self.batch
+    def _next_problem_number(self) -> int:
+        """Returns the number of this host's next problem and moves on."""
+        steps_before, place = divmod(self.num_drawn, self.groups_per_step)
+        self.num_drawn += 1
+        return steps_before * self.rollout.num_prompts + self.first_prompt + place
 
-    def take(self, version: int) -> list[Rollout]:
-        with self.lock:
-            chosen = [group for group in self.groups if self.ready(group)][: self.batch]
-            self.groups = [group for group in self.groups if group not in chosen]
-            self.taken += len(chosen)
-        assert len(chosen) == self.batch and all(
-            version - group.version <= self.rollout.max_staleness for group in chosen
-        )
-        return [
-            to_rollout(self.problem(group.number), sequence)
-            for group in chosen
-            for sequence in group.sequences
+    def _new_group(
+        self, number: int, version: int, prompt_tokens: Int32[np.ndarray, " tokens"]
+    ) -> EpisodeGroup:
+        """Returns a group of fresh sequences whose noise no other group in the stream has.
+
+        At version i every group in the stream began at version i - eta or later (eta =
+        max_staleness), so its number is at least (i - eta) * num_prompts, and less than (i + eta +
+        1) * num_prompts by the rule of admission. Request ids may thus repeat after (2 eta + 1) *
+        num_prompts groups. Without staleness a request id is the place among the step's samples, as
+        in the synchronous loop, which makes both the same run.
+        """
+        group_size = self.rollout.group_size
+        period = (2 * self.rollout.max_staleness + 1) * self.rollout.num_prompts
+        first_request = number % period * group_size
+        sequences = [
+            Sequence(
+                prompt_id=number,
+                sample_index=sample_index,
+                request_id=first_request + sample_index,
+                prompt_tokens=prompt_tokens,
+                length_limit=len(prompt_tokens) + self.rollout.max_new_tokens,
+            )
+            for sample_index in range(group_size)
         ]
+        return EpisodeGroup(number, version, sequences)
+
+    def is_ready(self, group: EpisodeGroup) -> bool:
+        """Whether a step may train on the group.
+
+        Missing grades do not matter here: `Sampler.decode` waits for them once decoding has ended.
+        If they did, the moment at which a grade arrives would decide which groups a step trains on,
+        and no run could be repeated.
+        """
+        return group.is_finished
+
+    def has_enough(self, version: int) -> bool:
+        """Whether the step after policy `version` can begin.
+
+        It needs `groups_per_step` groups that are ready, and every group that would be too old for
+        the next step.
+        """
+        oldest_allowed = version - self.rollout.max_staleness
+        for group in self.groups:
+            if group.version <= oldest_allowed and not self.is_ready(group):
+                return False
+        return sum(self.is_ready(group) for group in self.groups) >= self.groups_per_step
+
+    def take_rollouts(self, version: int) -> list[Rollout]:
+        """Takes the oldest groups that are ready out of the stream and returns their rollouts."""
+        with self.lock:
+            ready = [group for group in self.groups if self.is_ready(group)]
+            chosen = ready[: self.groups_per_step]
+            self.groups = [group for group in self.groups if group not in chosen]
+            self.num_trained += len(chosen)
+        assert len(chosen) == self.groups_per_step, f"{len(chosen)=} {self.groups_per_step=}"
+        staleness = max((version - group.version for group in chosen), default=0)
+        assert staleness <= self.rollout.max_staleness, f"{staleness=}"
+
+        rollouts: list[Rollout] = []
+        for group in chosen:
+            problem = self.problem_of(group.problem_number)
+            rollouts += [to_rollout(problem, sequence) for sequence in group.sequences]
+        return rollouts
 
     def metrics(
         self, rollouts: list[Rollout], version: int, counters: DecodeCounters
     ) -> dict[str, float]:
-        """Of the step after `version`: how many versions old its tokens are, and what is on its way."""
-        lags = np.concatenate([version - rollout.versions[rollout.sampled] for rollout in rollouts])
-        shares = {
-            f"async/staleness_{lag}": float((lags == lag).mean())
-            for lag in range(self.rollout.max_staleness + 1)
+        """Returns the async/ metrics of the step after `version`, which trains on `rollouts`.
+
+        `rollouts` are those of all hosts, and all hosts must call this method together.
+        run/metrics.py says what each metric is.
+        """
+        staleness = np.concatenate(
+            [version - rollout.versions[rollout.sampled] for rollout in rollouts]
+        )
+        values: dict[str, float] = {}
+        for versions_old in range(self.rollout.max_staleness + 1):
+            values[f"async/staleness_{versions_old}"] = float((staleness == versions_old).mean())
+
+        carried_tokens = 0
+        for group in self.groups:
+            carried_tokens += sum(len(s.tokens) for s in group.sequences if not s.is_finished)
+        counts = {
+            "async/carried_tokens": carried_tokens,
+            "async/ready_groups": sum(group.is_finished for group in self.groups),
+            "async/wasted_tokens": counters.wasted_tokens,
         }
-        carried = sum(len(s.tokens) for group in self.groups for s in group.sequences if not s.over)
-        ready = sum(group.over for group in self.groups)
-        counts = collectives.sum_over_hosts(
-            {"carried_tokens": carried, "ready_groups": ready, "wasted_tokens": counters.wasted}
-        )
-        return (
-            shares
-            | {f"async/{name}": value for name, value in counts.items()}
-            | {"async/staleness": float(lags.mean())}
-        )
+        values |= collectives.sum_over_hosts(counts)
+        values["async/staleness"] = float(staleness.mean())
+        return values
+
+    # -- checkpoints -------------------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        groups = [asdict(group) for group in self.groups]
-        return msgpack_serialize({"taken": self.taken, "cursor": self.cursor, "groups": groups})
+        """Returns everything that is needed to continue the stream from here."""
+        saved = SavedStream(
+            num_trained=self.num_trained,
+            num_drawn=self.num_drawn,
+            groups=[asdict(group) for group in self.groups],
+        )
+        return msgpack_serialize(saved)
 
     def state(self) -> bytes:
-        """As it was when the last step had its rollouts."""
-        return self.saved
+        """Returns what a checkpoint holds: the stream when the last step had its rollouts.
 
-    def load(self, data: bytes) -> None:
-        values: Any = msgpack_restore(data)
-        self.taken, self.cursor, self.groups = (
-            values["taken"],
-            values["cursor"],
-            from_plain(EpisodeGroup, values["groups"]),
-        )
-        self.saved = data
+        Not as it is now. Between two steps these are the same, but a signal can stop the run while
+        episodes of the next step decode, and that step is decoded again from its beginning when the
+        run resumes.
+        """
+        return self._saved
+
+    def restore(self, data: bytes) -> None:
+        """Goes back to the `state` of a checkpoint."""
+        values = cast(SavedStream, msgpack_restore(data))
+        self.num_trained = values["num_trained"]
+        self.num_drawn = values["num_drawn"]
+        self.groups = restore_all(EpisodeGroup, values["groups"])
+        self._saved = data
 
     def halt(self) -> None:
-        """Nothing decodes."""
+        """Stops decoding, so that others may use the engine: here it stops with `collect`."""
 
 
 class ThreadedStream(RolloutStream):
-    """Decodes in a thread while the main one trains, and takes new weights between calls; others `halt` it first."""
+    """Decodes in a thread, on devices of its own, while the main thread trains.
 
-    ready = staticmethod(lambda group: group.graded)
+    Every `collect` brings new weights: the thread ends its phase of decoding under the old weights
+    between two decode calls, and begins a phase under the new ones with the same groups. Call
+    `halt` before anything else uses the engine; the next `collect` goes on.
+    """
 
-    def __init__(self, sampler: Sampler, settings: config.Config):
-        super().__init__(replace(sampler, on_finish=lambda: None), settings)
-        self.main = sampler  # its on_finish raises when the run is to stop
-        self.thread = ThreadPoolExecutor(1)
-        self.phases: list[
-            Future[DecodeCounters]
-        ] = []  # the first is running, the others wait for it
-        self.cut = threading.Event()  # ends the last one
-        self.counters, self.busy, self.waited = (
-            DecodeCounters(),
-            0.0,
-            0.0,
-        )  # of the phases that ended; seconds
+    def __init__(self, sampler: Sampler, settings: config.Config) -> None:
+        super().__init__(sampler, settings)
+        self._thread = ThreadPoolExecutor(1)
+        self._phases: list[Future[DecodeCounters]] = []  # the first is running, the others wait
+        self._end_of_phase = threading.Event()  # ends the phase that was submitted last
+        self._ended_counters = DecodeCounters()  # of phases that ended since the last `collect`
+        self._seconds_decoding = 0.0
+        self._seconds_waited = 0.0  # by the main thread, for rollouts
 
-    def decode(self, weights, version: int, done: Callable[[], bool]) -> DecodeCounters:
-        begin = time.perf_counter()
-        counters = super().decode(weights, version, done)
-        self.busy += time.perf_counter() - begin
+    def is_ready(self, group: EpisodeGroup) -> bool:
+        """Whether a step may train on the group, whose grades must be there.
+
+        Nobody waits for grades later, because the thread goes on decoding.
+        """
+        return group.is_graded
+
+    def decode(
+        self,
+        weights: qwen.Params,
+        version: int,
+        is_done: Callable[[], bool],
+        check_stop: interrupt.StopCheck = interrupt.never_stop,
+    ) -> DecodeCounters:
+        """One phase of the thread: decodes as `RolloutStream.decode`, and counts the seconds."""
+        start = time.perf_counter()
+        counters = super().decode(weights, version, is_done, check_stop)
+        self._seconds_decoding += time.perf_counter() - start
         return counters
 
-    def collect(self, weights, version: int) -> tuple[list[Rollout], DecodeCounters]:
-        self.cut.set()
-        self.cut, begin = threading.Event(), time.perf_counter()
-        self.phases.append(self.thread.submit(self.decode, weights, version, self.cut.is_set))
+    def collect(
+        self,
+        weights: qwen.Params,
+        version: int,
+        check_stop: interrupt.StopCheck = interrupt.never_stop,
+    ) -> tuple[list[Rollout], DecodeCounters]:
+        """Gives the thread new weights, and waits for the rollouts of the step after `version`.
+
+        The counters are those of the phases that ended during the wait.
+        """
+        start = time.perf_counter()
+        self._end_of_phase.set()
+        self._end_of_phase = threading.Event()
+        is_done = self._end_of_phase.is_set
+        self._phases.append(self._thread.submit(self.decode, weights, version, is_done))
+
+        # Only the main thread checks for a stop: it alone may meet the other hosts.
         try:
-            while not self.enough(version):
-                if self.phases[0].done():
-                    self.counters.add(self.phases.pop(0).result())
-                self.main.on_finish()
-                time.sleep(POLL)
+            while not self.has_enough(version):
+                if self._phases[0].done():
+                    self._collect_first_phase()
+                check_stop()
+                time.sleep(SECONDS_BETWEEN_LOOKS)
         except interrupt.Interrupted as reason:
-            interrupt.raise_if_interrupted(str(reason))
-        self.waited += time.perf_counter() - begin
-        counters, self.counters = (
-            replace(self.counters, grading=0.0),
-            DecodeCounters(),
-        )  # it was not the main thread's
-        return self.take(version), counters
+            interrupt.raise_if_any_host_stopped(str(reason))
+        self._seconds_waited += time.perf_counter() - start
+
+        # The thread waited for grades, the main thread did not: the clock of the step must not
+        # count it.
+        counters = replace(self._ended_counters, grading_seconds=0.0)
+        self._ended_counters = DecodeCounters()
+        return self.take_rollouts(version), counters
+
+    def _collect_first_phase(self) -> None:
+        """Waits for the oldest phase and adds its counters. Raises what the thread raised."""
+        self._ended_counters.add(self._phases.pop(0).result())
 
     def metrics(
         self, rollouts: list[Rollout], version: int, counters: DecodeCounters
     ) -> dict[str, float]:
-        """overlap: the share of this host's decoding so far that the main thread did not wait for."""
-        overlap = max(0.0, 1 - self.waited / self.busy) if self.busy else 0.0
-        return super().metrics(rollouts, version, counters) | {"async/overlap": overlap}
+        """Adds async/overlap: the share of decoding that the main thread did not wait for."""
+        values = super().metrics(rollouts, version, counters)
+        overlap = 0.0
+        if self._seconds_decoding:
+            overlap = max(0.0, 1 - self._seconds_waited / self._seconds_decoding)
+        return values | {"async/overlap": overlap}
 
     def halt(self) -> None:
-        self.cut.set()
-        while self.phases:
-            self.counters.add(self.phases.pop(0).result())
+        """Ends the phases that are running or waiting, and returns when the thread is idle."""
+        self._end_of_phase.set()
+        while self._phases:
+            self._collect_first_phase()
 
     def state(self) -> bytes:
+        """Halts the thread, which decodes all the time, and returns the stream as it is now."""
         self.halt()
         return self.to_bytes()

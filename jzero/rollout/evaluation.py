@@ -1,81 +1,139 @@
-"""Moved from jzero.evaluate."""
+"""Accuracy on held-out problems, in training and in `jzero.evaluate`: avg@k, pass@k, maj@k.
+
+Every problem gets k samples at the sampling temperature and, if eval.greedy is set, one greedy
+sample. P problems with k samples each are P * k rollouts, the samples of a problem next to each
+other.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from jzero import config
-from jzero.rollout.sampler import Sampler
+from jzero.distributed import interrupt
+from jzero.model import qwen
+from jzero.rollout.sampler import EncodedProblem, Sampler
 from jzero.tasks import suites
-from jzero.types import Problem, Rollout, grade_of
+from jzero.types import Rollout, grade_of
 
 
-def pass_at_k(correct: np.ndarray, k: int) -> float:
-    """Chance that one of k of n samples is right, correct [P, n]: mean 1 - C(n - c, k) / C(n, k) (arXiv:2107.03374)."""
-    n, wrong = correct.shape[1], correct.shape[1] - correct.sum(axis=1)
-    return float(np.mean([1 - np.prod([max(w - i, 0) / (n - i) for i in range(k)]) for w in wrong]))
+def pass_at_k(
+    correct: Bool[np.ndarray, "problems samples"] | Float[np.ndarray, "problems samples"], k: int
+) -> float:
+    """Estimates pass@k, the chance that one of k samples is correct (arXiv:2107.03374, eq. 1).
+
+    Averages the unbiased estimator 1 - C(n - c, k) / C(n, k) over problems, where c of a problem's
+    n samples are correct.
+    """
+    n = correct.shape[1]
+    num_wrong = n - correct.sum(axis=1)
+    estimates = []
+    for wrong in num_wrong:
+        # C(n - c, k) / C(n, k) as a product: binomials of large n would overflow.
+        all_wrong = np.prod([max(wrong - i, 0) / (n - i) for i in range(k)])
+        estimates.append(1 - all_wrong)
+    return float(np.mean(estimates))
 
 
 def majority_vote(answers: Sequence[str], correct: Sequence[bool]) -> float:
-    """Chance that a most frequent answer is right, ties broken evenly; right ones are one, and none has no vote."""
-    votes = Counter(
-        "" if right else answer
-        for answer, right in zip(answers, correct, strict=True)
-        if right or answer
-    )
-    top = [answer for answer, count in votes.items() if count == max(votes.values())]
-    return ("" in top) / len(top) if top else 0.0
+    """Returns the chance that the most frequent answer is correct: maj@k of one problem.
+
+    Ties are broken evenly. All correct answers count as one answer, however they are written. A
+    response without an answer ("") has no vote.
+    """
+    votes: Counter[str | None] = Counter()  # None stands for the correct answer
+    for answer, is_correct in zip(answers, correct, strict=True):
+        if is_correct:
+            votes[None] += 1
+        elif answer:
+            votes[answer] += 1
+    if not votes:
+        return 0.0
+    most_votes = max(votes.values())
+    winners = [answer for answer, count in votes.items() if count == most_votes]
+    return (None in winners) / len(winners)
 
 
-def accuracy_metrics(rollouts: list[Rollout], samples: int) -> dict[str, float]:
-    """avg@samples accuracy with its standard error over problems, response length, and what several samples allow."""
-    correct = np.array([grade_of(rollout).correct for rollout in rollouts], np.float64).reshape(
-        -1, samples
-    )
-    values = {
+def accuracy_metrics(rollouts: list[Rollout], num_samples: int) -> dict[str, float]:
+    """Returns the metrics of `num_samples` graded rollouts of each problem.
+
+    accuracy     avg@num_samples: the share of correct samples
+    stderr       standard error of the accuracy over problems
+    length       mean response tokens
+    truncated    share of responses that reached the token limit
+    pass@k       for k = 2, 4, 8, ... and num_samples, if there are several samples
+    maj@k        for k = num_samples, if there are several samples
+    """
+    correct = np.array([grade_of(rollout).correct for rollout in rollouts], np.float64)
+    correct = correct.reshape(-1, num_samples)
+    metrics = {
         "accuracy": float(correct.mean()),
         "stderr": float(correct.mean(axis=1).std() / np.sqrt(len(correct))),
         "length": float(np.mean([rollout.response_length for rollout in rollouts])),
         "truncated": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
     }
-    if samples > 1:
-        ks = [2**i for i in range(1, samples.bit_length()) if 2**i < samples] + [samples]
-        values |= {f"pass@{k}": pass_at_k(correct, k) for k in ks}
-        answers = np.array([suites.answer(rollout.text) for rollout in rollouts], object).reshape(
-            -1, samples
-        )
-        votes = [
-            majority_vote(*pair)
-            for pair in zip(answers.tolist(), correct.astype(bool).tolist(), strict=True)
-        ]
-        values[f"maj@{samples}"] = float(np.mean(votes))
-    return values
+    if num_samples == 1:
+        return metrics
+
+    k = 2
+    while k < num_samples:
+        metrics[f"pass@{k}"] = pass_at_k(correct, k)
+        k *= 2
+    metrics[f"pass@{num_samples}"] = pass_at_k(correct, num_samples)
+
+    votes = []
+    for i, problem_correct in enumerate(correct.astype(bool).tolist()):
+        samples = rollouts[i * num_samples : (i + 1) * num_samples]
+        answers = [suites.answer(rollout.text) for rollout in samples]
+        votes.append(majority_vote(answers, problem_correct))
+    metrics[f"maj@{num_samples}"] = float(np.mean(votes))
+    return metrics
 
 
 def evaluation_kinds(
     settings: config.EvalConfig, temperature: float
 ) -> dict[str, tuple[int, float]]:
-    """Samples a problem and their temperature, of each kind of evaluation."""
-    every = {"eval": (settings.samples, temperature), "eval_greedy": (int(settings.greedy), 0.0)}
-    return {kind: value for kind, value in every.items() if value[0]}
+    """Returns the kinds of evaluation by name: (samples for each problem, temperature)."""
+    kinds: dict[str, tuple[int, float]] = {}
+    if settings.samples:
+        kinds["eval"] = settings.samples, temperature
+    if settings.greedy:
+        kinds["eval_greedy"] = 1, 0.0
+    return kinds
 
 
 def evaluate(
     sampler: Sampler,
-    params,
-    every: dict[str, list[Problem]],
+    params: qwen.Params,
+    problem_sets: dict[str, list[EncodedProblem]],
     settings: config.EvalConfig,
     temperature: float,
+    check_stop: interrupt.StopCheck = interrupt.never_stop,
 ) -> dict[str, float]:
-    """Flat metrics of problems by name, "eval/math500/accuracy" or, of those of name "", "eval/accuracy"."""
-    values = {}
-    for name, problems in every.items():
-        for kind, (samples, heat) in evaluation_kinds(settings, temperature).items():
-            rollouts, _ = sampler.rollouts(params, problems, samples, heat, key=(0, 0), version=0)
-            found = accuracy_metrics(sampler.gathered(rollouts), samples)
-            values |= {
-                f"{kind}/{name}/{metric}" if name else f"{kind}/{metric}": v
-                for metric, v in found.items()
-            }
+    """Evaluates `params` on every problem set and returns the metrics by name.
+
+    Names are "eval/math500/accuracy" or, for the problem set named "", "eval/accuracy"; likewise
+    "eval_greedy/...". The noise is the same at every call, so two evaluations differ by their
+    weights alone.
+    """
+    values: dict[str, float] = {}
+    for name, problems in problem_sets.items():
+        for kind, (num_samples, kind_temperature) in evaluation_kinds(
+            settings, temperature
+        ).items():
+            rollouts, _ = sampler.sample_rollouts(
+                params,
+                problems,
+                num_samples,
+                kind_temperature,
+                key=(0, 0),
+                version=0,
+                check_stop=check_stop,
+            )
+            rollouts = sampler.gather_rollouts(rollouts)
+            prefix = f"{kind}/{name}" if name else kind
+            for metric, value in accuracy_metrics(rollouts, num_samples).items():
+                values[f"{prefix}/{metric}"] = value
     return values

@@ -1,344 +1,477 @@
-"""The driver: keeps the engine's slots busy until every sample of every prompt is finished, or enough are.
+"""The scheduler keeps the engine's slots busy until all sequences are finished, or enough are.
 
-Calls run one ahead of the host; slots are refilled between calls. When a shard runs out of pages its youngest sequence
-is preempted, and goes on from a prefill. A sequence between two turns waits in its slot, if nothing else needs it."""
+    queue --prefill--> pending --place--> a slot --decode calls--> finished
+      ^                                    |  ^
+      +----------- preempted --------------+  +-- the environment's reply begins the next turn
+
+Groups of sequences that share a prompt wait in the queue. One prefill computes the prompt's KV and
+the first token of every sequence of the group. Each prefilled sequence is then placed into a slot
+of its shard, and decode calls extend it by up to `rollout.decode_steps` tokens each. Two things
+make this more than a loop:
+
+- **Calls run one ahead of the host.** The next call is dispatched before the last one is read, so
+  the device never waits for Python. A sequence may therefore be found finished one call late; what
+  that call emitted for it is wasted.
+- **Pages may run out.** When a shard has no page left for its next call, an episode that waits for
+  a reply gives up its slot, or else the youngest sequence goes back to the queue and continues from
+  a prefill later. The noise is keyed by request and position, so its tokens are the same.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import jax
 import numpy as np
 
-from jzero.rollout.engine import Engine, Placement, Prefix, ResultTokens, next_power_of_two
+from jzero.model import qwen
+from jzero.rollout import stop_strings
+from jzero.rollout.engine import Engine, Placement, Prefix, ResultTokens
 from jzero.rollout.pages import OutOfPages
-from jzero.rollout.sequence import NO_REPLIES, DecodeCounters, Groups, More, Sequence
+from jzero.rollout.prefill import take_prefill_batch
+from jzero.rollout.sequence import (
+    AdmitMore,
+    DecodeCounters,
+    Groups,
+    PollReplies,
+    Sequence,
+    admit_none,
+)
 from jzero.types import Turn
 
-PATIENCE = 2  # calls that an episode keeps its slot from the queue while its turn is graded
-PREFILL_TOKENS = 8192  # padded prompt tokens of one prefill call, over all shards
+# While its turn is graded, an episode keeps its slot from the queue for this many decode calls. A
+# reply that comes in time spares the episode a prefill of everything it has so far.
+PATIENCE = 2
 
 
-def prefill_shape(engine: Engine, longest: int) -> tuple[int, int]:
-    """Padded tokens of a prefill whose longest prompt has `longest`, and prompts a shard that it takes at most."""
-    page = engine.settings.page_size
-    width = min(next_power_of_two(-(-longest // page), 1) * page, engine.max_prefill_length)
-    return width, max(1, PREFILL_TOKENS // (width * engine.num_shards))
+@dataclass(frozen=True, eq=False)
+class PrefilledSample:
+    """A sequence and where its KV and its first sampled token are: at (row, column) of a prefix."""
+
+    sequence: Sequence
+    prefix: Prefix
+    row: int
+    column: int
 
 
-def prefill_shapes(engine: Engine) -> list[tuple[int, int]]:
-    """(rows a shard, tokens a row) of the largest prefill of every width; long ones are of preempted sequences."""
-    shapes = sorted(
-        {prefill_shape(engine, tokens) for tokens in range(1, engine.max_sequence_tokens)}
-    )
-    return [
-        (min(next_power_of_two(rows, 1), next_power_of_two(engine.slots_per_shard, 1)), width)
-        for width, rows in shapes
-    ]
+@dataclass(frozen=True, eq=False)
+class WaitingEpisode:
+    """An episode between two turns. It keeps its slot and its pages but does not decode."""
+
+    sequence: Sequence
+    since_call: int  # decode calls that had been made when its last turn ended
+
+
+@dataclass(frozen=True, eq=False)
+class CallInFlight:
+    """A decode call that was dispatched and not read yet."""
+
+    result: ResultTokens  # on the device
+    turns: dict[
+        int, tuple[Sequence, int]
+    ]  # slot -> its sequence, and how many turns that had ended
+    num_reply_tokens: dict[int, int]  # slot -> how many of its first tokens are the environment's
+    newly_placed: dict[int, PrefilledSample]  # slots whose first token is in a prefix
 
 
 class Scheduler:
-    """One engine, its device state, and the queue of one batch. `run` yields each sequence as it finishes."""
+    """Runs sequences through one engine.
 
-    def __init__(self, engine: Engine, params, decode: Callable[[list[int]], str]):
-        self.engine, self.params, self.decode = engine, params, decode
+    Create one scheduler for each batch, and `cancel` it if its run is not iterated to the end.
+    """
+
+    def __init__(
+        self, engine: Engine, params: qwen.Params, decode: Callable[[list[int]], str]
+    ) -> None:
+        """`params` are the engine's weights; `decode` turns token ids into text."""
+        self.engine = engine
+        self.params = params
+        self.decode = decode
         self.settings = engine.settings
         self.state = engine.init_decode_state()
         self.counters = DecodeCounters()
+
+        # A sequence is in one of the next four at a time.
         self.queue: deque[list[Sequence]] = deque()  # groups to prefill
-        self.pending: list[deque] = [
+        self.pending: list[deque[PrefilledSample]] = [  # by shard: prefilled, waiting for a slot
             deque() for _ in range(engine.num_shards)
-        ]  # prefilled, waiting for a slot
-        self.owners: dict[int, Sequence] = {}  # slot -> sequence
-        self.waiting: dict[
-            int, tuple[Sequence, int]
-        ] = {}  # slot -> sequence between turns, calls when its last ended
-        self.replies = NO_REPLIES
-        self.fresh: list[tuple[int, Prefix, int, int]] = []  # put into a slot since the last call
-        self.births = 0
+        ]
+        self.decoding: dict[int, Sequence] = {}  # by slot
+        self.waiting: dict[int, WaitingEpisode] = {}  # by slot; the one that waits longest is first
+
+        self.newly_placed: dict[int, PrefilledSample] = {}  # by slot: placed since the last call
+        self.num_placed = 0
+        self.poll_replies: PollReplies | None = None
 
     def run(
         self,
         groups: Groups,
-        group: int,
+        group_size: int,
         temperature: float,
-        seed,
-        version=0,
-        replies=NO_REPLIES,
-        more: More = list,
+        seed: jax.Array,
+        version: int = 0,
+        poll_replies: PollReplies | None = None,
+        admit_more: AdmitMore = admit_none,
     ) -> Iterator[Sequence]:
-        """Groups, of `group` sequences at most, share what they have -> finished sequences, in finishing order; who
-        stops iterating calls `cancel`. `more`, asked before every call, says which groups come too, or None: that is
-        enough. With `replies` a sequence is yielded at every turn's end; it then gives the tokens before its next turn,
-        once, or None where it is over. Told to wait it says one at least, unless all is said."""
+        """Decodes `groups` and yields every sequence when it finishes, in finishing order.
+
+        The sequences of one group, at most `group_size`, have the same tokens so far. `version` is
+        the policy version that is recorded for the sampled tokens.
+
+        `admit_more()` is asked before every decode call. It returns groups that are to be decoded
+        too, or None if the caller has enough: then the run ends and leaves unfinished sequences as
+        they are.
+
+        `poll_replies(wait)` makes episodes of several turns. A sequence is then yielded at the end
+        of every turn, and `poll_replies` must return it later, exactly once a turn, with the tokens
+        that precede its next turn, or with None if the episode is over. If `wait` is true,
+        `poll_replies` blocks until at least one reply arrives; it returns an empty list only when
+        no sequence waits for a reply.
+        """
         assert not self.engine.placements, "the engine is busy: an unfinished run was not cancelled"
-        longest, room = (
-            max((s.limit for each in groups for s in each), default=0),
-            self.engine.max_sequence_tokens,
-        )
+        longest = max((s.length_limit for group in groups for s in group), default=0)
+        room = self.engine.max_sequence_tokens
         assert longest <= room, f"{longest=} prompt and response exceed {room=} tokens"
-        self.group, self.temperature, self.seed = group, temperature, seed
-        self.version, self.replies = version, replies
+        self.group_size = group_size
+        self.temperature = temperature
+        self.seed = seed
+        self.version = version
+        self.poll_replies = poll_replies
         self.queue = deque(groups)
-        inflight: deque[tuple] = deque()
-        while (new := more()) is not None:
-            self.queue.extend(new)
-            if not self._go_on(
-                wait=not (self.queue or self.owners or inflight or any(self.pending))
-            ):
+
+        in_flight: deque[CallInFlight] = deque()
+        while True:
+            more_groups = admit_more()
+            if more_groups is None:
+                break
+            self.queue.extend(more_groups)
+
+            # Begin the turns whose replies have come. Block only if there is nothing else to do.
+            must_wait = not (self.queue or self.decoding or in_flight or any(self.pending))
+            num_replies = self._handle_replies(wait=must_wait)
+            if must_wait and not num_replies:
                 return
-            # Those that run come first: pages left over admit new ones.
-            while (shard := self._reserve()) is not None:
-                if self._evict(shard):
-                    continue
-                if inflight:
-                    yield from self._read(*inflight.popleft())
-                else:
-                    self._preempt(shard)
-            self._admit()
-            if self.owners:
-                inflight.append(self._dispatch())
-            if inflight and (len(inflight) > 1 or not self.owners):
-                yield from self._read(*inflight.popleft())
-        while inflight:
-            yield from self._read(*inflight.popleft())
-        while self._go_on(wait=True):
-            pass  # every turn that ended has its grade and its reply
+
+            # Sequences that decode take their pages first; pages left over admit new ones.
+            yield from self._reserve_pages(in_flight)
+            self._fill_slots()
+
+            # Read a call only after the next one is dispatched.
+            if self.decoding:
+                in_flight.append(self._dispatch_call())
+            if len(in_flight) > 1 or (in_flight and not self.decoding):
+                yield from self._read_call(in_flight.popleft())
+
+        # The caller has enough: read what was dispatched, and let every turn that ended have its
+        # grade and its reply.
+        while in_flight:
+            yield from self._read_call(in_flight.popleft())
+        while self._handle_replies(wait=True):
+            pass
 
     def cancel(self) -> None:
-        """Forget what is unfinished and free its pages; a `run` that is resumed ends."""
-        for slot in (*self.owners, *self.waiting):
-            self._leave(slot)
-        self.replies = NO_REPLIES
-        for each in (self.queue, self.fresh, *self.pending):
-            each.clear()
+        """Forgets everything unfinished and frees its pages. A `run` that is resumed ends."""
+        for slot in (*self.decoding, *self.waiting):
+            self._free_slot(slot)
+        self.poll_replies = None
+        self.queue.clear()
+        self.newly_placed.clear()
+        for samples in self.pending:
+            samples.clear()
 
-    def _go_on(self, wait: bool) -> bool:
-        """Begin the next turn of every episode that has its reply. False: waited, and there is nothing left to do."""
-        said = self.replies(wait)
-        for sequence, tokens in said:
-            slot = next(
-                (slot for slot, (owner, _) in self.waiting.items() if owner is sequence), None
-            )
-            if tokens is not None:
-                self._begin(sequence, tokens, slot)
+    # -- between two turns -------------------------------------------------------------------------
+
+    def _handle_replies(self, wait: bool) -> int:
+        """Begins the next turn of episodes whose reply came. Returns the number of replies."""
+        replies = self.poll_replies(wait) if self.poll_replies else []
+        for sequence, reply_tokens in replies:
+            slot = self._waiting_slot(sequence)
+            if reply_tokens is not None:
+                self._begin_turn(sequence, reply_tokens, slot)
                 continue
-            sequence.over = True
+            sequence.is_finished = True
             if slot is not None:
-                self._leave(slot)
-        return not wait or bool(said)
+                self._free_slot(slot)
+        return len(replies)
 
-    def _begin(self, sequence: Sequence, tokens: list[int], slot: int | None) -> None:
-        """Of the next turn, after `tokens`: in its slot, or through the queue."""
-        known = len(sequence) - 1  # the KV of the last token may not be there
-        sequence.tokens += tokens
-        sequence.logps += [0.0] * len(tokens)
-        sequence.versions += [-1] * len(tokens)
-        sequence.start, sequence.finish = len(sequence.tokens), ""
-        room = sequence.room(self.settings)
-        sequence.limit = min(len(sequence) + self.settings.max_new_tokens, room)
-        assert len(sequence) < room, f"a reply up to {len(sequence)}, of {room=} tokens"
+    def _waiting_slot(self, sequence: Sequence) -> int | None:
+        """Returns the slot in which `sequence` waits, or None if it had to leave its slot."""
+        for slot, episode in self.waiting.items():
+            if episode.sequence is sequence:
+                return slot
+        return None
+
+    def _begin_turn(self, sequence: Sequence, reply_tokens: list[int], slot: int | None) -> None:
+        """Appends the reply, and decodes on in `slot`, or puts the sequence into the queue."""
+        num_cached = len(sequence) - 1  # the KV of a turn's last token may not have been written
+        sequence.tokens += reply_tokens
+        sequence.logps += [0.0] * len(reply_tokens)
+        sequence.versions += [-1] * len(reply_tokens)
+        sequence.turn_start = len(sequence.tokens)
+        sequence.finish_reason = ""
+        room = sequence.longest_length(self.settings)
+        sequence.length_limit = min(len(sequence) + self.settings.max_new_tokens, room)
+        assert len(sequence) < room, f"{len(sequence)=} leaves no token for a turn: {room=}"
+
         if slot is None:
             self.queue.appendleft([sequence])
-        else:
-            del self.waiting[slot]
-            self.owners[slot] = sequence
-            self.engine.resume(slot, known, sequence.full()[known:].tolist(), sequence.limit)
+            return
+        del self.waiting[slot]
+        self.decoding[slot] = sequence
+        new_tokens = sequence.all_tokens()[num_cached:].tolist()
+        self.engine.resume(slot, num_cached, new_tokens, sequence.length_limit)
 
-    def _evict(self, shard: int, calls: int = 0) -> bool:
-        """Free the slot of the episode of the shard that waits the longest, if that is for `calls` calls or more."""
-        old = lambda slot: self.counters.calls - self.waiting[slot][1] >= calls
-        slot = next(
-            (s for s in self.waiting if s // self.engine.slots_per_shard == shard and old(s)), None
-        )
-        if slot is not None:
-            self._leave(slot)
-        return slot is not None
+    def evict_waiting(self, shard: int, min_calls: int = 0) -> bool:
+        """Frees the slot of the shard's episode that has waited for its reply the longest.
 
-    def _admit(self) -> None:
-        """Prefill groups for shards with free slots, and put what is prefilled into slots."""
+        Only if it has waited for at least `min_calls` decode calls. The episode continues through
+        the queue once its reply arrives. Returns whether a slot was freed.
+        """
+        for slot, episode in self.waiting.items():
+            has_waited = self.counters.decode_calls - episode.since_call >= min_calls
+            if self._shard_of(slot) == shard and has_waited:
+                self._free_slot(slot)
+                return True
+        return False
+
+    # -- from the queue into slots -----------------------------------------------------------------
+
+    def _fill_slots(self) -> None:
+        """Prefills groups for shards with free slots, and places prefilled sequences into slots."""
         engine = self.engine
-        rows: list[list[list[Sequence]]] = [[] for _ in range(engine.num_shards)]
-        room = [len(engine.free_slots(s)) - len(self.pending[s]) for s in range(engine.num_shards)]
-        for s in range(engine.num_shards):
-            while room[s] < bool(self.queue) and self._evict(s, PATIENCE if self.owners else 0):
-                room[s] += 1
-        while self.queue and max(room) > 0:
-            shard = int(np.argmax(room))
-            group = self.queue.popleft()
-            rows[shard].append(group)
-            room[shard] -= len(group)
-        while any(rows):
-            self._prefill(rows)
-        self._insert()
 
-    def _prefill(self, rows: list[list[list[Sequence]]]) -> None:
-        """One prefill of groups of similar length, taken from the front of every shard's rows."""
-        engine = self.engine
-        width, cap = prefill_shape(engine, max(len(shard[0][0]) for shard in rows if shard))
-        taken: list[list[list[Sequence]]] = []
-        for shard in rows:
-            fits = next((i for i, group in enumerate(shard) if len(group[0]) > width), len(shard))
-            taken.append(shard[: min(fits, cap)])
-            del shard[: len(taken[-1])]
-        count = next_power_of_two(max(len(shard) for shard in taken), 1)
-        every = [
-            (s, s * count + r, group)
-            for s, shard in enumerate(taken)
-            for r, group in enumerate(shard)
+        # Prefilled sequences that still wait for a slot claim a free one, so a number here may be
+        # negative.
+        num_free = [
+            len(engine.free_slots(shard)) - len(self.pending[shard])
+            for shard in range(engine.num_shards)
         ]
-        tokens = np.zeros((engine.num_shards * count, width), np.int32)
-        lengths = np.ones(len(tokens), np.int32)
-        requests = np.zeros(
-            (len(tokens), self.group), np.int32
-        )  # one shape, also for the preempted
-        temperature = np.zeros(len(tokens), np.float32)
-        for _, row, group in every:
-            context = group[0].full()
-            tokens[row, : len(context)], lengths[row] = context, len(context)
-            requests[row, : len(group)] = [sequence.request for sequence in group]
-            temperature[row] = self._heat(group[0])
-            self.counters.prefill_tokens += len(context)
-        arrays = {
-            "padded_tokens": tokens,
-            "true_length": lengths,
-            "requests": requests,
-            "temperature": temperature,
-        }
-        prefix = engine.prefill_multisampling(params=self.params, seed=self.seed, **arrays)
-        for s, row, group in every:
-            self.pending[s].extend((sequence, prefix, row, j) for j, sequence in enumerate(group))
 
-    def _insert(self) -> None:
-        """Move pending samples into free slots, as far as slots and pages go."""
-        chosen: dict[tuple[int, float], tuple[Prefix, list]] = {}  # an insert has one temperature
+        # Episodes that wait for a reply give way: at once if nothing decodes, otherwise after some
+        # patience.
+        min_calls = PATIENCE if self.decoding else 0
+        wanted = 1 if self.queue else 0
+        for shard in range(engine.num_shards):
+            while num_free[shard] < wanted and self.evict_waiting(shard, min_calls):
+                num_free[shard] += 1
+
+        # A whole group goes to the shard with the most free slots, because shards share no pages.
+        groups_by_shard: list[Groups] = [[] for _ in range(engine.num_shards)]
+        while self.queue and max(num_free) > 0:
+            shard = int(np.argmax(num_free))
+            group = self.queue.popleft()
+            groups_by_shard[shard].append(group)
+            num_free[shard] -= len(group)
+
+        while any(groups_by_shard):
+            self._prefill(groups_by_shard)
+        self._place_pending()
+
+    def _prefill(self, groups_by_shard: list[Groups]) -> None:
+        """Prefills one batch of groups, taken from the front of every shard's list."""
+        batch = take_prefill_batch(self.engine, groups_by_shard, self.group_size, self.temperature)
+        prefix = self.engine.prefill_multisampling(
+            params=self.params,
+            padded_tokens=batch.padded_tokens,
+            true_length=batch.true_length,
+            requests=batch.requests,
+            temperature=batch.temperature,
+            seed=self.seed,
+        )
+        for item in batch.rows:
+            self.counters.prefill_tokens += int(batch.true_length[item.row])
+            for column, sequence in enumerate(item.group):
+                sample = PrefilledSample(sequence, prefix, item.row, column)
+                self.pending[item.shard].append(sample)
+
+    def _place_pending(self) -> None:
+        """Moves prefilled sequences into free slots, as long as slots and pages last."""
+        # One insert program copies from one prefix, at one temperature.
+        inserts: dict[tuple[int, float], list[tuple[Placement, list[tuple[int, int]]]]] = {}
+        prefixes: dict[int, Prefix] = {}
+
         for shard, pending in enumerate(self.pending):
-            for slot in self.engine.free_slots(shard) if pending else ():
+            for slot in self.engine.free_slots(shard):
                 if not pending:
                     break
-                sequence, prefix, row, sample = pending[0]
-                where, context = (slot, row, sample, len(sequence)), len(sequence.context)
+                sample = pending[0]
+                sequence = sample.sequence
                 placement = Placement(
-                    *where, sequence.limit, sequence.request, sequence.prompt, shared_tokens=context
+                    slot=slot,
+                    prefix_row=sample.row,
+                    sample_index=sample.column,
+                    length=len(sequence),
+                    limit=sequence.length_limit,
+                    request=sequence.request_id,
+                    group=sequence.prompt_id,
+                    shared_tokens=len(sequence.prompt_tokens),
                 )
                 try:
-                    writes = self.engine.place(placement)
+                    page_copies = self.engine.place(placement)
                 except OutOfPages:
-                    if self._evict(shard):
+                    if self.evict_waiting(shard):
                         continue
                     break
                 pending.popleft()
-                heat = self._heat(sequence)
-                chosen.setdefault((id(prefix), heat), (prefix, []))[1].append((placement, writes))
-                self.births += 1
-                sequence.born = self.births
-                self.owners[slot] = sequence
-                self.fresh.append((slot, prefix, row, sample))
-        for (_, heat), (prefix, placements) in chosen.items():
-            self.state = self.engine.bulk_insert(prefix, self.state, placements, heat)
+                prefixes[id(sample.prefix)] = sample.prefix
+                insert_key = id(sample.prefix), sequence.temperature_or(self.temperature)
+                inserts.setdefault(insert_key, []).append((placement, page_copies))
+                self.num_placed += 1
+                sequence.admission_number = self.num_placed
+                self.decoding[slot] = sequence
+                self.newly_placed[slot] = sample
 
-    def _heat(self, sequence: Sequence) -> float:
-        return self.temperature if sequence.temperature is None else sequence.temperature
+        for (prefix_id, temperature), placements in inserts.items():
+            self.state = self.engine.bulk_insert(
+                prefixes[prefix_id], self.state, placements, temperature
+            )
 
-    def _reserve(self) -> int | None:
-        """Pages for the next call, oldest sequences first -> None, or the shard that ran out."""
-        for slot in sorted(self.owners, key=lambda slot: self.owners[slot].born):
+    # -- pages -------------------------------------------------------------------------------------
+
+    def _reserve_pages(self, in_flight: deque[CallInFlight]) -> Iterator[Sequence]:
+        """Reserves the pages that the next call writes to, and makes room where there are none.
+
+        Episodes that wait for a reply go first, then what finished in a call that is not read yet
+        (whose sequences are yielded), and last the youngest sequence.
+        """
+        while True:
+            shard = self._shard_out_of_pages()
+            if shard is None:
+                return
+            if self.evict_waiting(shard):
+                continue
+            if in_flight:
+                yield from self._read_call(in_flight.popleft())
+            else:
+                self._preempt_youngest(shard)
+
+    def _shard_out_of_pages(self) -> int | None:
+        """Reserves pages, oldest sequences first. Returns the shard that ran out, or None."""
+        for slot in sorted(self.decoding, key=self._admission_number):
             try:
                 self.engine.reserve(slot)
             except OutOfPages:
-                return slot // self.engine.slots_per_shard
+                return self._shard_of(slot)
         return None
 
-    def _preempt(self, shard: int) -> None:
-        """Send the shard's youngest sequence back to the queue's front, with the tokens it has."""
-        here = [slot for slot in self.owners if slot // self.engine.slots_per_shard == shard]
-        self.queue.appendleft([self._leave(max(here, key=lambda slot: self.owners[slot].born))])
+    def _preempt_youngest(self, shard: int) -> None:
+        """Sends the shard's youngest sequence, with its tokens, to the front of the queue."""
+        slots = [slot for slot in self.decoding if self._shard_of(slot) == shard]
+        youngest = max(slots, key=self._admission_number)
+        self.queue.appendleft([self._free_slot(youngest)])
         self.counters.preempted += 1
 
-    def _leave(self, slot: int) -> Sequence:
-        """Free a slot; whose it was."""
+    def _free_slot(self, slot: int) -> Sequence:
+        """Frees a slot and its pages. Returns the sequence that was in the slot."""
         self.engine.free_resource(slot)
-        return self.owners.pop(slot) if slot in self.owners else self.waiting.pop(slot)[0]
+        if slot in self.decoding:
+            return self.decoding.pop(slot)
+        return self.waiting.pop(slot).sequence
 
-    def _dispatch(self) -> tuple:
-        """A call, as `_read` takes it: its result; by slot its sequence and which of its turns, and how many of its
-        first tokens are a reply's; (slot, prefix, row, sample) of those whose first token is in a prefix."""
-        self.counters.calls += 1
-        owners = {slot: (owner, len(owner.turns)) for slot, owner in self.owners.items()}
-        given = {
+    def _admission_number(self, slot: int) -> int:
+        return self.decoding[slot].admission_number
+
+    def _shard_of(self, slot: int) -> int:
+        return slot // self.engine.slots_per_shard
+
+    # -- decode calls ------------------------------------------------------------------------------
+
+    def _dispatch_call(self) -> CallInFlight:
+        """Starts a decode call and the copy of its result to the host. Waits for neither."""
+        self.counters.decode_calls += 1
+        turns = {slot: (sequence, len(sequence.turns)) for slot, sequence in self.decoding.items()}
+        num_reply_tokens = {
             slot: len(placement.forced_tokens) for slot, placement in self.engine.placements.items()
         }
         self.state, result = self.engine.generate(self.params, self.state, self.seed)
         jax.copy_to_host_async(result)
-        fresh, self.fresh = self.fresh, []
-        return result, owners, given, fresh
+        newly_placed = self.newly_placed
+        self.newly_placed = {}
+        return CallInFlight(result, turns, num_reply_tokens, newly_placed)
 
-    def _read(
-        self, result: ResultTokens, owners: dict, given: dict, fresh: list
-    ) -> Iterator[Sequence]:
-        """Hand out what a call sampled; a sequence that left its slot since, or is in a later turn, takes no more."""
-        still = lambda slot: (
-            (owner := self.owners.get(slot)) and owners[slot] == (owner, len(owner.turns))
+    def _read_call(self, call: CallInFlight) -> Iterator[Sequence]:
+        """Waits for a call and hands out its tokens. Yields the sequences whose turn they end."""
+        # A prefill sampled the first token of newly placed sequences; the call emitted the ones
+        # after it.
+        prefixes = {id(sample.prefix): sample.prefix for sample in call.newly_placed.values()}
+        first_tokens = jax.device_get(
+            {key: (prefix.tokens, prefix.logps) for key, prefix in prefixes.items()}
         )
-        firsts = jax.device_get(
-            {id(prefix): (prefix.tokens, prefix.logps) for _, prefix, _, _ in fresh}
-        )
-        for slot, prefix, row, sample in fresh:
-            tokens, logps = firsts[id(prefix)]
-            if still(slot):
-                yield from self._extend(
-                    slot, tokens[row, sample : sample + 1], logps[row, sample : sample + 1]
-                )
-        result = jax.device_get(result)
+        for slot, sample in call.newly_placed.items():
+            if self._is_same_turn(call, slot):
+                tokens, logps = first_tokens[id(sample.prefix)]
+                first = (sample.row, slice(sample.column, sample.column + 1))
+                yield from self._append_tokens(slot, tokens[first], logps[first])
+
+        result = jax.device_get(call.result)
         self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
-        self.counters.tokens += int(result.counts.sum())
-        for slot in owners:
-            first, count = given[slot], result.counts[slot]
-            if not still(slot):
-                self.counters.wasted += int(count)
-            elif count > first:
-                yield from self._extend(
-                    slot, result.tokens[slot, first:count], result.logps[slot, first:count]
-                )
+        self.counters.decoded_tokens += int(result.counts.sum())
+        for slot in call.turns:
+            # The first tokens may be those of the environment's reply, which the sequence has
+            # already.
+            start = call.num_reply_tokens[slot]
+            end = int(result.counts[slot])
+            if not self._is_same_turn(call, slot):
+                self.counters.wasted_tokens += end
+            elif end > start:
+                tokens = result.tokens[slot, start:end]
+                logps = result.logps[slot, start:end]
+                yield from self._append_tokens(slot, tokens, logps)
 
-    def _extend(self, slot: int, tokens: np.ndarray, logps: np.ndarray) -> Iterator[Sequence]:
-        """Append what a call sampled; yield the sequence if that ended it."""
-        sequence = self.owners[slot]
-        start = len(sequence.tokens)
+    def _is_same_turn(self, call: CallInFlight, slot: int) -> bool:
+        """Whether the sequence that `call` decoded in `slot` is still there, in the same turn.
+
+        Since the call was dispatched, the sequence may have finished, left its slot, or begun
+        another turn. Then it takes no more tokens from this call.
+        """
+        sequence = self.decoding.get(slot)
+        return sequence is not None and call.turns[slot] == (sequence, len(sequence.turns))
+
+    def _append_tokens(
+        self, slot: int, tokens: np.ndarray, logps: np.ndarray
+    ) -> Iterator[Sequence]:
+        """Appends sampled tokens to the sequence in `slot`, and yields it if they end its turn."""
+        sequence = self.decoding[slot]
+        first_new = len(sequence.tokens)
         sequence.tokens += tokens.tolist()
         sequence.logps += logps.tolist()
         sequence.versions += [self.version] * len(tokens)
-        if (cut := self._stop_string(sequence, start)) is not None:
-            del sequence.tokens[cut:], sequence.logps[cut:], sequence.versions[cut:]
-        if cut is not None or sequence.tokens[-1] in self.engine.stop_ids:
-            sequence.finish = "stop"
-        elif len(sequence) >= sequence.limit:
-            sequence.finish = "length"
-        if sequence.finish:
-            sequence.text = self._text(sequence)
-            start = len(sequence.context) + sequence.start
-            sequence.turns.append(Turn(start, len(sequence), sequence.text, sequence.finish))
-            if len(sequence.turns) < self.settings.max_turns and self.replies is not NO_REPLIES:
-                self.engine.placements[slot].is_paused = True
-                self.waiting[slot] = self.owners.pop(slot), self.counters.calls
-            else:
-                sequence.over = True
-                self._leave(slot)
+
+        # The device knows end-of-sequence tokens but not stop strings: tokens after one are dropped
+        # here.
+        all_stop_strings = (*self.settings.stop, *sequence.stop_strings)
+        num_kept = stop_strings.num_tokens_to_keep(
+            self.decode, sequence.tokens, sequence.turn_start, first_new, all_stop_strings
+        )
+        if num_kept is not None:
+            del sequence.tokens[num_kept:]
+            del sequence.logps[num_kept:]
+            del sequence.versions[num_kept:]
+
+        if num_kept is not None or sequence.tokens[-1] in self.engine.stop_ids:
+            sequence.finish_reason = "stop"
+        elif len(sequence) >= sequence.length_limit:
+            sequence.finish_reason = "length"
+        if sequence.finish_reason:
+            self._end_turn(slot)
             yield sequence
 
-    def _stop_string(self, sequence: Sequence, start: int) -> int | None:
-        """How many tokens the sequence keeps if a stop string completes at or after token `start`."""
-        stops = (*self.settings.stop, *sequence.stop)
-        longest = max(
-            (len(stop.encode()) for stop in stops), default=0
-        )  # a token is at least a byte
-        window = max(sequence.start, start - longest)
-        hit = lambda end: any(stop in self.decode(sequence.tokens[window:end]) for stop in stops)
-        if not stops or not hit(len(sequence.tokens)):
-            return None
-        return next(end for end in range(start + 1, len(sequence.tokens) + 1) if hit(end))
+    def _end_turn(self, slot: int) -> None:
+        """Records the turn that ended in `slot`. The episode waits for a reply or is over."""
+        sequence = self.decoding[slot]
+        text = self.decode(sequence.tokens[sequence.turn_start :])
+        if not self.settings.keep_stop:
+            # Cut from the text only: the tokens were sampled, so they are trained on.
+            all_stop_strings = (*self.settings.stop, *sequence.stop_strings)
+            text = stop_strings.text_before_stop(text, all_stop_strings)
+        sequence.turn_text = text
+        start = len(sequence.prompt_tokens) + sequence.turn_start
+        sequence.turns.append(Turn(start, len(sequence), text, sequence.finish_reason))
 
-    def _text(self, sequence: Sequence) -> str:
-        """The response as text; a stop string at its end is cut from the text (never from the tokens) unless kept."""
-        text = self.decode(sequence.tokens[sequence.start :])
-        stops = () if self.settings.keep_stop else (*self.settings.stop, *sequence.stop)
-        return text[: min((text.index(stop) for stop in stops if stop in text), default=len(text))]
+        if self.poll_replies is not None and len(sequence.turns) < self.settings.max_turns:
+            self.engine.placements[slot].is_paused = True
+            del self.decoding[slot]
+            self.waiting[slot] = WaitingEpisode(sequence, self.counters.decode_calls)
+        else:
+            sequence.is_finished = True
+            self._free_slot(slot)

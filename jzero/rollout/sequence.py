@@ -1,70 +1,136 @@
-"""Moved from jzero.rollout.sample."""
+"""A sequence: one sample of one prompt on its way from the queue to a finished rollout.
+
+The scheduler appends to sequences in place. The types of the two callbacks that drive the
+scheduler, and the counters that it keeps, are here too.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
+from jaxtyping import Int32
 
-from jzero.config import RolloutConfig as Settings
+from jzero.config import RolloutConfig
 from jzero.types import Turn
 
-Groups = list[list["Sequence"]]
-More = Callable[[], Groups | None]  # see Driver.run, of both
-Replies = Callable[[bool], list[tuple["Sequence", list[int] | None]]]
-NO_REPLIES: Replies = lambda wait: []
+Groups = list[list["Sequence"]]  # the sequences of one inner list have the same tokens so far
+AdmitMore = Callable[[], Groups | None]  # see Scheduler.run
+Reply = tuple[
+    "Sequence", list[int] | None
+]  # the tokens before the next turn; None: no turn follows
+PollReplies = Callable[[bool], list[Reply]]  # see Scheduler.run
 
 
 @dataclass(eq=False)
 class Sequence:
-    """A sample on its way: what it has, and where it is."""
+    """One sample: the tokens it has so far, and what the scheduler must know to continue it."""
 
-    prompt: int  # a number of the prompt, whose pages are shared
-    sample: int
-    request: int
-    context: np.ndarray  # i32[...] the prompt
-    limit: int  # tokens, with the prompt, at which the turn ends
-    tokens: list[int] = field(default_factory=list)  # after the prompt, with the replies
-    logps: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)  # of the policy, as in Rollout
-    start: int = 0  # of tokens, where the turn's begin
-    text: str = ""  # of the turn
-    finish: str = ""  # "" while it runs, then "stop" or "length"
-    turns: list[Turn] = field(default_factory=list)  # that ended
-    over: bool = False  # no turn follows
-    born: int = 0  # admission order; the youngest is preempted
-    temperature: float | None = None  # of its own
-    stop: list[str] = field(default_factory=list)  # strings that end it, besides the settings'
+    prompt_id: int  # sequences with the same prompt_id share the KV pages of their prompt
+    sample_index: int  # index in the group of its prompt
+    request_id: int  # names the noise, a function of (seed, request_id, position)
+    prompt_tokens: Int32[np.ndarray, " tokens"]
+    length_limit: int  # tokens, prompt included, at which the current turn ends
+    tokens: list[int] = field(default_factory=list)  # all that follow the prompt, replies included
+    logps: list[float] = field(default_factory=list)  # of `tokens`; 0 in replies
+    versions: list[int] = field(default_factory=list)  # policy version of each token; -1 in replies
+    turn_start: int = 0  # index in `tokens` of the current turn's first token
+    turn_text: str = ""  # the text of the turn that ended last
+    finish_reason: str = ""  # of the current turn: "" while it runs, then "stop" or "length"
+    turns: list[Turn] = field(default_factory=list)  # the turns that ended
+    is_finished: bool = False  # no turn follows
+    admission_number: int = 0  # counts placements into slots; the largest number is preempted first
+    temperature: float | None = None  # None: the temperature of the run
+    stop_strings: list[str] = field(default_factory=list)  # end a turn, besides rollout.stop
 
     def __len__(self) -> int:
-        return len(self.context) + len(self.tokens)
+        """Returns the number of tokens, prompt included."""
+        return len(self.prompt_tokens) + len(self.tokens)
 
-    def full(self) -> np.ndarray:
-        return np.concatenate([self.context, np.array(self.tokens, np.int32)])
+    def all_tokens(self) -> Int32[np.ndarray, " tokens"]:
+        """Returns the prompt and everything that follows it."""
+        return np.concatenate([self.prompt_tokens, np.array(self.tokens, np.int32)])
 
-    def room(self, settings: Settings) -> int:
-        """Tokens that the episode may have: after a short prompt no more than after a long one, as in training."""
-        return len(self.context) + settings.longest_continuation
+    def temperature_or(self, default: float) -> float:
+        """Returns the sampling temperature of this sequence: its own, or else `default`."""
+        return default if self.temperature is None else self.temperature
+
+    def longest_length(self, settings: RolloutConfig) -> int:
+        """Returns how many tokens the episode may have in all.
+
+        An episode with a short prompt may not continue for longer than one with the longest prompt,
+        because a row in training has room for `longest_continuation` tokens after the prompt.
+        """
+        return len(self.prompt_tokens) + settings.longest_continuation
 
 
-def make_groups(prompts: list[np.ndarray], group: int, max_new: int, first: int = 0) -> Groups:
-    """`group` samples of each prompt i32[...]; noise is keyed by their place, (first + prompt) * group + sample."""
-    context = [np.asarray(prompt, np.int32) for prompt in prompts]
-    make = lambda i, j: Sequence(
-        i, j, (first + i) * group + j, context[i], len(context[i]) + max_new
-    )
-    return [[make(i, j) for j in range(group)] for i in range(len(prompts))]
+@dataclass(eq=False)
+class EpisodeGroup:
+    """The episodes of one problem in an asynchronous run, from admission to training."""
+
+    problem_number: int  # counts the problems of all steps and hosts
+    version: int  # policy version when the group was admitted
+    sequences: list[Sequence]
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every episode had its last turn. Grades of last turns may be missing."""
+        return all(sequence.is_finished for sequence in self.sequences)
+
+    @property
+    def is_graded(self) -> bool:
+        """Whether every episode is finished and its last turn has its grade."""
+        return self.is_finished and all(sequence.turns[-1].grade for sequence in self.sequences)
+
+
+def make_groups(
+    prompts: list[Int32[np.ndarray, " tokens"]],
+    group_size: int,
+    max_new_tokens: int,
+    first_prompt: int = 0,
+) -> Groups:
+    """Returns `group_size` fresh sequences for each prompt.
+
+    Their noise is keyed by their place: (first_prompt + index of the prompt) * group_size + index
+    of the sample. A host that decodes prompts from `first_prompt` on thus draws the noise that a
+    single host would draw for them.
+    """
+    groups: Groups = []
+    for prompt_id, prompt in enumerate(prompts):
+        prompt_tokens = np.asarray(prompt, np.int32)
+        first_request = (first_prompt + prompt_id) * group_size
+        groups.append(
+            [
+                Sequence(
+                    prompt_id=prompt_id,
+                    sample_index=sample_index,
+                    request_id=first_request + sample_index,
+                    prompt_tokens=prompt_tokens,
+                    length_limit=len(prompt_tokens) + max_new_tokens,
+                )
+                for sample_index in range(group_size)
+            ]
+        )
+    return groups
+
+
+def admit_none() -> Groups:
+    """The `AdmitMore` of a run whose sequences are all known at its start."""
+    return []
 
 
 @dataclass
 class DecodeCounters:
-    grading: float = 0.0  # seconds waited for grades, with nothing to decode
-    prefill_tokens: int = 0  # real tokens prefilled
-    tokens: int = 0  # decoded
-    wasted: int = 0  # of those, after the end of their sequence
-    slot_steps: int = 0  # slots x steps computed for them
-    calls: int = 0
-    preempted: int = 0
+    """What a run of the scheduler did. Sums over runs and hosts are meaningful for every field."""
+
+    grading_seconds: float = 0.0  # waited for grades while there was nothing to decode
+    prefill_tokens: int = 0  # real tokens that were prefilled; padding does not count
+    decoded_tokens: int = 0  # tokens that decode calls emitted
+    wasted_tokens: int = 0  # decoded tokens that came after the end of their sequence
+    slot_steps: int = 0  # slots times steps that were computed to emit the decoded tokens
+    decode_calls: int = 0
+    preempted: int = 0  # sequences that lost their slot because their shard ran out of pages
 
     def add(self, other: "DecodeCounters") -> None:
+        """Adds the counts of `other` to these."""
         for name, count in vars(other).items():
             setattr(self, name, getattr(self, name) + count)

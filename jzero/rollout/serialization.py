@@ -1,42 +1,67 @@
-"""Moved from jzero.evaluate."""
+"""Rollouts and carried sequences as bytes: for other hosts and for checkpoints.
 
+The bytes are MessagePack of plain values and arrays (flax.serialization), never pickle: a
+checkpoint or a message cannot run code when it is read.
+"""
+
+from collections.abc import Sequence as SequenceOf
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TypeVar, cast
 
 from flax.serialization import msgpack_restore, msgpack_serialize
 
-from jzero.rollout.sequence import Sequence
+from jzero.rollout.sequence import EpisodeGroup, Sequence
 from jzero.types import Grade, Problem, Rollout, Turn
+
+T = TypeVar("T")
+
+
+# The fields that hold a dataclass, or a list of them, of every dataclass that is written.
+DATACLASS_FIELDS: dict[type, dict[str, type]] = {
+    Problem: {},
+    Grade: {},
+    Turn: {"grade": Grade},
+    Rollout: {"problem": Problem, "turns": Turn, "grade": Grade},
+    Sequence: {"turns": Turn},
+    EpisodeGroup: {"sequences": Sequence},
+}
 
 
 def rollouts_to_bytes(rollouts: list[Rollout]) -> bytes:
-    """For other hosts; values are arrays or plain JSON's."""
-    return msgpack_serialize(
-        [asdict(replace(rollout, turns=list(rollout.turns))) for rollout in rollouts]
-    )
+    """Writes rollouts. Their problems must hold plain JSON values."""
+    rows: list[object] = []
+    for rollout in rollouts:
+        fields = asdict(rollout)
+        fields["turns"] = list(fields["turns"])  # MessagePack has no tuples
+        rows.append(fields)
+    return msgpack_serialize(rows)
 
 
-def rollouts_from_bytes(parts: list[bytes]) -> list[Rollout]:
-    """What every host gave, in order."""
-    rollouts = from_plain(Rollout, [row for part in parts for row in msgpack_restore(part)])
-    return [replace(rollout, turns=tuple(rollout.turns)) for rollout in rollouts]
+def rollouts_from_bytes(parts: SequenceOf[bytes]) -> list[Rollout]:
+    """Reads the rollouts of several hosts, in the hosts' order."""
+    rollouts: list[Rollout] = []
+    for part in parts:
+        for rollout in restore_all(Rollout, msgpack_restore(part)):
+            rollouts.append(replace(rollout, turns=tuple(rollout.turns)))
+    return rollouts
 
 
-DATACLASS_FIELDS = {
-    "problem": Problem,
-    "grade": Grade,
-    "turns": Turn,
-    "sequences": Sequence,
-}  # fields that are dataclasses
+def restore_all(kind: type[T], rows: object) -> list[T]:
+    """Returns one `kind` for each row, which holds the fields as `dataclasses.asdict` writes."""
+    assert isinstance(rows, list), f"{type(rows)=}"
+    return [cast(T, _restore(kind, row)) for row in rows]
 
 
-def from_plain(kind: type, of: Any) -> Any:
-    """A dataclass, or a list of them, of what `asdict` made of it."""
-    if isinstance(of, list):
-        return [from_plain(kind, each) for each in of]
-    return of and kind(
-        **{
-            name: from_plain(DATACLASS_FIELDS[name], x) if name in DATACLASS_FIELDS else x
-            for name, x in of.items()
-        }
-    )
+def _restore(kind: type, value: object) -> object:
+    """Rebuilds a dataclass, a list of dataclasses, or None from plain values."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [_restore(kind, item) for item in value]
+    assert isinstance(value, dict), f"{type(value)=}"
+    nested = DATACLASS_FIELDS[kind]
+    fields = {
+        name: _restore(nested[name], item) if name in nested else item
+        for name, item in value.items()
+    }
+    return kind(**fields)

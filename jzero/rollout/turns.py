@@ -1,5 +1,12 @@
-"""The environment's side of episodes of several turns: grades, replies, and the tokens between one turn and the next,
-which are those of the template's text there: history is never tokenised again."""
+"""The environment's side of episodes of several turns: grades, replies, tokens between turns.
+
+`Scheduler.run` yields a sequence at the end of every turn and later asks for the tokens that
+precede the next turn. `TurnGrader` is between the scheduler and the grader pool: it submits every
+turn, and turns the pool's grades into those tokens. They are what the chat template (or the task's
+plain template) writes between two responses. The tokens that the model has seen and sampled are
+kept as they are and never tokenized again, because decoding and encoding a response does not always
+give back its tokens.
+"""
 
 import time
 from collections.abc import Callable, Hashable
@@ -9,48 +16,61 @@ from jzero import config
 from jzero.grading.pool import Pool
 from jzero.model import tokenizer
 from jzero.rollout.engine import Engine
-from jzero.rollout.sequence import Sequence
+from jzero.rollout.sequence import Reply, Sequence
 from jzero.tasks import TASKS
 from jzero.types import Grade, Problem
 
 
 @dataclass
 class TurnGrader:
-    """With the environment."""
+    """Grades the turns of one run of the scheduler, and replies to them."""
 
     pool: Pool
     task: config.TaskConfig
     engine: Engine
     tokenizer: tokenizer.PreTrainedTokenizerFast
-    problem: Callable[[int], Problem]  # of the sequences' number of the prompt
-    waited: float = 0.0  # seconds
-    out: dict[Hashable, Sequence] = field(default_factory=dict)  # at the pool
+    problem_of: Callable[[int], Problem]  # from a Sequence.prompt_id
+    seconds_waited: float = 0.0  # for grades, while there was nothing to decode
+    in_grading: dict[Hashable, Sequence] = field(default_factory=dict)  # by pool key
 
     def submit(self, sequence: Sequence) -> None:
-        """The turn that ended; where another may follow the task is asked for a reply."""
-        key, problem = (sequence.prompt, sequence.sample), self.problem(sequence.prompt)
-        more = len(sequence.turns) < self.engine.settings.max_turns
-        earlier = [(turn.text, turn.grade) for turn in sequence.turns[:-1]] if more else None
-        self.out[key] = sequence
-        self.pool.submit(key, problem.task, sequence.text, problem.gold, self.task, earlier)
+        """Submits the turn that just ended, for a grade and, if a turn may follow, for a reply."""
+        problem = self.problem_of(sequence.prompt_id)
+        earlier_turns = None
+        if len(sequence.turns) < self.engine.settings.max_turns:
+            earlier_turns = [(turn.text, turn.grade) for turn in sequence.turns[:-1]]
+        key = sequence.prompt_id, sequence.sample_index
+        self.in_grading[key] = sequence
+        self.pool.submit(
+            key, problem.task, sequence.turn_text, problem.gold, self.task, earlier_turns
+        )
 
-    def replies(self, wait: bool) -> list[tuple[Sequence, list[int] | None]]:
-        """As `Driver.run` wants them."""
-        begin, said = time.perf_counter(), []
-        grades = self.pool.poll(wait=wait and bool(self.out))
-        self.waited += (time.perf_counter() - begin) * wait
+    def poll_replies(self, wait: bool) -> list[Reply]:
+        """Stores the grades that have arrived, and returns the replies as `Scheduler.run` asks."""
+        start = time.perf_counter()
+        grades = self.pool.poll(wait=wait and bool(self.in_grading))
+        if wait:
+            self.seconds_waited += time.perf_counter() - start
+
+        replies: list[Reply] = []
         for key, grade in grades:
-            sequence = self.out.pop(key)
+            sequence = self.in_grading.pop(key)
             sequence.turns[-1] = replace(sequence.turns[-1], grade=grade)
-            said.append((sequence, self.between(sequence, grade)))
-        return said
+            replies.append((sequence, self.tokens_before_next_turn(sequence, grade)))
+        return replies
 
-    def between(self, sequence: Sequence, grade: Grade) -> list[int] | None:
-        """Tokens from the response to the next, a missing end of turn among them; None where the episode is over."""
+    def tokens_before_next_turn(self, sequence: Sequence, grade: Grade) -> list[int] | None:
+        """Returns the tokens between the turn that was graded and the next turn.
+
+        They start with the end of the turn, unless the policy sampled it. Returns None if the
+        episode is over: the task has no reply, the turn solved the problem and task.stop_on_success
+        is set, or no token of another turn would fit into the episode.
+        """
         if grade.reply is None or (grade.correct and self.task.stop_on_success):
             return None
-        plain = TASKS[self.problem(sequence.prompt).task].replies[self.task.template]
-        tokens = list(tokenizer.suffix(self.tokenizer, grade.reply, plain))
+        plain_template = TASKS[self.problem_of(sequence.prompt_id).task].replies[self.task.template]
+        tokens = list(tokenizer.suffix(self.tokenizer, grade.reply, plain_template))
         if tokens[0] in self.engine.stop_ids and sequence.tokens[-1] == tokens[0]:
             del tokens[0]
-        return tokens if len(sequence) + len(tokens) < sequence.room(self.engine.settings) else None
+        room = sequence.longest_length(self.engine.settings)
+        return tokens if len(sequence) + len(tokens) < room else None

@@ -169,7 +169,7 @@ def test_a_completion_is_the_drivers(complete, alone, logprobs):
         alone.one("3 + 4 =", 24),
     )
     choice, (usage, said) = answer.choices[0], (answer.usage, answer.choices[0].logprobs)
-    assert (choice.text, choice.finish_reason) == (want.text, want.finish)
+    assert (choice.text, choice.finish_reason) == (want.turn_text, want.finish_reason)
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (
         7,
         len(want.tokens),
@@ -188,13 +188,13 @@ def test_a_chat_is_a_completion_of_the_rendered_messages(chat, alone):
     choice = answer.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason) == (
         "assistant",
-        want.text,
-        want.finish,
+        want.turn_text,
+        want.finish_reason,
     )
     np.testing.assert_allclose(
         [token.logprob for token in choice.logprobs.content], want.logps, atol=1e-4
     )
-    assert len("".join(token.token for token in choice.logprobs.content)) >= len(want.text)
+    assert len("".join(token.token for token in choice.logprobs.content)) >= len(want.turn_text)
     prompt = len(want.context)
     assert chat(temperature=0).usage.total_tokens == ROOM, (
         "without a limit an answer takes what room there is"
@@ -255,10 +255,10 @@ def test_the_first_chunk_alone_has_the_role(chat):
 
 def test_stop_strings_end_the_text_before_them(complete, alone):
     want = alone.one("3 + 4 =", 40)
-    stops = [want.text[at : at + 3] for at in (20, 12)]
+    stops = [want.turn_text[at : at + 3] for at in (20, 12)]
     choice = complete("3 + 4 =", temperature=0, max_tokens=40, stop=stops).choices[0]
-    first = min(want.text.index(stop) for stop in stops)
-    assert (choice.text, choice.finish_reason) == (want.text[:first], "stop")
+    first = min(want.turn_text.index(stop) for stop in stops)
+    assert (choice.text, choice.finish_reason) == (want.turn_text[:first], "stop")
 
 
 def test_seeds_repeat_and_requests_without_one_differ(complete):
@@ -273,7 +273,7 @@ def test_seeds_repeat_and_requests_without_one_differ(complete):
 def test_prompts_are_answered_in_their_order(complete, alone):
     texts = ["one", "two and more", "three"]
     ids = [tokenizer.encode(alone.sampler.tokenizer, text) for text in texts]
-    want = [sequence.text for sequence in alone.every(texts, [16] * 3) for _ in range(2)]
+    want = [sequence.turn_text for sequence in alone.every(texts, [16] * 3) for _ in range(2)]
     for prompt in (texts, ids):
         answer = complete(prompt, n=2, temperature=0)
         assert [choice.text for choice in answer.choices] == want
@@ -406,7 +406,7 @@ def test_500_requests_at_once_all_get_their_own_answer(url, model, alone):
             )
 
     texts = asyncio.run(soak())
-    assert texts == [sequence.text for sequence in alone.every(prompts, limits)]
+    assert texts == [sequence.turn_text for sequence in alone.every(prompts, limits)]
 
 
 @given(st.data())
@@ -427,7 +427,7 @@ def test_what_is_sent_is_whole_characters_before_any_stop_string(data):
         0, 0, 0, np.zeros(1, np.int32), 99, tokens=tokens, logps=[0.0] * len(tokens), stop=stop
     )
     whole = decode(tokens)
-    sequence.text = whole[
+    sequence.turn_text = whole[
         : min((whole.index(each) for each in stop if each in whole), default=len(whole))
     ]
     server = serve.Server("m", SimpleNamespace(settings=SimpleNamespace(stop=())), tok)
@@ -436,11 +436,11 @@ def test_what_is_sent_is_whole_characters_before_any_stop_string(data):
     counts = sorted(data.draw(st.sets(st.integers(0, max(0, len(tokens) - 1)))))
     said = [choice.send((count, "")) for count in counts]
     assert all(
-        sequence.text.startswith("".join(each["text"] for each in said[:n] if each))
+        sequence.turn_text.startswith("".join(each["text"] for each in said[:n] if each))
         for n in range(len(said))
     )
     said.append(choice.send((len(tokens), "stop")))
-    assert "".join(each["text"] for each in said if each) == sequence.text
+    assert "".join(each["text"] for each in said if each) == sequence.turn_text
 
 
 def test_sequences_may_each_have_a_temperature_and_stop_strings(alone):
@@ -454,13 +454,15 @@ def test_sequences_may_each_have_a_temperature_and_stop_strings(alone):
     for sequence, heat in zip(want, heats, strict=True):
         list(driver().run([[sequence]], 1, heat, alone.seed))
     stop = byte_tokenizer().backend_tokenizer.decode(want[1].tokens[5:8])
-    got = [make(i, temperature=heat, stop=[stop] * (i == 1)) for i, heat in enumerate(heats)]
+    got = [
+        make(i, temperature=heat, stop_strings=[stop] * (i == 1)) for i, heat in enumerate(heats)
+    ]
     list(driver().run([[sequence] for sequence in got], 1, 0.7, alone.seed))
     assert [s.tokens for s in got if s is not got[1]] == [
         s.tokens for s in want if s is not want[1]
     ]
     assert got[1].tokens == want[1].tokens[: len(got[1].tokens)] and 0 < len(got[1].tokens) <= 8
-    assert got[1].finish == "stop" and len({tuple(s.tokens) for s in want}) == len(want)
+    assert got[1].finish_reason == "stop" and len({tuple(s.tokens) for s in want}) == len(want)
 
 
 def test_a_client_that_leaves_frees_its_slot(alone):
@@ -477,11 +479,11 @@ def test_a_client_that_leaves_frees_its_slot(alone):
     async def leave():
         loop, heard = asyncio.get_running_loop(), asyncio.Queue()
         tell = lambda s: loop.call_soon_threadsafe(
-            heard.put_nowait, (s.sample, len(s.tokens), s.finish)
+            heard.put_nowait, (s.sample_index, len(s.tokens), s.finish_reason)
         )
         server.inbox.put((made, tell, True))
         decoding = loop.run_in_executor(
-            None, lambda: done.extend(driver.run([], 1, 1.0, alone.seed, more=more))
+            None, lambda: done.extend(driver.run([], 1, 1.0, alone.seed, admit_more=more))
         )
         answer = server.reply(asked, False, made, heard)
         assert (await anext(answer)).startswith("data: {")
@@ -514,7 +516,7 @@ def test_jetstreams_client_gets_the_same_greedy_tokens(model, environment, alone
     prompts = [*(f"{i} + {i} =" for i in range(24)), "a", "x" * 30]
     limits = [*(1 + i for i in range(24)), 64, 64]
     want = alone.every(prompts, limits)
-    ids = [sequence.context.tolist() for sequence in want]
+    ids = [sequence.prompt_tokens.tolist() for sequence in want]
     limits[-1], port = 500, free_port()
     longer = alone.one(prompts[-1], ROOM - 30)
 

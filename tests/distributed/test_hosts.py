@@ -68,9 +68,9 @@ def test_alone_everything_is_immediate(tmp_path):
         {"a": 2}
     ) == {"a": 2}
     assert collectives.local_share(3) == slice(0, 3)
-    interrupt.raise_if_interrupted()
+    interrupt.raise_if_any_host_stopped()
     with pytest.raises(interrupt.Interrupted, match="enough"):
-        interrupt.raise_if_interrupted("enough")
+        interrupt.raise_if_any_host_stopped("enough")
     processes.write_once(tmp_path / "new/file", "x")
     collectives.check_shared(tmp_path / "new/file")
     with pytest.raises(ValueError, match="not the same directory on every host"):
@@ -178,13 +178,13 @@ SUMS = """
 import sys, zlib
 import jax, numpy as np
 from jzero import main, train
-inner = train.optimize
+inner = train.update_on_rollouts
 def optimize(trainer, state, rollouts, step):
     state, *rest = inner(trainer, state, rollouts, step)
     shards = [np.asarray(shard.data) for leaf in jax.tree.leaves(state.params) for shard in leaf.addressable_shards]
     print("weights", step, zlib.crc32(b"".join(shard.tobytes() for shard in shards)), flush=True)
     return state, *rest
-train.optimize = optimize
+train.update_on_rollouts = optimize
 main.run()
 """
 

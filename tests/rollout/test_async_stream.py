@@ -24,12 +24,12 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 def test_no_group_is_too_old_and_none_waits_forever(eta, prompts, most, data):
     """Groups end in any order, between any two steps; some are refused; the process is killed and resumes."""
     rollout = {
-        "eta": eta,
-        "prompts": prompts,
-        "max_running": most,
-        "group": 2,
-        "turns": 1,
-        "slots": 4,
+        "max_staleness": eta,
+        "num_prompts": prompts,
+        "max_running_groups": most,
+        "group_size": 2,
+        "max_turns": 1,
+        "num_slots": 4,
     }
     settings = tiny(rollout=rollout)
     stream = RolloutStream(sampler_of()[1], settings)
@@ -38,27 +38,29 @@ def test_no_group_is_too_old_and_none_waits_forever(eta, prompts, most, data):
         if data.draw(st.booleans(), "killed"):
             data_of = stream.to_bytes()
             stream = RolloutStream(sampler_of()[1], settings)
-            stream.load(data_of)
+            stream.restore(data_of)
         looks = 0
-        while not stream.enough(version):
+        while not stream.has_enough(version):
             stream.admit(version)
-            running = [group for group in stream.groups if not group.over]
+            running = [group for group in stream.groups if not group.is_finished]
             assert running, "nothing runs, and the step has not enough"
             assert len(running) <= (most or (eta + 1) * prompts)
-            assert len(stream.groups) + stream.taken <= (eta + version + 1) * prompts
+            assert len(stream.groups) + stream.num_trained <= (eta + version + 1) * prompts
             for group in running:
                 fate = data.draw(st.sampled_from(["goes on", "over", "over", "refused"]), "fate")
                 if looks > 20 or fate == "over":  # every group ends at last
                     for sequence in group.sequences:
-                        sequence.over = True
+                        sequence.is_finished = True
                 elif fate == "refused":
                     stream.groups.remove(group)
             looks += 1
-        before = [group.number for group in stream.groups if group.over]
-        late = [group.number for group in stream.groups if group.version <= version - eta]
-        taken = [group for group in stream.groups if group.over][:prompts]
-        assert len(stream.take(version)) == 2 * prompts  # asserts that none is older than eta
-        numbers = [group.number for group in taken]
+        before = [group.problem_number for group in stream.groups if group.is_finished]
+        late = [group.problem_number for group in stream.groups if group.version <= version - eta]
+        taken = [group for group in stream.groups if group.is_finished][:prompts]
+        assert (
+            len(stream.take_rollouts(version)) == 2 * prompts
+        )  # asserts that none is older than eta
+        numbers = [group.problem_number for group in taken]
         assert numbers == before[:prompts] and set(late) <= set(numbers)
         seen += numbers
     assert len(seen) == len(set(seen))
@@ -81,7 +83,12 @@ def test_capacity_is_the_papers():
 
 def asynchronous(eta: int = 1, **sections) -> config.Config:
     """One turn of up to 8 tokens: episodes differ in length."""
-    rollout = {"turns": 1, "max_new": 8, "eta": eta, "slots": 8} | sections.pop("rollout", {})
+    rollout = {
+        "max_turns": 1,
+        "max_new_tokens": 8,
+        "max_staleness": eta,
+        "num_slots": 8,
+    } | sections.pop("rollout", {})
     warm = {"steps": 5, "tries": 1.0} | sections.pop("warm_start", {})
     task = {"reward": config.RewardConfig(functions=("accuracy", "length"))}
     eval = {"every": 0, "problems": 0}
@@ -148,14 +155,14 @@ def test_a_signal_while_episodes_decode_changes_nothing(tmp_path, quick_runs, mo
     train.train(settings, tmp_path / "whole")
     ended = []  # after three steps
 
-    def soon(self) -> None:
+    def raise_if_stopped_here(self) -> None:
         if len(rows(tmp_path / "stopped")) >= 3:
             ended.append(1)
         if len(ended) == 3:
             raise interrupt.Interrupted("SIGINT")
 
     with monkeypatch.context() as patch:
-        patch.setattr(interrupt.StopSignal, "soon", soon)
+        patch.setattr(interrupt.StopSignal, "raise_if_stopped_here", raise_if_stopped_here)
         train.train(settings, tmp_path / "stopped")
     assert 3 <= len(rows(tmp_path / "stopped")) < 6
     train.train(settings, tmp_path / "stopped")

@@ -110,7 +110,7 @@ def complete(
     driver.settings = replace(driver.settings, **settings)
     with jax.transfer_guard("disallow"):
         done = list(driver.run(make_groups(prompts, group, max_new), group, temperature, seed))
-    completions = {(sequence.prompt, sequence.sample): sequence for sequence in done}
+    completions = {(sequence.prompt_id, sequence.sample_index): sequence for sequence in done}
     assert len(done) == len(completions) == len(prompts) * group
     assert_empty(engine)
     return completions, driver
@@ -124,7 +124,10 @@ def base(name="qwen2", temperature=TEMPERATURE) -> Completions:
 def assert_same(got: Completions, want: Completions) -> None:
     for key, sequence in got.items():
         assert sequence.tokens == want[key].tokens, key
-        assert (sequence.finish, sequence.text) == (want[key].finish, want[key].text)
+        assert (sequence.finish_reason, sequence.turn_text) == (
+            want[key].finish_reason,
+            want[key].turn_text,
+        )
         np.testing.assert_allclose(sequence.logps, want[key].logps, atol=1e-5, err_msg=str(key))
 
 
@@ -153,7 +156,7 @@ def test_kernels_may_lay_out_the_pools(shape):
 
 def rows_of(completions: Completions) -> tuple[np.ndarray, np.ndarray]:
     """tokens i32[N, TOTAL] padded, lengths i32[N]."""
-    rows = [sequence.full() for sequence in completions.values()]
+    rows = [sequence.all_tokens() for sequence in completions.values()]
     return np.stack([np.pad(row, (0, TOTAL - len(row))) for row in rows]), np.array(
         [len(row) for row in rows]
     )
@@ -186,7 +189,7 @@ def scored(engine: Engine, completions: Completions, temperature: float):
     name = name_of(engine)
     logits, logps = scorer(name)(host_params(name), tokens, lengths, temperature)
     for i, sequence in enumerate(completions.values()):
-        at = slice(len(sequence.context) - 1, lengths[i] - 1)
+        at = slice(len(sequence.prompt_tokens) - 1, lengths[i] - 1)
         yield sequence, np.asarray(logits[i, at], np.float64), np.asarray(logps[i, at])
 
 
@@ -215,12 +218,12 @@ def test_samples_invert_the_full_forwards_distribution_at_their_own_noise(name, 
     for sequence, logits, logps in scored(engine, completions, TEMPERATURE):
         np.testing.assert_allclose(sequence.logps, logps, atol=1e-5)
         upto = np.cumsum(np.exp(logits / TEMPERATURE), axis=-1)
-        request = sequence.prompt * GROUP + sequence.sample
+        request = sequence.prompt_id * GROUP + sequence.sample_index
         for i, token in enumerate(sequence.tokens):
-            u = float(uniform()(request, len(sequence.context) + i)) * upto[i, -1]
+            u = float(uniform()(request, len(sequence.prompt_tokens) + i)) * upto[i, -1]
             assert token == np.searchsorted(upto[i], u, side="right"), (
-                sequence.prompt,
-                sequence.sample,
+                sequence.prompt_id,
+                sequence.sample_index,
                 i,
             )
             drawn += token != logits[i].argmax()
@@ -299,7 +302,9 @@ def test_completions_do_not_depend_on_the_arrangement(arrangement):
     assert_same(got, base(name_of(engine)))
     assert (driver.counters.preempted > 0) == ("num_pages" in arrangement)
     first = driver.births  # tokens that came with a prefill
-    assert driver.counters.tokens + first == sum(len(sequence.tokens) for sequence in got.values())
+    assert driver.counters.decoded_tokens + first == sum(
+        len(sequence.tokens) for sequence in got.values()
+    )
 
 
 def test_completions_do_not_depend_on_their_company():
@@ -346,7 +351,9 @@ def test_a_group_holds_the_full_pages_of_its_prompt_once():
     engine, used = make(), []  # before every call
     driver = Scheduler(engine, params_on(engine), text_of)
     more = lambda: used.append(in_use(engine)) or []
-    list(driver.run(make_groups(PROMPTS[:1], 8, 8), 8, TEMPERATURE, seed_on(engine), more=more))
+    list(
+        driver.run(make_groups(PROMPTS[:1], 8, 8), 8, TEMPERATURE, seed_on(engine), admit_more=more)
+    )
     assert max(used) == 1 + 8
 
 
@@ -407,11 +414,11 @@ def test_stop_ids_end_a_sequence_and_stay_in_it():
     finishes = set()
     for sequence in base().values():
         *before, last = sequence.tokens
-        finishes.add(sequence.finish)
+        finishes.add(sequence.finish_reason)
         assert not set(before) & set(STOP_IDS) and len(sequence.tokens) == len(sequence.logps)
-        assert sequence.finish == ("stop" if last in STOP_IDS else "length")
+        assert sequence.finish_reason == ("stop" if last in STOP_IDS else "length")
         assert last in STOP_IDS or len(sequence.tokens) == MAX_NEW
-        assert sequence.text == text_of(sequence.tokens)
+        assert sequence.turn_text == text_of(sequence.tokens)
     assert finishes == {"stop", "length"}
 
 
@@ -429,7 +436,7 @@ def test_a_limit_cuts_and_changes_nothing_before(max_new):
     for key, sequence in got.items():
         want = base()[key]
         assert sequence.tokens == want.tokens[:max_new]
-        assert sequence.finish == ("stop" if sequence.tokens[-1] in STOP_IDS else "length")
+        assert sequence.finish_reason == ("stop" if sequence.tokens[-1] in STOP_IDS else "length")
 
 
 def longest() -> tuple[int, int]:
@@ -446,11 +453,11 @@ def test_stop_strings_end_a_sequence_at_the_token_that_completes_them(begin, end
     assert got[longest()].tokens == base()[longest()].tokens[:end]
     for key, sequence in got.items():
         want = base()[key]
-        at = want.text.find(stops[0])
-        kept = len(want.text) if at < 0 else at + end - begin
+        at = want.turn_text.find(stops[0])
+        kept = len(want.turn_text) if at < 0 else at + end - begin
         assert sequence.tokens == want.tokens[:kept] and len(sequence.logps) == kept
-        assert sequence.finish == ("stop" if at >= 0 else want.finish)
-        assert sequence.text == want.text[: kept if keep or at < 0 else at]
+        assert sequence.finish_reason == ("stop" if at >= 0 else want.finish_reason)
+        assert sequence.turn_text == want.turn_text[: kept if keep or at < 0 else at]
 
 
 def test_a_stop_string_of_many_bytes_may_span_as_many_tokens():
@@ -468,7 +475,7 @@ def test_a_stop_string_of_many_bytes_may_span_as_many_tokens():
 
 def test_stop_strings_and_preemption():
     stops = tuple(
-        {sequence.text[8:10] for sequence in base().values() if len(sequence.tokens) > 12}
+        {sequence.turn_text[8:10] for sequence in base().values() if len(sequence.tokens) > 12}
     )
     want, _ = complete(make(), stop=stops)
     got, driver = complete(make(**ARRANGEMENTS["preempted"]), stop=stops)
@@ -491,9 +498,9 @@ def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement):
         driver.cancel()
         assert_empty(engine)
         assert list(run) == []  # what was in flight is nobody's
-        assert_same({(s.prompt, s.sample): s for s in first}, base())
+        assert_same({(s.prompt_id, s.sample_index): s for s in first}, base())
     again = {
-        (s.prompt, s.sample): s
+        (s.prompt_id, s.sample_index): s
         for s in driver.run(
             make_groups(PROMPTS, GROUP, MAX_NEW), GROUP, TEMPERATURE, seed_on(engine)
         )

@@ -80,13 +80,13 @@ def tiny(**sections) -> config.Config:
         },
         "task": {"name": "configs.tasks.guess", "template": "plain", "value_max": 7},
         "rollout": {
-            "max_prompt": 8,
-            "max_new": 2,
-            "turns": 3,
-            "max_reply": 12,
-            "slots": 16,
-            "page": 8,
-            "chunk": 4,
+            "max_prompt_tokens": 8,
+            "max_new_tokens": 2,
+            "max_turns": 3,
+            "max_reply_tokens": 12,
+            "num_slots": 16,
+            "page_size": 8,
+            "decode_steps": 4,
         }
         | {"temperature": 1.0},
         "warm_start": {"steps": 30, "batch_size": 8, "lr": 2e-2, "tries": 3.0},
@@ -120,10 +120,10 @@ def play(count: int = 16, group: int = 4, **task) -> list[Rollout]:
     settings = tiny(task=task).task
     with Pool(2) as pool:
         sampler = replace(sampler, pool=pool, task=settings)
-        problems = guess.train_problems(settings, 0, 0, count)
-        rollouts, _ = sampler.rollouts(params, problems, group, 1.0, (0, 0), version=5)
+        problems = sampler.encode_problems(guess.train_problems(settings, 0, 0, count))
+        rollouts, _ = sampler.sample_rollouts(params, problems, group, 1.0, (0, 0), version=5)
         assert_empty(sampler.engine)
-        return sampler.gathered(rollouts)
+        return sampler.gather_rollouts(rollouts)
 
 
 @cache
@@ -195,13 +195,15 @@ def test_the_budget_of_tokens_ends_an_episode():
     room = 4 + sampler.engine.settings.longest_continuation
     sequence = Sequence(0, 0, 0, np.zeros(4, np.int32), room, [10, 11])
     wrong = Grade(0.0, False, "", reply="lower")
-    between = talk.between(sequence, wrong)
+    between = talk.tokens_before_next_turn(sequence, wrong)
     assert between == [tok.eos_token_id, *tokenizer.encode(tok, "lower\n")]
     for spare, ends in ((1, False), (0, True)):
         sequence.tokens = [10] * (room - 4 - len(between) - spare)
-        assert (talk.between(sequence, wrong) is None) == ends
+        assert (talk.tokens_before_next_turn(sequence, wrong) is None) == ends
     assert (
-        talk.between(Sequence(0, 0, 0, np.zeros(4, np.int32), 9), replace(wrong, reply=None))
+        talk.tokens_before_next_turn(
+            Sequence(0, 0, 0, np.zeros(4, np.int32), 9), replace(wrong, reply=None)
+        )
         is None
     )
 
@@ -214,8 +216,13 @@ def test_training_has_room_for_every_episode():
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
     with Pool(1) as pool:
         sampler, _ = make_sampler(settings, read_base_model(settings.model), mesh, pool)
-        rollouts, _ = sampler.rollouts(
-            params, guess.train_problems(settings.task, 0, 0, 8), 2, 1.0, (0, 0), version=0
+        rollouts, _ = sampler.sample_rollouts(
+            params,
+            sampler.encode_problems(guess.train_problems(settings.task, 0, 0, 8)),
+            2,
+            1.0,
+            (0, 0),
+            version=0,
         )
     lengths = [len(rollout.tokens) - rollout.prompt_length for rollout in rollouts]
     assert (
@@ -241,7 +248,7 @@ def test_a_slow_grade_changes_nothing(tmp_path, monkeypatch):
 
 def scripted(sequence: Sequence) -> list[int] | None:
     """A reply, by what was said: 2 to 12 tokens, more than a call; or None."""
-    said = int(np.sum(sequence.tokens)) + 7 * sequence.prompt + sequence.sample
+    said = int(np.sum(sequence.tokens)) + 7 * sequence.prompt_id + sequence.sample_index
     return None if said % 5 == 0 else [4 + (said + i) % 40 for i in range(2 + said % 11)]
 
 
@@ -260,16 +267,16 @@ def converse(engine, prompts=PROMPTS, group=2, wait=0, evict=False, stop=(), wit
         ready = [key for key, (_, since) in out.items() if must or looks - since > wait]
         ready = [key for key in ready if key != withheld or (must and len(out) == 1)]
         if evict:
-            while any(driver._evict(shard) for shard in range(engine.num_shards)):
+            while any(driver.evict_waiting(shard) for shard in range(engine.num_shards)):
                 pass
         return [(sequence, scripted(sequence) if len(sequence.turns) < 3 else None) for sequence in
                 (out.pop(key)[0] for key in ready)]  # fmt: skip
 
     done = {}
     for sequence in driver.run(
-        make_groups(prompts, group, 6), group, 0.7, seed_on(engine), replies=replies
+        make_groups(prompts, group, 6), group, 0.7, seed_on(engine), poll_replies=replies
     ):
-        key = sequence.prompt, sequence.sample
+        key = sequence.prompt_id, sequence.sample_index
         out[key] = sequence, looks
         done[key] = sequence
         order.append(key)
@@ -281,7 +288,13 @@ def converse(engine, prompts=PROMPTS, group=2, wait=0, evict=False, stop=(), wit
     return said, order, driver.counters
 
 
-SIZES = {"max_new": 6, "turns": 3, "max_reply": 12, "max_total": 68, "chunk": 4}
+SIZES = {
+    "max_new_tokens": 6,
+    "max_turns": 3,
+    "max_reply_tokens": 12,
+    "max_episode_tokens": 68,
+    "decode_steps": 4,
+}
 
 
 def assert_equal(got, want):
@@ -305,11 +318,11 @@ def test_an_episode_is_the_same_however_it_was_decoded(name, stop):
     )  # kept: the prompts alone
     assert max(len(turns) for _, turns, _ in want.values()) == 3
     assert_equal(converse(engine, stop=stop, wait=3)[0], want)
-    small = make(name, **SIZES, slots=3, pages=6)
+    small = make(name, **SIZES, num_slots=3, num_pages=6)
     got, _, counts = converse(small, stop=stop)
     assert_equal(got, want)
     assert counts.prefill_tokens > kept.prefill_tokens
-    assert_equal(converse(make(name, **SIZES, slots=2), stop=stop)[0], want)
+    assert_equal(converse(make(name, **SIZES, num_slots=2), stop=stop)[0], want)
     assert_equal(converse(make(name, (2, 1), **SIZES), stop=stop)[0], want)
     alone, _, _ = converse(engine, PROMPTS[:1], stop=stop)
     assert_equal(alone, want)
@@ -317,7 +330,7 @@ def test_an_episode_is_the_same_however_it_was_decoded(name, stop):
 
 def test_an_episode_that_waits_gives_way():
     """One whose reply does not come: all others end before it goes on, in fewer slots than episodes."""
-    engine = make("qwen2", **SIZES, slots=2)
+    engine = make("qwen2", **SIZES, num_slots=2)
     want, _, _ = converse(engine)
     key = next(key for key, (_, turns, _) in want.items() if len(turns) == 3 and key[0] == 0)
     got, order, _ = converse(engine, withheld=key)
@@ -455,7 +468,7 @@ def gradient_of(rollouts, change=lambda batch: batch, algorithm=None, **train):
     settings = reference.settings(
         rollout={"max_new_tokens": 3, "max_turns": 3, "max_reply_tokens": 2},
         task={"turn_discount": 0.7},
-        train={"tokens": 256} | train,
+        train={"microbatch_tokens": 256} | train,
         algorithm=vars(algorithm or algorithms.PRESETS["rloo"](weight="token_mean")),
     )
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
@@ -493,14 +506,17 @@ def test_a_row_a_turn_trains_the_same():
     rollouts = random_groups(1)
     want, whole = gradient_of(rollouts)
     for slots in (2, 0):
-        got, part = gradient_of(rollouts, turn_rows=True, row_slots=slots)
+        got, part = gradient_of(rollouts, sequence_per_turn=True, packs_per_row=slots)
         assert (
             len(part.chosen) == sum(len(rollout.turns) for rollout in rollouts) > len(whole.chosen)
         )
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), got, want)
     means = algorithms.PRESETS["rloo"](weight="sequence_mean")
     assert not np.allclose(
-        *(gradient_of(rollouts, algorithm=means, turn_rows=x)[0]["embed"] for x in (True, False))
+        *(
+            gradient_of(rollouts, algorithm=means, sequence_per_turn=x)[0]["embed"]
+            for x in (True, False)
+        )
     )
 
 
@@ -536,7 +552,7 @@ def test_rows_are_those_of_areal():
     )
     rollout = Rollout(Problem("a", "configs.tasks.guess", "", 0), 0, *arrays, tuple(turns))
     task = config.TaskConfig(reward_bias=bias, reward_scaling=scaling, turn_discount=discount)
-    [rollout] = replace(sampler_of()[1], task=task).gathered([rollout])
+    [rollout] = replace(sampler_of()[1], task=task).gather_rollouts([rollout])
     settings = reference.settings(
         task=vars(task),
         rollout={"group_size": 2, "max_turns": 3},

@@ -1,0 +1,43 @@
+"""Stop strings: strings that end a response, besides the tokenizer's end-of-sequence tokens.
+
+A stop string can begin in the middle of one token and end in the middle of another, so it is looked
+for in text.
+"""
+
+from collections.abc import Callable, Sequence
+
+
+def num_tokens_to_keep(
+    decode: Callable[[list[int]], str],
+    tokens: list[int],
+    turn_start: int,
+    first_new: int,
+    stop_strings: Sequence[str],
+) -> int | None:
+    """Returns how many of `tokens` to keep because a stop string completes in the last kept one.
+
+    `tokens[turn_start:]` is the current turn, and `tokens[first_new:]` was not searched before.
+    Returns None if no stop string completes in the new tokens.
+    """
+    if not stop_strings:
+        return None
+
+    # A token is at least one byte, so a stop string that completes in a new token starts at most
+    # this far before it.
+    longest = max(len(stop.encode()) for stop in stop_strings)
+    window_start = max(turn_start, first_new - longest)
+
+    def completes_before(end: int) -> bool:
+        text = decode(tokens[window_start:end])
+        return any(stop in text for stop in stop_strings)
+
+    # Most calls end here, after one look at all new tokens.
+    if not completes_before(len(tokens)):
+        return None
+    return next(end for end in range(first_new + 1, len(tokens) + 1) if completes_before(end))
+
+
+def text_before_stop(text: str, stop_strings: Sequence[str]) -> str:
+    """Returns `text` up to its first stop string, or all of it if there is none."""
+    positions = [text.index(stop) for stop in stop_strings if stop in text]
+    return text[: min(positions, default=len(text))]
