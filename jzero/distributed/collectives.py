@@ -1,12 +1,14 @@
-"""Several hosts, one program: joining, what hosts tell each other, and how all of them stop at the same place.
+"""What hosts tell each other: shares of the work, gathered values, arrays spread over hosts.
 
-Global programs are dispatched by every host in the same order; rollouts are local, and hosts meet in `gather`. Process
-0 writes and speaks. Alone everything here is immediate."""
+Every host runs the same program. A collective (a global jitted program, or a gather below) waits
+until all hosts have dispatched it, so all hosts must call these functions in the same order: a host
+that skips one, or swaps two, leaves everybody waiting forever. Nothing that differs between hosts
+may decide whether one of them is called. Alone, without other hosts, everything here is immediate.
+"""
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,54 +17,57 @@ from jax.sharding import Sharding
 
 from jzero.distributed.processes import has_peers
 from jzero.errors import UserError
+from jzero.types import JsonValue
 
 
 def local_share(count: int) -> slice:
-    """Which of `count` problems this host decodes: neighbours, as even as can be."""
-    index, processes = jax.process_index(), jax.process_count()
-    return slice(count * index // processes, count * (index + 1) // processes)
+    """Returns which of `count` items this host works on: neighbors, shared as evenly as can be."""
+    index = jax.process_index()
+    num_processes = jax.process_count()
+    return slice(count * index // num_processes, count * (index + 1) // num_processes)
 
 
 def gather_bytes(data: bytes) -> list[bytes]:
-    """What every host gave, in their order."""
+    """Returns the bytes that every host gave, in the order of hosts. A collective."""
     if not has_peers():
         return [data]
     sizes = multihost_utils.process_allgather(np.array([len(data)], np.int32)).ravel()
-    padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)  # few shapes, few programs
+    # Hosts must give arrays of one shape. A power of two, so that few gathering programs are
+    # compiled.
+    padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
-    return [
-        row[:size].tobytes()
-        for row, size in zip(multihost_utils.process_allgather(padded), sizes, strict=True)
-    ]
+    rows = multihost_utils.process_allgather(padded)
+    return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]
 
 
-def gather_json(value: Any) -> list[Any]:
-    """JSON values of all hosts."""
-    return [json.loads(each) for each in gather_bytes(json.dumps(value).encode())]
+def gather_json(value: JsonValue) -> list[JsonValue]:
+    """Returns the JSON value that every host gave, in the order of hosts. A collective."""
+    return [json.loads(data) for data in gather_bytes(json.dumps(value).encode())]
 
 
 def check_shared(path: Path) -> None:
-    """Raises ValueError unless every host sees a file that the first one wrote."""
-    gather_json("written")
+    """Raises UserError unless every host sees the file that the first host wrote. A collective."""
+    gather_json("written")  # nobody looks before the first host has written
     if not all(gather_json(path.exists())):
         raise UserError(
-            f"{path.parent} is not the same directory on every host: give --workdir on shared storage"
+            f"{path.parent} is not the same directory on every host: "
+            "give --workdir on shared storage"
         )
 
 
 def sum_over_hosts(counts: Mapping[str, float]) -> dict[str, float]:
-    """The sum over hosts of each."""
-    every = gather_json(counts)
-    return {name: sum(each[name] for each in every) for name in counts}
+    """Returns each count's sum over hosts, which must give the same names. A collective."""
+    counts_of_hosts = gather_json(dict(counts))
+    return {name: sum(counts[name] for counts in counts_of_hosts) for name in counts}
 
 
 def put_global(x: np.ndarray | np.generic, sharding: Sharding) -> jax.Array:
-    """An array that every host has, on the devices of all of them; each puts the shards it holds."""
+    """Puts an array that every host has on all hosts' devices: each host puts its own shards."""
     return jax.make_array_from_callback(x.shape, sharding, lambda index: np.asarray(x)[index])
 
 
 def fetch_global(x: jax.Array) -> np.ndarray:
-    """The other way: all of an array whose shards are spread over hosts. Every host gets it."""
+    """Returns a whole array on every host. A collective if its shards are spread over hosts."""
     if x.is_fully_addressable or x.is_fully_replicated:
         return np.asarray(jax.device_get(x))
     return multihost_utils.process_allgather(x, tiled=True)
