@@ -20,6 +20,7 @@ from jzero import algorithms, attention, config
 from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, param_shardings
 from jzero.model import qwen
+from jzero.model.logprobs import token_logps
 from jzero.training.optimizer import optimizer
 from jzero.training.packing import PackedBatch
 from jzero.types import Batch, RowLayout, State
@@ -260,7 +261,7 @@ def policy_learner(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) 
 
     def outputs(params, hidden, targets):
         params = params | {name: constrain(params[name].astype(dtype), split)}
-        return qwen.token_logps(model, params, hidden, targets, dtype=dtype, **options)
+        return token_logps(model, params, hidden, targets, dtype=dtype, **options)
 
     def loss(outputs, batch: Batch, total, fresh):
         logps, entropy = outputs

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from jzero import attention, plan
 from jzero.distributed.mesh import make_mesh
-from jzero.model import qwen
+from jzero.model import huggingface, qwen
 from jzero.types import RowLayout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +31,7 @@ def benchmark(monkeypatch):
 
 @pytest.fixture
 def model(tmp_path) -> str:
-    (tmp_path / "config.json").write_text(json.dumps(TINY.to_hf("float32")))
+    (tmp_path / "config.json").write_text(json.dumps(huggingface.config_json(TINY, "float32")))
     return str(tmp_path)
 
 

@@ -48,10 +48,10 @@ def test_transformers_loads_what_save_writes(config, tmp_path):
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert model.dtype == torch.float32 and model.config.eos_token_id == 5
     assert model.config.max_position_embeddings == 64
-    for leaf, group in huggingface.tensors(config).items():
+    for leaf, group in huggingface.checkpoint_tensors(config).items():
         for tensor in group:
             host = np.asarray(huggingface.flatten(params)[leaf])
-            theirs = tensor.theirs(host if tensor.layer is None else host[tensor.layer])
+            theirs = tensor.to_stored(host if tensor.layer is None else host[tensor.layer])
             np.testing.assert_array_equal(model.get_parameter(tensor.name).detach().numpy(), theirs)
 
     tokens, positions = jnp.arange(18).reshape(2, 9) * 5, jnp.tile(jnp.arange(9), (2, 1))

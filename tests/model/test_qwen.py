@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jzero.model import huggingface, qwen
+from jzero.model import huggingface, logprobs, qwen
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -57,7 +57,7 @@ def torch_model(config, seed=0):
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(seed)
-    hf_config = transformers.AutoConfig.for_model(**config.to_hf("float32"))
+    hf_config = transformers.AutoConfig.for_model(**huggingface.config_json(config, "float32"))
     model = transformers.AutoModelForCausalLM.from_config(hf_config, attn_implementation="eager")
     with torch.no_grad():
         for weight in model.parameters():
@@ -89,11 +89,11 @@ def test_logits_and_gradients_equal_transformers(config, tmp_path):
     grads = huggingface.flatten(jax.jit(jax.grad(lambda params: nll(config, params)))(params))
     weights = dict(model.named_parameters())
     compared = 0
-    for leaf, group in huggingface.tensors(config).items():
+    for leaf, group in huggingface.checkpoint_tensors(config).items():
         for tensor in group:
             grad = np.asarray(grads[leaf] if tensor.layer is None else grads[leaf][tensor.layer])
             want = weights[tensor.name].grad.numpy()
-            assert relative(tensor.theirs(grad), want) < 1e-3, tensor.name
+            assert relative(tensor.to_stored(grad), want) < 1e-3, tensor.name
             compared += 1
     assert compared == len(weights)
 
@@ -114,13 +114,13 @@ def test_axes_abstract_and_init_have_one_tree(config):
 
 def test_config_round_trips_and_keeps_extra_entries():
     config = CONFIGS["qwen3-tied"]
-    written = config.to_hf("bfloat16", {"eos_token_id": 5})
-    assert qwen.QwenConfig.from_hf(written) == config and written["eos_token_id"] == 5
+    written = huggingface.config_json(config, "bfloat16", {"eos_token_id": 5})
+    assert huggingface.parse_config(written) == config and written["eos_token_id"] == 5
     old = {k: v for k, v in written.items() if k != "rope_parameters"} | {"rope_scaling": None}
-    assert qwen.QwenConfig.from_hf(old) == config
-    headless = CONFIGS["qwen2-tied"].to_hf("bfloat16")
+    assert huggingface.parse_config(old) == config
+    headless = huggingface.config_json(CONFIGS["qwen2-tied"], "bfloat16")
     del headless["head_dim"]
-    assert qwen.QwenConfig.from_hf(headless).head_dim == 16
+    assert huggingface.parse_config(headless).head_dim == 16
 
 
 @pytest.mark.parametrize(
@@ -137,14 +137,14 @@ def test_config_round_trips_and_keeps_extra_entries():
 )
 def test_config_refuses_what_is_not_implemented(change, message):
     with pytest.raises(ValueError, match=message):
-        qwen.QwenConfig.from_hf(CONFIGS["qwen3-tied"].to_hf("float32") | change)
+        huggingface.parse_config(huggingface.config_json(CONFIGS["qwen3-tied"], "float32") | change)
 
 
 def test_config_names_what_is_missing():
-    written = CONFIGS["qwen2-tied"].to_hf("float32")
+    written = huggingface.config_json(CONFIGS["qwen2-tied"], "float32")
     del written["intermediate_size"], written["vocab_size"]
     with pytest.raises(ValueError, match="lacks vocab_size, intermediate_size"):
-        qwen.QwenConfig.from_hf(written)
+        huggingface.parse_config(written)
 
 
 @pytest.mark.parametrize("remat", ["dots", "full"])
@@ -199,7 +199,7 @@ def test_token_logps_equal_log_softmax(name, chunk):
         return (weights[0] * logps + weights[1] * entropy).sum(), (logps, entropy)
 
     def chunked(params, hidden):
-        return qwen.token_logps(
+        return logprobs.token_logps(
             config, params, hidden, TOKENS, temperature=0.7, chunk=chunk, dtype=jnp.float32
         )
 
@@ -225,7 +225,7 @@ def test_gradient_never_holds_all_logits(chunk, whole):
     hidden = jax.ShapeDtypeStruct((2, 512, 64), jnp.float32)
 
     def loss(params, hidden, targets):
-        score = qwen.token_logps(
+        score = logprobs.token_logps(
             config, params, hidden, targets, temperature=1.0, chunk=chunk, dtype=jnp.float32
         )
         return sum(x.sum() for x in score)

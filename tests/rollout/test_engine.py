@@ -16,7 +16,7 @@ from jzero import attention
 from jzero.attention import tpu
 from jzero.config import RolloutConfig as Settings
 from jzero.distributed.mesh import make_mesh, param_shardings
-from jzero.model import qwen
+from jzero.model import logprobs, qwen
 from jzero.rollout.engine import Engine, Placement
 from jzero.rollout.pages import OutOfPages
 from jzero.rollout.scheduler import Scheduler
@@ -177,7 +177,9 @@ def scorer(name: str):
         positions = jnp.broadcast_to(jnp.arange(TOTAL), tokens.shape)
         hidden, _ = qwen.forward(config, params, tokens, positions, attend, dtype=jnp.float32)
         options = {"temperature": temperature, "decode_steps": 64, "dtype": jnp.float32}
-        logps, _ = qwen.token_logps(config, params, hidden, jnp.roll(tokens, -1, axis=1), **options)
+        logps, _ = logprobs.token_logps(
+            config, params, hidden, jnp.roll(tokens, -1, axis=1), **options
+        )
         return qwen.head(config, params, hidden, jnp.float32), logps
 
     return score

@@ -1,0 +1,49 @@
+"""The values that describe a model: its sizes, its parameters, and the tree that holds them.
+
+Nothing here computes. `layers.py` defines the parameters and the computation of a decoder layer,
+`families.py` says which model family uses which layer, and `qwen.py` builds the whole model.
+
+Dimension letters in this package:
+  B rows   T tokens of a row   N = B * T tokens, flattened   L layers   V vocabulary
+  E hidden size   F width of the MLP   H query heads   K KV heads   D dimensions of a head
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from jax.nn.initializers import Initializer
+from jaxtyping import PyTree
+
+# A nested dict of arrays: {"embed", "layers": {"q", "k", ...}, "norm"}, and "lm_head" where the
+# embedding is not tied, or "value" in a critic. The leaves below "layers" lead with an axis [L].
+Params = dict[str, PyTree]
+
+
+@dataclass(frozen=True)
+class QwenConfig:
+    """The settings that shape the computation, under the names of Hugging Face's config.json."""
+
+    model_type: str  # a key of `families.FAMILIES`
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    tie_word_embeddings: bool
+    rope_theta: float
+    rms_norm_eps: float
+    # A critic has a scalar head in place of logits. Hugging Face has no such setting.
+    value_head: bool = False
+
+
+class Parameter(NamedTuple):
+    """The shape of one array of the model, the logical name of each axis, and its first values.
+
+    `distributed.mesh.RULES` says which mesh axis each logical axis is split over.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str, ...]
+    initializer: Initializer

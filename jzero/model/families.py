@@ -1,0 +1,159 @@
+"""The one table of model families.
+
+A family is what `model_type` names in a Hugging Face config.json: which layer the model stacks,
+which tensors a checkpoint holds, and which settings of a config.json are refused because the layer
+would compute something else. Everything else in the package works on any entry. A new family is one
+more entry, from outside of this package too:
+
+    from dataclasses import replace
+    from jzero.model.families import FAMILIES
+
+    FAMILIES["my_family"] = replace(FAMILIES["qwen2"], architecture="MyFamilyForCausalLM")
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol
+
+import jax
+from jaxtyping import PyTree
+
+from jzero.errors import UserError
+from jzero.model.architecture import Parameter, Params, QwenConfig
+from jzero.model.layers import Attend, Rotary, dense_layer, dense_parameters
+
+HuggingFaceConfig = Mapping[str, Any]  # the parsed config.json of a checkpoint
+
+
+class LayerFunction(Protocol):
+    """Computes one decoder layer: x [N, E] -> x [N, E] and `carry`. See `layers.dense_layer`."""
+
+    def __call__(
+        self,
+        config: QwenConfig,
+        weights: Params,
+        x: jax.Array,
+        rope: Rotary,
+        attend: Attend,
+        layer: jax.Array,
+        carry: PyTree,
+    ) -> tuple[jax.Array, PyTree]: ...
+
+
+class StoredTensor(NamedTuple):
+    """Name and layout of a parameter in a Hugging Face checkpoint.
+
+    name    the tensor's name; "{}" stands for the number of the layer.
+    layout  "same": the tensor has our shape. "flat": the tensor is our array, flattened.
+            "linear": the tensor is a torch Linear weight [outputs, inputs]. Our array is
+            [*inputs, *outputs] with the heads kept apart, so it is transposed and reshaped.
+    inputs  how many leading axes of our array are the inputs of a "linear" tensor.
+    """
+
+    name: str
+    layout: Literal["same", "flat", "linear"] = "same"
+    inputs: int = 1
+
+
+@dataclass(frozen=True)
+class Family:
+    """What differs from one model family to the next.
+
+    architecture  the class of `transformers` that config.json names.
+    parameters    returns the parameters of one layer, by name.
+    layer         computes one layer from these parameters.
+    tensors       name of a parameter ("embed", "layers.q", ...) -> its tensor in a checkpoint. The
+                  table may name more parameters than the family has.
+    refusals      yields a phrase for every setting of a config.json that `layer` does not follow.
+    """
+
+    architecture: str
+    parameters: Callable[[QwenConfig], Mapping[str, Parameter]]
+    layer: LayerFunction
+    tensors: Mapping[str, StoredTensor]
+    refusals: Callable[[HuggingFaceConfig], Iterator[str]]
+
+
+DENSE_TENSORS = {
+    "embed": StoredTensor("model.embed_tokens.weight"),
+    "norm": StoredTensor("model.norm.weight"),
+    "lm_head": StoredTensor("lm_head.weight", "linear"),
+    "layers.attn_norm": StoredTensor("model.layers.{}.input_layernorm.weight"),
+    "layers.q": StoredTensor("model.layers.{}.self_attn.q_proj.weight", "linear"),
+    "layers.k": StoredTensor("model.layers.{}.self_attn.k_proj.weight", "linear"),
+    "layers.v": StoredTensor("model.layers.{}.self_attn.v_proj.weight", "linear"),
+    "layers.q_bias": StoredTensor("model.layers.{}.self_attn.q_proj.bias", "flat"),
+    "layers.k_bias": StoredTensor("model.layers.{}.self_attn.k_proj.bias", "flat"),
+    "layers.v_bias": StoredTensor("model.layers.{}.self_attn.v_proj.bias", "flat"),
+    "layers.q_norm": StoredTensor("model.layers.{}.self_attn.q_norm.weight"),
+    "layers.k_norm": StoredTensor("model.layers.{}.self_attn.k_norm.weight"),
+    "layers.o": StoredTensor("model.layers.{}.self_attn.o_proj.weight", "linear", inputs=2),
+    "layers.mlp_norm": StoredTensor("model.layers.{}.post_attention_layernorm.weight"),
+    "layers.gate": StoredTensor("model.layers.{}.mlp.gate_proj.weight", "linear"),
+    "layers.up": StoredTensor("model.layers.{}.mlp.up_proj.weight", "linear"),
+    "layers.down": StoredTensor("model.layers.{}.mlp.down_proj.weight", "linear"),
+}
+
+
+def dense_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields what `dense_layer` would silently compute differently from `transformers`."""
+    rope_type = rope_settings(hf_config).get("rope_type", "default")
+    if rope_type != "default":
+        yield f"{rope_type=}: only default is implemented"
+    hidden_act = hf_config.get("hidden_act", "silu")
+    if hidden_act != "silu":
+        yield f"{hidden_act=}: only silu is implemented"
+    layer_types = hf_config.get("layer_types") or ()
+    if hf_config.get("use_sliding_window") or "sliding_attention" in layer_types:
+        yield "sliding-window attention: set use_sliding_window to false"
+    if hf_config.get("quantization_config"):
+        yield "quantization_config: load the unquantized checkpoint"
+
+
+def qwen3_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields what `dense_refusals` does, and biases, which Qwen3's layer lacks here."""
+    yield from dense_refusals(hf_config)
+    if hf_config.get("attention_bias"):
+        yield "attention_bias=true on qwen3: only false is implemented"
+
+
+def rope_settings(hf_config: HuggingFaceConfig) -> dict[str, Any]:
+    """Returns `rope_theta` and `rope_type` where config.json has them.
+
+    transformers 5 writes them below rope_parameters. Version 4 writes rope_theta at the top, and
+    the kind of scaling below rope_scaling as `rope_type` or, in old files, as `type`.
+    """
+    rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
+    found = {name: hf_config[name] for name in ("rope_theta",) if name in hf_config}
+    if "type" in rope:
+        found["rope_type"] = rope["type"]
+    return found | {name: rope[name] for name in ("rope_theta", "rope_type") if name in rope}
+
+
+FAMILIES: dict[str, Family] = {
+    "qwen2": Family(  # Qwen2 and Qwen2.5
+        architecture="Qwen2ForCausalLM",
+        parameters=partial(dense_parameters, attention_bias=True, query_key_norm=False),
+        layer=dense_layer,
+        tensors=DENSE_TENSORS,
+        refusals=dense_refusals,
+    ),
+    "qwen3": Family(  # the dense models of Qwen3
+        architecture="Qwen3ForCausalLM",
+        parameters=partial(dense_parameters, attention_bias=False, query_key_norm=True),
+        layer=dense_layer,
+        tensors=DENSE_TENSORS,
+        refusals=qwen3_refusals,
+    ),
+}
+
+
+def family_of(model_type: str | None) -> Family:
+    """Returns the family of a `model_type`; raises UserError when the table has no such entry."""
+    if model_type is None or model_type not in FAMILIES:
+        raise UserError(
+            f"{model_type=} is not one of {', '.join(FAMILIES)}: choose a model of these families, "
+            "or add its family to jzero.model.families.FAMILIES"
+        )
+    return FAMILIES[model_type]

@@ -1,0 +1,79 @@
+"""Where every tensor of a checkpoint lies in the parameters, and how its shape changes on the way.
+
+A checkpoint has one tensor per layer; our parameters stack the layers on a leading axis [L]. A
+Linear weight of torch is [outputs, inputs]; ours is [*inputs, *outputs] with the heads kept apart.
+The names and layouts come from the family's table in `families.py`.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import traverse_util
+
+from jzero.model.architecture import Params, QwenConfig
+from jzero.model.families import StoredTensor, family_of
+from jzero.model.qwen import abstract
+
+
+def flatten(params: Params) -> dict[str, Any]:
+    """Turns nested parameters into {"embed": leaf, "layers.q": leaf, ...}."""
+    return traverse_util.flatten_dict(params, sep=".")
+
+
+def unflatten(leaves: dict[str, Any]) -> Params:
+    """Turns {"embed": leaf, "layers.q": leaf, ...} into nested parameters."""
+    return traverse_util.unflatten_dict(leaves, sep=".")
+
+
+class Tensor(NamedTuple):
+    """One tensor of a checkpoint."""
+
+    name: str
+    layer: int | None  # its index in our stacked parameter; None outside of the layers
+    shape: tuple[int, ...]  # in our parameters, without [L]
+    stored_shape: tuple[int, ...]  # in the checkpoint
+    is_linear: bool  # the checkpoint holds it as [outputs, inputs]
+
+    def to_ours(self, stored: np.ndarray) -> np.ndarray:
+        """Converts a checkpoint's tensor to the shape of our parameter."""
+        return (stored.T if self.is_linear else stored).reshape(self.shape)
+
+    def to_stored(self, ours: np.ndarray) -> np.ndarray:
+        """Converts one layer of our parameter to the checkpoint's tensor."""
+        if self.is_linear:
+            outputs, inputs = self.stored_shape
+            stored = ours.reshape(inputs, outputs).T
+        else:
+            stored = ours.reshape(self.stored_shape)
+        return np.ascontiguousarray(stored)
+
+
+def checkpoint_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
+    """Returns the tensors of every parameter ("embed", "layers.q", ...): one per layer, or one."""
+    table = family_of(config.model_type).tensors
+    tensors = {}
+    for leaf, array in flatten(abstract(config)).items():
+        stored = table[leaf]
+        if leaf.startswith("layers."):
+            num_layers, *shape = array.shape
+            layers = list(range(num_layers))
+        else:
+            layers, shape = [None], array.shape
+        shape = tuple(shape)
+        stored_shape = shape_in_checkpoint(stored, shape)
+        is_linear = stored.layout == "linear"
+        tensors[leaf] = [
+            Tensor(stored.name.format(layer), layer, shape, stored_shape, is_linear)
+            for layer in layers
+        ]
+    return tensors
+
+
+def shape_in_checkpoint(stored: StoredTensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns the checkpoint's shape of a parameter with our `shape`."""
+    if stored.layout == "same":
+        return shape
+    if stored.layout == "flat":
+        return (math.prod(shape),)
+    return math.prod(shape[stored.inputs :]), math.prod(shape[: stored.inputs])

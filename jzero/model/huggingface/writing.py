@@ -1,0 +1,98 @@
+"""Writes a checkpoint that `transformers` loads: config.json and safetensors in files of 5 GB."""
+
+import json
+import math
+import os
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import ml_dtypes
+import numpy as np
+from huggingface_hub import split_state_dict_into_shards_factory
+from safetensors.numpy import save_file
+
+from jzero.distributed import collectives, processes
+from jzero.errors import UserError
+from jzero.model.architecture import Params, QwenConfig
+from jzero.model.families import HuggingFaceConfig
+from jzero.model.huggingface.config_json import config_json
+from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten
+
+DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+MAX_FILE_BYTES = 5 * 10**9  # transformers' own limit; a single larger tensor has a file of its own
+
+
+def save(
+    path: str | Path,
+    config: QwenConfig,
+    params: Params,
+    *,
+    dtype: str,
+    hf_config_extra: HuggingFaceConfig,
+    max_shard_bytes: int = MAX_FILE_BYTES,
+) -> None:
+    """Writes config.json and the parameters in `dtype` to the directory `path`.
+
+    Every host calls this function, as sharded parameters are gathered from all of them; the first
+    host writes. The directory appears under its name only when it is complete.
+    hf_config_extra: entries of config.json beside the model's own, such as eos_token_id.
+    max_shard_bytes: the size from which the tensors are split over several files and an index.
+    Raises UserError where `dtype` is unknown or `path` exists and is not an empty directory.
+    """
+    path = Path(path)
+    if dtype not in DTYPES:
+        raise UserError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
+    if processes.is_first_process() and path.exists() and (path.is_file() or any(path.iterdir())):
+        raise UserError(f"{path} exists and is not an empty directory: remove it or choose another")
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
+        unfinished = Path(temporary) / path.name
+        unfinished.mkdir()
+        write_weights(unfinished, config, params, dtype, max_shard_bytes)
+        entries = config_json(config, dtype, hf_config_extra)
+        processes.write_once(unfinished / "config.json", json.dumps(entries, indent=2) + "\n")
+        if processes.is_first_process():
+            os.replace(unfinished, path)
+    # No host goes on, perhaps to read the directory, before it is there.
+    collectives.gather_json("written")
+
+
+def write_weights(
+    path: Path, config: QwenConfig, params: Params, dtype: str, max_shard_bytes: int
+) -> None:
+    """Writes safetensors files of at most `max_shard_bytes`, and an index if there are several."""
+    stored_dtype = np.dtype(DTYPES[dtype])
+    leaves = flatten(params)
+    tensors: dict[str, tuple[str, Tensor]] = {}  # name in the checkpoint -> parameter, tensor
+    for leaf, layers in checkpoint_tensors(config).items():
+        for tensor in layers:
+            tensors[tensor.name] = leaf, tensor
+
+    def stored_bytes(entry: tuple[str, Tensor]) -> int:
+        return math.prod(entry[1].shape) * stored_dtype.itemsize
+
+    # The tensors of a parameter follow each other, so each parameter is fetched about once.
+    @lru_cache(1)
+    def fetch(leaf: str) -> np.ndarray:
+        return collectives.fetch_global(leaves[leaf]).astype(stored_dtype)
+
+    plan = split_state_dict_into_shards_factory(
+        tensors,
+        get_storage_size=stored_bytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=max_shard_bytes,
+    )
+    for file, names in plan.filename_to_tensors.items():
+        block = {}
+        for name in names:
+            leaf, tensor = tensors[name]
+            host = fetch(leaf)  # every host takes part, although only the first one writes
+            block[name] = tensor.to_stored(host if tensor.layer is None else host[tensor.layer])
+        if processes.is_first_process():
+            save_file(block, path / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+        text = json.dumps(index, indent=2) + "\n"
+        processes.write_once(path / "model.safetensors.index.json", text)

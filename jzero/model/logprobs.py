@@ -1,0 +1,76 @@
+"""Log-probabilities and entropies of tokens in fp32, without the logits of a whole batch at once.
+
+The logits of one token are as long as the vocabulary: of 65,536 tokens and 151,936 words they would
+take 37 GiB. `token_logps` computes them for a chunk of tokens at a time, forward and backward.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from jzero.model import qwen
+
+Placement = Callable[[jax.Array], jax.Array]  # constrains the sharding of an array
+
+
+def leave_in_place(x: jax.Array) -> jax.Array:
+    return x
+
+
+def token_logps(
+    config: qwen.QwenConfig,
+    params: qwen.Params,
+    hidden: Float[Array, "B T E"],
+    targets: Int[Array, "B T"],
+    *,
+    temperature: float,
+    chunk: int,
+    dtype: DTypeLike,
+    place: Placement = leave_in_place,
+    place_logits: Placement = leave_in_place,
+) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    """Computes log p(target) and the entropy of p = softmax(logits / temperature), both in fp32.
+
+    Logits exist for about `chunk` tokens at a time. A chunk takes some positions of every row, at
+    least one: chunks of the flattened [B * T] would undo a sharding of B.
+    place, place_logits: sharding constraints on a chunk's hidden states [B, width, E] and on its
+    logits [B, width, V].
+    """
+
+    def score(
+        hidden: Float[Array, "B width E"], targets: Int[Array, "B width"]
+    ) -> tuple[Float[Array, "B width"], Float[Array, "B width"]]:
+        logits = place_logits(qwen.head(config, params, place(hidden), dtype) / temperature)
+        logz = jax.nn.logsumexp(logits, axis=-1)
+        target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        # H(p) = log Z - sum_v p_v logit_v
+        entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
+        return target - logz, entropy
+
+    B, T = targets.shape
+    width = min(T, max(1, chunk // B))
+    if width == T:
+        return score(hidden, targets)
+
+    # The backward pass recomputes a chunk's logits, or all of them would be kept for it.
+    score_again = qwen.keep_nothing(score)
+    chunks = split_columns(hidden, width), split_columns(targets, width)
+    logps, entropy = jax.lax.map(lambda chunk: score_again(*chunk), chunks)
+    return join_columns(logps, T), join_columns(entropy, T)
+
+
+def split_columns(x: jax.Array, width: int) -> jax.Array:
+    """Cuts [B, T, ...] into chunks of columns, [chunks, B, width, ...], padded at the end."""
+    B, T, *rest = x.shape
+    padding = [(0, 0), (0, -T % width)] + [(0, 0)] * len(rest)
+    columns = jnp.pad(x, padding).reshape(B, -1, width, *rest)
+    return jnp.moveaxis(columns, 1, 0)
+
+
+def join_columns(x: Float[Array, "chunks B width"], length: int) -> Float[Array, "B T"]:
+    """Puts the chunks of `split_columns` side by side again and drops the padding."""
+    _, B, _ = x.shape
+    return jnp.moveaxis(x, 0, 1).reshape(B, -1)[:, :length]
