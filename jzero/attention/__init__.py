@@ -1,59 +1,103 @@
-"""Attention behind one interface: `packed` for training, scoring and prefill, `paged` for decoding. XLA (xla.py) is the
-definition; programs take a `Backend`, chosen once from their mesh."""
+"""Attention behind one interface, with a backend for each kind of device.
+
+    backend = attention.choose(config.model.attention, mesh)
+    out = backend.packed(q, k, v, segments, layout)
+
+`backend.py` defines what a backend's functions compute, `xla.py` is the definition that the kernels
+of `tpu.py` and `gpu.py` are tested against, and `pools.py` stores keys and values. Programs choose
+their backend once, by the devices of their mesh, and never branch on it. A backend of your own is
+one more entry of the table, and `model.attention=mine` chooses it:
+
+    attention.BACKENDS["mine"] = lambda: attention.Backend(packed, paged, pool_rows, write)
+"""
 
 import importlib
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from jzero.attention.xla import decode_kv, encode_kv, kv_storage, packed, paged, write
-
-__all__ = ["decode_kv", "encode_kv", "kv_storage", "packed", "paged", "write"]
-
-
-class Backend(NamedTuple):
-    packed: Callable[..., jax.Array]  # (q, k, v, segments, layout)
-    paged: Callable[..., jax.Array]  # (q, k_pool, v_pool, table, lengths, shared, KV heads)
-    pool_rows: Callable[
-        [int, int], tuple[int, int]
-    ]  # (K, D) of a device -> (rows, width) of a token in its pools
+from jzero.attention.backend import Backend, Packed
+from jzero.attention.pools import decode_kv, encode_kv, kv_storage, write
+from jzero.errors import UserError
+from jzero.types import RowLayout
 
 
-MODULES = {
-    "tpu": "tpu",
-    "gpu": "gpu",
-    "cuda": "gpu",
-}  # platform of a mesh's devices -> its kernels; xla for any other
+def shipped(module: str) -> Callable[[], Backend]:
+    """Returns a function that imports the kernels of a module of this package when it is called."""
+
+    def load() -> Backend:
+        kernels = importlib.import_module(f"jzero.attention.{module}")
+        return Backend(kernels.packed, kernels.paged, kernels.pool_rows, write)
+
+    return load
+
+
+# The values of model.attention. An entry is a function that returns the backend, so that Pallas and
+# its kernels are imported only where they run.
+BACKENDS: dict[str, Callable[[], Backend]] = {
+    "xla": shipped("xla"),
+    "tpu": shipped("tpu"),
+    "gpu": shipped("gpu"),
+}
+
+# The backend of each platform, where model.attention is empty. Every other platform has "xla".
+# Devices that are described and not attached call CUDA "cuda".
+PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}
 
 
 def choose(name: str, mesh: Mesh) -> Backend:
-    """By the devices the programs are for, which need not be attached. name: config.Model.attention."""
-    assert name in ("", "xla"), f"{name=}"
-    name = name or MODULES.get(mesh.devices.flat[0].platform, "xla")
-    kernels = importlib.import_module(f"jzero.attention.{name}")
-    return Backend(kernels.packed, kernels.paged, kernels.pool_rows)
+    """Returns the backend called `name`; "" is the one of the mesh's platform.
+
+    The devices of the mesh need not be attached: `jzero.plan` compiles for described ones. Raises
+    UserError where no backend has this name, and where its kernels are for another platform.
+    """
+    platform = mesh.devices.flat[0].platform
+    default = PLATFORMS.get(platform, "xla")
+    if not name:
+        return BACKENDS[default]()
+    if name not in BACKENDS:
+        raise UserError(
+            f"model.attention={name!r} is not one of {', '.join(BACKENDS)}: "
+            'choose one of these, or "" for the kernels of the platform'
+        )
+    if name in PLATFORMS.values() and name != default:
+        raise UserError(
+            f"model.attention={name} does not run on a device of platform {platform}: "
+            'set model.attention=xla, or "" for the kernels of the platform'
+        )
+    return BACKENDS[name]()
 
 
 def split_over_mesh(
-    packed: Callable, tensor: int, rows: tuple[str, ...] = (), mesh: Mesh | None = None
-) -> Callable:
-    """`packed` by shard_map, as nothing can split a kernel by itself: rows over the mesh axes `rows`, heads over tensor
-    (KV heads that do not divide are repeated; query heads that do not are not split). mesh: None inside another."""
+    kernel: Packed, tensor: int, rows: tuple[str, ...] = (), mesh: Mesh | None = None
+) -> Packed:
+    """Returns packed attention by `kernel` under shard_map: XLA cannot split a kernel by itself.
 
-    def run(q, k, v, segments, layout):
+    Rows are split over the mesh axes `rows`, heads over the axis "tensor" of size `tensor`. KV
+    heads that do not divide by `tensor` are repeated until they do; query heads that do not divide
+    are not split. mesh: None inside another shard_map, which has the mesh already.
+    """
+
+    def packed(
+        q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, layout: RowLayout
+    ) -> jax.Array:
         H, K = q.shape[2], k.shape[2]
         heads = "tensor" if H % tensor == 0 else None
         if heads:
-            k, v = (jnp.repeat(x, math.lcm(K, tensor) // K, axis=2) for x in (k, v))
+            repeats = math.lcm(K, tensor) // K
+            k = jnp.repeat(k, repeats, axis=2)
+            v = jnp.repeat(v, repeats, axis=2)
+
+        def on_device(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
+            return kernel(q, k, v, segments, layout)
+
         spec = P(rows or None, None, heads)
         return jax.shard_map(
-            partial(packed, layout=layout),
+            on_device,
             mesh=mesh,
             in_specs=(spec, spec, spec, P(rows or None)),
             out_specs=spec,
@@ -61,4 +105,4 @@ def split_over_mesh(
             check_vma=False,
         )(q, k, v, segments)
 
-    return run
+    return packed

@@ -1,8 +1,12 @@
-"""Attention on TPU: JAX's splash attention for `packed`, its paged attention for `paged`; neither scales the queries.
-The pools are [Kp, R, page, 128 n]: the kernel reads rows of 128 lanes, 128 // D neighbouring KV heads."""
+"""Attention on TPUs: JAX's splash attention for packed rows, its paged attention for decoding.
+
+See `backend.py` for the interface. Neither kernel scales the queries, so this module does.
+
+The pools are [rows, pages, page_size, 128 * n]: the paged kernel reads rows of 128 lanes. Where
+heads are smaller, 128 // D neighboring KV heads lie in one row.
+"""
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,119 +15,210 @@ from jax import lax
 from jax.experimental.pallas.ops.tpu.paged_attention import paged_attention
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jzero.errors import UserError
 from jzero.types import RowLayout
 
-LANES = 128
-BLOCKS = (
-    512,
-    384,
-    256,
-    128,
-)  # of queries and of keys, fastest first; 2048 does not fit the scratch memory
-COMPUTE_TOKENS = 512  # that paged attention reads at a time
+LANES = 128  # numbers in a row of a TPU's vector registers
+# Queries, and keys, that splash takes at a time, fastest first. 2048 does not fit the scratch
+# memory of a core.
+BLOCKS = (512, 384, 256, 128)
+COMPUTE_TOKENS = 512  # tokens that paged attention reads at a time
+
+
+# -- packed rows -----------------------------------------------------------------------------------
 
 
 class RowMask(masks.Mask):
-    """Which blocks of a row the kernel visits, by the layout alone; which keys a query sees is `visible`, from a number
-    that every query carries: splash computes a mask from (q_sequence[query], key)."""
+    """Says which keys the queries of a row see, in the two forms that splash asks for.
 
-    def __init__(self, layout: RowLayout, length: int):
-        self.layout, self.length = layout, length
-        self.q_sequence = np.zeros(length, np.int32)  # given with every call
-        self.mask_function = functools.partial(visible, layout.prefix)
+    Splash reads the mask itself, by blocks, to find the blocks that no query sees. These
+    follow from the layout alone. Inside of the other blocks, splash calls
+    mask_function(q_sequence[query], key). The numbers in q_sequence can be any, and `packed` puts
+    the query's segment into them. So one call of splash serves a row with prefix and segments;
+    the alternative would be three calls that are merged afterwards.
+    """
+
+    def __init__(self, layout: RowLayout, length: int) -> None:
+        self.layout = layout
+        self.length = length
+        self.q_sequence = np.zeros(length, np.int32)  # `packed` gives the real one in every call
+        self.mask_function = functools.partial(is_visible, layout.prefix)
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.length, self.length
 
-    def __getitem__(self, index) -> np.ndarray:
-        P, _, N = self.layout
-        t, s = (np.arange(self.length)[i] for i in index)
-        own = (t[:, None] - P) // N == (s - P) // N
-        return (s <= t[:, None]) & (own | (s < P))
+    def __getitem__(self, index: tuple[slice, slice]) -> Bool[np.ndarray, "queries keys"]:
+        prefix, _, slot_tokens = self.layout
+        positions = np.arange(self.length)
+        query, key = positions[index[0]][:, None], positions[index[1]]
+        same_slot = (query - prefix) // slot_tokens == (key - prefix) // slot_tokens
+        return (key <= query) & (same_slot | (key < prefix))
 
 
-def visible(prefix: int, code: jax.Array, key: jax.Array) -> jax.Array:
-    """A query at `position` sees the keys from `start` (of its segment) on and, from the body, the prefix."""
+def query_codes(segments: Int[Array, "B T"], layout: RowLayout) -> Int[Array, "B T"]:
+    """Returns a number for every query that holds where its segment starts and where it is.
+
+    The upper 16 bits are the start, the lower 16 bits the position. A segment starts where the
+    number in `segments` changes, and at the start of every slot.
+    """
+    prefix, _, slot_tokens = layout
+    position = np.arange(segments.shape[1])
+    starts_slot = (position >= prefix) & ((position - prefix) % slot_tokens == 0)
+    starts = (segments != jnp.roll(segments, 1, axis=1)) | (position == 0) | starts_slot
+    return lax.cummax(jnp.where(starts, position, 0), axis=1) << 16 | position
+
+
+def is_visible(prefix: int, code: jax.Array, key: jax.Array) -> jax.Array:
+    """Says whether a query with a number of `query_codes` sees the key at position `key`.
+
+    It sees the keys from the start of its segment to itself and, outside of the prefix, the prefix.
+    """
     start, position = lax.shift_right_logical(code, 16), code & 0xFFFF
     return (key <= position) & ((key >= start) | ((key < prefix) & (position >= prefix)))
 
 
 @functools.cache
-def kernel(layout: RowLayout, length: int, block: int, heads: int, interpret: bool) -> Any:
-    """Splash for one row. Held as NumPy arrays: it outlives the trace that made it."""
+def splash_kernel(
+    layout: RowLayout, length: int, block: int, num_heads: int, interpret: bool
+) -> splash.SplashAttentionKernel:
+    """Returns splash attention for one row of a layout.
+
+    Its arrays are NumPy's: the kernel is kept for later calls, and must outlive the trace of the
+    program in which it is made.
+    """
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-        mask = masks.MultiHeadMask([RowMask(layout, length)] * heads)
-        backward = dict.fromkeys(
-            ("block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"), block
+        mask = masks.MultiHeadMask([RowMask(layout, length)] * num_heads)
+        sizes = splash.BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_q_dq=block,
+            block_kv_dq=block,
         )
-        sizes = splash.BlockSizes(block, block, **backward)
-        make = functools.partial(splash.make_splash_mha, head_shards=1, q_seq_shards=1)
-        return jax.device_get(make(mask, block_sizes=sizes, interpret=interpret))
+        kernel = splash.make_splash_mha(
+            mask, block_sizes=sizes, head_shards=1, q_seq_shards=1, interpret=interpret
+        )
+        return jax.device_get(kernel)
 
 
-def packed(q, k, v, segments, layout: RowLayout, interpret: bool = False) -> jax.Array:
-    """Needs each segment of a slot to be one run of tokens, as packing makes them."""
-    P, _, N = layout
+def block_size(tokens: int) -> int:
+    """Returns the number of queries, and of keys, that splash takes at a time for rows of `tokens`.
+
+    It is the whole row, in whole lanes, if that is no longer than the fastest block. Otherwise it
+    is the fastest block whose padding adds at most an eighth to the row, or less than 128 tokens.
+    """
+    whole_row = tokens + -tokens % LANES
+    if whole_row <= BLOCKS[0]:
+        return whole_row
+    most_padding = max(tokens // 8, LANES - 1)
+    return next(block for block in BLOCKS if -tokens % block <= most_padding)
+
+
+def packed(
+    q: Float[Array, "B T H D"],
+    k: Float[Array, "B T K D"],
+    v: Float[Array, "B T K D"],
+    segments: Int[Array, "B T"],
+    layout: RowLayout,
+    interpret: bool = False,
+) -> Float[Array, "B T H D"]:
+    """Computes packed attention by splash, one row after the other. See `backend.Packed`.
+
+    Each segment of a slot must be one run of tokens, as `training.packing` makes them.
+    Raises UserError for rows of 65,536 tokens and more: `query_codes` has 16 bits for a position.
+    """
     _, T, H, D = q.shape
-    block = next(
-        b for b in (T + -T % LANES, *BLOCKS) if b <= BLOCKS[0] and -T % b <= max(T // 8, LANES - 1)
-    )
+    block = block_size(T)
     length = T + -T % block
     if length >= 1 << 16:
         raise UserError(
-            f"a row of {T} tokens: splash attention here takes fewer than 65536; set model.attention=xla"
+            f"a row of {T} tokens: splash attention takes fewer than 65536; "
+            "set model.attention=xla, or train.pack_length to less"
         )
-    by_head = lambda x: jnp.pad(x, ((0, 0), (0, length - T), (0, 0), (0, 0))).swapaxes(1, 2)
+
+    def by_head(x: Float[Array, "B T heads D"]) -> Float[Array, "B heads length D"]:
+        return jnp.pad(x, ((0, 0), (0, length - T), (0, 0), (0, 0))).swapaxes(1, 2)
+
     segments = jnp.pad(segments, ((0, 0), (0, length - T)))
-    t = np.arange(length)
-    opens = (segments != jnp.roll(segments, 1, axis=1)) | (t == 0) | ((t >= P) & ((t - P) % N == 0))
-    codes = lax.cummax(jnp.where(opens, t, 0), axis=1) << 16 | t
-    real = (segments > 0).astype(
-        jnp.int32
-    )  # padding sees padding, itself at least: no row without a key
-    of = kernel(layout, length, block, H, interpret)
+    codes = query_codes(segments, layout)
+    # Splash also masks by equal numbers of these segments: tokens see tokens, and padding sees
+    # padding, at least itself, so no query is left without a key.
+    is_token = (segments > 0).astype(jnp.int32)
+    kernel = splash_kernel(layout, length, block, H, interpret)
+    # The block sizes include those of the backward pass, so all three are there.
+    assert kernel.dq_mask_info is not None
+    assert kernel.dkv_mask_info is not None
+    infos = kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
 
-    def row(q, k, v, code, real) -> Any:
-        infos = [
-            info._replace(q_sequence=code)
-            for info in (of.fwd_mask_info, of.dq_mask_info, of.dkv_mask_info)
-        ]
-        return splash.SplashAttentionKernel(*infos, **of.kwargs)(
-            q, k, v, splash.SegmentIds(real, real)
-        )
+    def attend_row(
+        q: jax.Array, k: jax.Array, v: jax.Array, code: jax.Array, is_token: jax.Array
+    ) -> jax.Array:
+        mask_infos = [info._replace(q_sequence=code) for info in infos]
+        row_kernel = splash.SplashAttentionKernel(*mask_infos, **kernel.kwargs)
+        out = row_kernel(q, k, v, splash.SegmentIds(is_token, is_token))
+        assert isinstance(out, jax.Array)  # splash returns a pair only when asked for residuals
+        return out
 
-    out: jax.Array = jax.vmap(row)(
-        by_head(q * D**-0.5), by_head(k), by_head(v), codes.astype(jnp.int32), real
+    out = jax.vmap(attend_row)(
+        by_head(q * D**-0.5), by_head(k), by_head(v), codes.astype(jnp.int32), is_token
     )
     return out.swapaxes(1, 2)[:, :T].astype(q.dtype)
 
 
-def pool_rows(K: int, D: int) -> tuple[int, int]:
-    """(rows, width) of a token in the pool."""
-    n = max(1, LANES // D)
-    return -(-K // n), -(-n * D // LANES) * LANES
+# -- paged decoding --------------------------------------------------------------------------------
 
 
-def paged(q, k_pool, v_pool, table, lengths, shared, kv_heads: int) -> jax.Array:
-    """The query of a head is zero outside its head's part of the row, and takes that part of the output."""
+def pool_rows(num_heads: int, head_dim: int) -> tuple[int, int]:
+    """Returns (rows, width) of a token: 128 // D heads in a row, or a head in a multiple of 128."""
+    heads_per_row = max(1, LANES // head_dim)
+    rows = -(-num_heads // heads_per_row)
+    width = -(-heads_per_row * head_dim // LANES) * LANES
+    return rows, width
+
+
+def paged(
+    q: Float[Array, "S H D"],
+    k_pool: Shaped[Array, "rows pages page width"],
+    v_pool: Shaped[Array, "rows pages page width"],
+    table: Int[Array, "S max_pages"],
+    lengths: Int[Array, " S"],
+    shared: Int[Array, " blocks"],
+    kv_heads: int,
+) -> Float[Array, "S H D"]:
+    """Computes the attention of decoding; every slot reads all of its pages, shared or not.
+
+    The kernel treats a row of the pool as one wide KV head. A query head is therefore widened with
+    zeros outside of its own KV head's part of the row, so that its scores are its own, and takes
+    that part of the output. See `backend.Paged`.
+    """
     S, H, D = q.shape
-    rows, _, page, width = k_pool.shape
-    n, G = max(1, width // D), H // kv_heads
+    rows, _, page_size, width = k_pool.shape
+    n = max(1, width // D)  # KV heads in a row
+    G = H // kv_heads  # query heads of a KV head
+
+    # [S, H, D] -> [S, rows, n, G, D] -> [S, rows * n * G, width]
     q = (q.astype(jnp.float32) * D**-0.5).reshape(S, kv_heads, G, D)
-    q = jnp.pad(q, ((0, 0), (0, rows * n - kv_heads), (0, 0), (0, 0))).reshape(S, rows, n, G, D)
-    parts = [jnp.pad(q[:, :, i], ((0, 0),) * 3 + ((i * D, width - (i + 1) * D),)) for i in range(n)]
-    block = min(table.shape[1], max(1, COMPUTE_TOKENS // page))
-    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % block)))
+    q = jnp.pad(q, ((0, 0), (0, rows * n - kv_heads), (0, 0), (0, 0)))
+    q = q.reshape(S, rows, n, G, D)
+    widened = [
+        jnp.pad(q[:, :, i], ((0, 0), (0, 0), (0, 0), (i * D, width - (i + 1) * D)))
+        for i in range(n)
+    ]
+
+    pages_per_block = min(table.shape[1], max(1, COMPUTE_TOKENS // page_size))
+    table = jnp.pad(table, ((0, 0), (0, -table.shape[1] % pages_per_block)))
     out = paged_attention(
-        jnp.stack(parts, axis=2).reshape(S, rows * n * G, width),
+        jnp.stack(widened, axis=2).reshape(S, rows * n * G, width),
         k_pool,
         v_pool,
         lengths.astype(jnp.int32),
         table,
-        pages_per_compute_block=block,
-    ).reshape(S, rows, n, G, width)
-    out = jnp.stack([out[:, :, i, :, i * D : (i + 1) * D] for i in range(n)], axis=2)
-    return out.reshape(S, rows * n * G, D)[:, :H]
+        pages_per_compute_block=pages_per_block,
+    )
+    out = out.reshape(S, rows, n, G, width)
+    parts = [out[:, :, i, :, i * D : (i + 1) * D] for i in range(n)]
+    return jnp.stack(parts, axis=2).reshape(S, rows * n * G, D)[:, :H]

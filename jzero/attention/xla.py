@@ -1,179 +1,256 @@
-"""Attention in plain XLA: the definition, and the CPU path. H query heads in K groups of G = H/K share a KV head."""
+"""Attention in plain XLA: the definition that every kernel is tested against, and the CPU's path.
 
-from collections.abc import Callable
+See `backend.py` for the interface and the dimension letters. G = H / K query heads share a KV head.
+"""
+
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from jzero.attention.pools import decode_kv, one_row_per_head
 from jzero.types import RowLayout
 
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
-QUERY_BLOCK = 512  # queries whose scores exist at a time
+pool_rows = one_row_per_head
+QUERY_BLOCK = 512  # queries whose scores exist at the same time
+
+
+# -- packed rows -----------------------------------------------------------------------------------
+
+
+class AttendRows(Protocol):
+    """Attention of rows whose queries are the last N of M tokens; the first M - N are shared keys.
+
+    R counts rows; every slot is a row of its own. See `visible` for which keys a query sees.
+    """
+
+    def __call__(
+        self,
+        q: Float[Array, "R N H D"],
+        k: Float[Array, "R M K D"],
+        v: Float[Array, "R M K D"],
+        q_segments: Int[Array, "R N"],
+        k_segments: Int[Array, "R M"],
+        /,
+    ) -> Float[Array, "R N H D"]: ...
 
 
 def packed(
-    q, k, v, segments: jax.Array, layout: RowLayout, attend: Callable[..., jax.Array] | None = None
-) -> jax.Array:
-    """Causal attention within segments; slots also see their row's prefix. q [B, T, H, D], k and v [B, T, K, D],
-    segments i32[B, T] (0 = padding), T = layout.tokens -> [B, T, H, D]. Kernels bring their own `attend`."""
-    P, S, N = layout
+    q: Float[Array, "B T H D"],
+    k: Float[Array, "B T K D"],
+    v: Float[Array, "B T K D"],
+    segments: Int[Array, "B T"],
+    layout: RowLayout,
+    attend: AttendRows | None = None,
+) -> Float[Array, "B T H D"]:
+    """Computes causal attention within segments; slots also see their row's prefix.
+
+    The slots of all rows become rows of their own, with the prefix's keys before their own keys.
+    The prefix attends to itself alone. A kernel may bring its own `attend`.
+    """
+    attend = attend or attend_in_blocks
+    prefix, num_slots, slot_tokens = layout
     B, _, H, D = q.shape
-    attend = attend or attend_blocks
-    slots = lambda x: x[:, P:].reshape(B * S, N, *x.shape[2:])
-    with_prefix = lambda x: (
-        jnp.concatenate([jnp.repeat(x[:, :P], S, axis=0), slots(x)], axis=1) if P else slots(x)
+
+    def to_slots(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B * slots, slot, ...]
+        return x[:, prefix:].reshape(B * num_slots, slot_tokens, *x.shape[2:])
+
+    def with_prefix(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B * slots, prefix + slot, ...]
+        if not prefix:
+            return to_slots(x)
+        repeated = jnp.repeat(x[:, :prefix], num_slots, axis=0)
+        return jnp.concatenate([repeated, to_slots(x)], axis=1)
+
+    body = attend(
+        to_slots(q),
+        with_prefix(k),
+        with_prefix(v),
+        to_slots(segments),
+        with_prefix(segments),
     )
-    body = attend(slots(q), with_prefix(k), with_prefix(v), slots(segments), with_prefix(segments))
-    body = body.reshape(B, S * N, H, D)
-    if not P:
+    body = body.reshape(B, num_slots * slot_tokens, H, D)
+    if not prefix:
         return body
-    return jnp.concatenate(
-        [attend(*(x[:, :P] for x in (q, k, v, segments, segments))), body], axis=1
-    )
+    of_prefix = [x[:, :prefix] for x in (q, k, v, segments, segments)]
+    return jnp.concatenate([attend(*of_prefix), body], axis=1)
 
 
-def visible(q_segments, k_segments, prefix: int, start=0) -> jax.Array:
-    """bool[R, n, M]: queries start..start+n of those that follow the `prefix` shared ones of M keys. Padding sees
-    padding, itself at least: kernels make NaN of a row without a key."""
+def visible(
+    q_segments: Int[Array, "R N"],
+    k_segments: Int[Array, "R M"],
+    prefix: int,
+    start: int | Int[Array, ""] = 0,
+) -> Bool[Array, "R N M"]:
+    """Says which keys each query sees.
+
+    The M keys are `prefix` shared ones and then a slot's own; the queries are tokens
+    start..start + N of the slot. A query sees the keys of its own segment up to itself, and every
+    shared key that is not padding. Padding sees padding, at least itself: kernels make NaN of a row
+    without a key.
+    """
     key = jnp.arange(k_segments.shape[1])
     own = (q_segments[:, :, None] == k_segments[:, None]) & (key >= prefix)
     shared = (k_segments[:, None] > 0) & (key < prefix)
     return (own | shared) & (key <= prefix + start + jnp.arange(q_segments.shape[1])[:, None])
 
 
-def attend_blocks(q, k, v, q_segments, k_segments) -> jax.Array:
-    """q [R, N, H, D], of the last N of M tokens; k and v [R, M, K, D], of which the first M - N are shared."""
+def attend_in_blocks(
+    q: Float[Array, "R N H D"],
+    k: Float[Array, "R M K D"],
+    v: Float[Array, "R M K D"],
+    q_segments: Int[Array, "R N"],
+    k_segments: Int[Array, "R M"],
+) -> Float[Array, "R N H D"]:
+    """Computes `AttendRows` for QUERY_BLOCK queries at a time, where they divide N.
+
+    The scores of all queries at once would be [R, H, N, M]. The backward pass recomputes those of
+    one block after the other.
+    """
     R, N, H, D = q.shape
-    block = lambda q, segments, start: attend_block(
-        q, k, v, segments, k_segments, k.shape[1] - N, start
-    )
+    prefix = k.shape[1] - N
+
+    def block(q: jax.Array, q_segments: jax.Array, start: int | jax.Array) -> jax.Array:
+        return attend_block(q, k, v, q_segments, k_segments, prefix, start)
+
     if N <= QUERY_BLOCK or N % QUERY_BLOCK:
         return block(q, q_segments, 0)
-    blocks = lambda x: x.reshape(R, N // QUERY_BLOCK, QUERY_BLOCK, *x.shape[2:]).swapaxes(0, 1)
-    out = lax.map(
-        lambda x: jax.checkpoint(block)(*x),
-        (blocks(q), blocks(q_segments), jnp.arange(0, N, QUERY_BLOCK)),
-    )
+
+    def split(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [blocks, R, QUERY_BLOCK, ...]
+        return x.reshape(R, N // QUERY_BLOCK, QUERY_BLOCK, *x.shape[2:]).swapaxes(0, 1)
+
+    blocks = split(q), split(q_segments), jnp.arange(0, N, QUERY_BLOCK)
+    out = lax.map(lambda inputs: jax.checkpoint(block)(*inputs), blocks)
     return out.swapaxes(0, 1).reshape(R, N, H, D)
 
 
-def attend_block(q, k, v, q_segments, k_segments, prefix: int, start) -> jax.Array:
-    """Queries start..start+N of the own part against every key; softmax in fp32."""
+def attend_block(
+    q: Float[Array, "R N H D"],
+    k: Float[Array, "R M K D"],
+    v: Float[Array, "R M K D"],
+    q_segments: Int[Array, "R N"],
+    k_segments: Int[Array, "R M"],
+    prefix: int,
+    start: int | Int[Array, ""],
+) -> Float[Array, "R N H D"]:
+    """Computes queries start..start + N of the slots against every key, with an fp32 softmax."""
     R, N, H, D = q.shape
     M, K = k.shape[1:3]
     G = H // K
+
+    # The G heads of a KV head are rows of one product.
     grouped = q.reshape(R, N, K, G, D).transpose(0, 2, 3, 1, 4).reshape(R, K, G * N, D)
-    scores = jnp.einsum(
-        "rknd,rkmd->rknm", grouped, k.transpose(0, 2, 1, 3), preferred_element_type=jnp.float32
-    )
+    keys = k.transpose(0, 2, 1, 3)
+    scores = jnp.einsum("rknd,rkmd->rknm", grouped, keys, preferred_element_type=jnp.float32)
+
     seen = visible(q_segments, k_segments, prefix, start)[:, None, None]
     scores = jnp.where(seen, scores.reshape(R, K, G, N, M) * D**-0.5, MASKED)
     probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(R, K, G * N, M)
+
     out = jnp.einsum("rknm,rkmd->rknd", probs, v.transpose(0, 2, 1, 3))
     return out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4).reshape(R, N, H, D)
 
 
-# (kernels may ask for other rows: pool_rows of them a token, with several heads in one, and zeros where nothing is)
+# -- paged decoding --------------------------------------------------------------------------------
 
 
-def pool_rows(K: int, D: int) -> tuple[int, int]:
-    return K, D
+class OnlineSoftmax(NamedTuple):
+    """A softmax over the keys so far (Milakov and Gimelshein 2018, algorithm 3).
+
+    R counts blocks of slots, or slots; m counts the queries of a KV head in each.
+    """
+
+    largest: Float[Array, "R K m"]  # the largest score
+    total: Float[Array, "R K m"]  # the sum of exp(score - largest)
+    out: Float[Array, "R K m D"]  # the sum of exp(score - largest) * value
 
 
-def to_rows(x: jax.Array, rows: int, width: int) -> jax.Array:
-    """x [..., K, D] -> [..., rows, width]: width // D neighbouring heads a row."""
-    *lead, K, D = x.shape
-    together = width // D
-    pad = lambda x, *last: jnp.pad(x, [(0, 0)] * len(lead) + [(0, n) for n in last])
-    return pad(
-        pad(x, rows * together - K, 0).reshape(*lead, rows, together * D), 0, width - together * D
-    )
+PageCarry = tuple[int | jax.Array, OnlineSoftmax]  # pages done, and the softmax over them
 
 
-def kv_storage(dtype: str, platform: str):
-    """Element type of the pools. On CPU bf16 is stored as its bits: XLA would convert the pool around every write."""
-    return jnp.uint16 if dtype == "bfloat16" and platform == "cpu" else jnp.dtype(dtype)
+def fold_page(
+    softmax: OnlineSoftmax,
+    q: Float[Array, "R K m D"],
+    keys: Float[Array, "K R page D"],
+    values: Float[Array, "K R page D"],
+    seen: Bool[Array, "R page"],
+) -> OnlineSoftmax:
+    """Folds one page of each row into the softmax."""
+    scores = jnp.einsum("nkmd,knpd->nkmp", q, keys)
+    scores = jnp.where(seen[:, None, None], scores, MASKED)
+    largest = jnp.maximum(softmax.largest, scores.max(-1))
+    weights = jnp.exp(scores - largest[..., None])
+    keep = jnp.exp(softmax.largest - largest)
+    out = softmax.out * keep[..., None] + jnp.einsum("nkmp,knpd->nkmd", weights, values)
+    return OnlineSoftmax(largest, softmax.total * keep + weights.sum(-1), out)
 
 
-def encode_kv(x: jax.Array, storage) -> jax.Array:
-    if storage == jnp.uint16:
-        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
-    return x.astype(storage)
+def paged(
+    q: Float[Array, "S H D"],
+    k_pool: Shaped[Array, "K pages page D"],
+    v_pool: Shaped[Array, "K pages page D"],
+    table: Int[Array, "S max_pages"],
+    lengths: Int[Array, " S"],
+    shared: Int[Array, " blocks"],
+    kv_heads: int = 0,
+) -> Float[Array, "S H D"]:
+    """Computes the attention of decoding in fp32, one page of every slot at a time.
 
-
-def decode_kv(x: jax.Array, dtype) -> jax.Array:
-    if x.dtype == jnp.uint16:
-        return lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32).astype(dtype)
-    return x.astype(dtype)
-
-
-def write(
-    pool: jax.Array, x: jax.Array, pages: jax.Array, offsets: jax.Array | None = None
-) -> jax.Array:
-    """Put whole pages x [W, page, heads, dim] at pages[W] of the pool, or tokens x [S, heads, dim] at (pages[S],
-    offsets[S]). By rows of a flattened view: any other spelling makes XLA re-lay-out the whole pool."""
-    K, _, page, D = pool.shape
-    entry, at = ((page, D), pages) if offsets is None else ((D,), pages * page + offsets)
-    flat = pool.reshape(-1, *entry)
-    rows = jnp.arange(K)[:, None] * (len(flat) // K) + at[None]
-    values = encode_kv(jnp.moveaxis(to_rows(x, K, D), -2, 0).reshape(-1, *entry), pool.dtype)
-    return flat.at[rows.ravel()].set(values, mode="promise_in_bounds").reshape(pool.shape)
-
-
-def paged(q, k_pool, v_pool, table, lengths, shared, kv_heads: int = 0) -> jax.Array:
-    """One query a slot against its pages: an online softmax over pages, as many as the longest slot has. q [S, H, D],
-    pools [K, R, page, D], table i32[S, M], lengths i32[S] >= 1 -> f32[S, H, D]. shared i32[S / B]: the first so many
-    pages of every B neighbouring slots are full and the same, and read once; kernels may ignore it."""
+    The pages that the slots of a block share are read once for the block, whose queries make one
+    larger product; then every slot reads its own pages, as many as the longest slot has. `kv_heads`
+    is not used: the pools have one row per KV head. See `backend.Paged` for the arguments.
+    """
     S, H, D = q.shape
-    K, _, page, _ = k_pool.shape
-    G, N = H // K, shared.shape[0]
-    B = S // N
+    K, _, page_size, _ = k_pool.shape
+    G, num_blocks = H // K, shared.shape[0]
+    block = S // num_blocks
 
-    def read(rows, visible, q, carry):
-        """Fold one page a row into the softmax: q [n, K, m, D], rows i32[n], visible bool[n, page]."""
-        best, total, out = carry
-        keys, values = (
-            decode_kv(pool[:, rows], jnp.float32) for pool in (k_pool, v_pool)
-        )  # [K, n, page, D]
-        scores = jnp.einsum("nkmd,knpd->nkmp", q, keys)
-        scores = jnp.where(visible[:, None, None], scores, MASKED)
-        new = jnp.maximum(best, scores.max(-1))
-        probs, keep = jnp.exp(scores - new[..., None]), jnp.exp(best - new)
-        out = out * keep[..., None] + jnp.einsum("nkmp,knpd->nkmd", probs, values)
-        return new, total * keep + probs.sum(-1), out
-
-    def block_page(carry):
-        j, *softmax = carry
-        visible = jnp.broadcast_to((j < shared)[:, None], (N, page))
-        return j + 1, *read(
-            lax.dynamic_index_in_dim(table[::B], j, 1, keepdims=False), visible, of_block, softmax
-        )
-
-    def own_page(carry):
-        j, *softmax = carry
-        at = first + j
-        rows = jnp.take_along_axis(table, jnp.minimum(at, table.shape[1] - 1)[:, None], axis=1)[
-            :, 0
-        ]
-        visible = at[:, None] * page + jnp.arange(page)[None] < lengths[:, None]
-        return j + 1, *read(rows, visible, of_slot, softmax)
+    def read(pool: jax.Array, pages: jax.Array) -> jax.Array:  # [R] -> [K, R, page, D]
+        return decode_kv(pool[:, pages], jnp.float32)
 
     of_slot = (q.astype(jnp.float32) * D**-0.5).reshape(S, K, G, D)
-    of_block = of_slot.reshape(N, B, K, G, D).swapaxes(1, 2).reshape(N, K, B * G, D)
-    init = (
-        0,
+    of_block = of_slot.reshape(num_blocks, block, K, G, D).swapaxes(1, 2)
+    of_block = of_block.reshape(num_blocks, K, block * G, D)
+
+    # First the shared pages, by blocks.
+    def fold_shared_page(carry: PageCarry) -> PageCarry:
+        number, softmax = carry
+        seen = jnp.broadcast_to((number < shared)[:, None], (num_blocks, page_size))
+        pages = lax.dynamic_index_in_dim(table[::block], number, 1, keepdims=False)
+        keys, values = read(k_pool, pages), read(v_pool, pages)
+        return number + 1, fold_page(softmax, of_block, keys, values, seen)
+
+    empty = OnlineSoftmax(
         jnp.full(of_block.shape[:3], MASKED),
         jnp.zeros(of_block.shape[:3]),
         jnp.zeros(of_block.shape),
     )
-    _, *softmax = lax.while_loop(lambda carry: carry[0] < shared.max(), block_page, init)
-    to_slots = lambda x: (
-        x.reshape(N, K, B, G, *x.shape[3:]).swapaxes(1, 2).reshape(S, K, G, *x.shape[3:])
+    start: PageCarry = (0, empty)
+    _, by_block = lax.while_loop(lambda carry: carry[0] < shared.max(), fold_shared_page, start)
+
+    # Then every slot's own pages.
+    def to_slots(x: jax.Array) -> jax.Array:  # [blocks, K, block * G, ...] -> [S, K, G, ...]
+        x = x.reshape(num_blocks, K, block, G, *x.shape[3:]).swapaxes(1, 2)
+        return x.reshape(S, K, G, *x.shape[4:])
+
+    first = jnp.repeat(shared, block)
+    most_tokens = (lengths - first * page_size).max()
+
+    def fold_own_page(carry: PageCarry) -> PageCarry:
+        number, softmax = carry
+        place = first + number
+        inside = jnp.minimum(place, table.shape[1] - 1)
+        pages = jnp.take_along_axis(table, inside[:, None], axis=1)[:, 0]
+        seen = place[:, None] * page_size + jnp.arange(page_size)[None] < lengths[:, None]
+        keys, values = read(k_pool, pages), read(v_pool, pages)
+        return number + 1, fold_page(softmax, of_slot, keys, values, seen)
+
+    start = (0, OnlineSoftmax(*map(to_slots, by_block)))
+    _, by_slot = lax.while_loop(
+        lambda carry: carry[0] * page_size < most_tokens,
+        fold_own_page,
+        start,
     )
-    first = jnp.repeat(shared, B)
-    most = (lengths - first * page).max()
-    _, _, total, out = lax.while_loop(
-        lambda carry: carry[0] * page < most, own_page, (0, *map(to_slots, softmax))
-    )
-    return (out / total[..., None]).reshape(S, H, D)
+    return (by_slot.out / by_slot.total[..., None]).reshape(S, H, D)

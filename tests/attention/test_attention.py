@@ -11,7 +11,7 @@ from jzero.types import RowLayout
 
 H, K, D = 4, 2, 8
 LAYOUTS = [RowLayout(0, 1, 24), RowLayout(8, 1, 16), RowLayout(8, 4, 12)]
-packed = jax.jit(attention.packed, static_argnums=4)
+packed = jax.jit(xla.packed, static_argnums=4)
 
 
 def random_row(rng, length: int) -> np.ndarray:
@@ -68,7 +68,7 @@ def test_packed_and_its_gradients_equal_dense_attention(layout):
         out, pullback = jax.vjp(lambda *qkv: attend(*qkv, segments, layout), q, k, v)
         return out * real, *pullback(jnp.asarray(weights, jnp.float32))
 
-    got, want = jax.jit(lambda: (run(attention.packed), run(naive)))()
+    got, want = jax.jit(lambda: (run(xla.packed), run(naive)))()
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
         assert (np.asarray(a)[segments == 0] == 0).all()  # padding takes and gives nothing
@@ -80,7 +80,7 @@ def test_blocks_of_queries_change_nothing(layout, monkeypatch):
     weights = np.random.default_rng(1).standard_normal(q.shape) * (segments > 0)[..., None, None]
 
     def run(*qkv):
-        out, pullback = jax.vjp(lambda *qkv: attention.packed(*qkv, segments, layout), *qkv)
+        out, pullback = jax.vjp(lambda *qkv: xla.packed(*qkv, segments, layout), *qkv)
         return out, *pullback(jnp.asarray(weights, jnp.float32))
 
     whole = lambda *qkv: run(
@@ -151,7 +151,7 @@ def test_paged_equals_softmax(page, storage):
     q = np.random.default_rng(0).standard_normal((len(LENGTHS), H, D)).astype(np.float32)
     if storage == jnp.uint16:
         k, v = (np.asarray(jnp.asarray(x, jnp.bfloat16), np.float32) for x in (k, v))
-    got = jax.jit(attention.paged)(q, *pools, table, LENGTHS, ALONE)
+    got = jax.jit(xla.paged)(q, *pools, table, LENGTHS, ALONE)
     np.testing.assert_allclose(got, naive_paged(q, k, v, LENGTHS), atol=1e-5)
 
 
@@ -173,7 +173,7 @@ def test_paged_reads_the_pages_that_neighbours_share_once(page):
         busy = lengths >= np.repeat(shared_tokens, block)
         q = np.random.default_rng(0).standard_normal((len(lengths), H, D)).astype(np.float32)
         shared = np.array(shared_tokens, np.int32) // page
-        got = jax.jit(attention.paged)(q, *pools, table, lengths, shared)
+        got = jax.jit(xla.paged)(q, *pools, table, lengths, shared)
         np.testing.assert_allclose(got[busy], naive_paged(q, k, v, lengths)[busy], atol=1e-5)
         assert busy.sum() >= 4 and np.isfinite(got).all()
 
@@ -181,7 +181,7 @@ def test_paged_reads_the_pages_that_neighbours_share_once(page):
 def test_what_lies_behind_a_length_changes_nothing():
     _, _, pools, table = random_pool(4, LENGTHS, jnp.float32)
     q = np.random.default_rng(0).standard_normal((len(LENGTHS), H, D)).astype(np.float32)
-    before = jax.jit(attention.paged)(q, *pools, table, LENGTHS, ALONE)
+    before = jax.jit(xla.paged)(q, *pools, table, LENGTHS, ALONE)
     last = table[np.arange(6), (LENGTHS - 1) // 4]
     for offset in range(1, 4):
         free = (LENGTHS - 1) % 4 + offset < 4
@@ -190,7 +190,7 @@ def test_what_lies_behind_a_length_changes_nothing():
         ]
     pools = [pool.at[:, 0].set(-1e4) for pool in pools]  # scratch
     np.testing.assert_array_equal(
-        jax.jit(attention.paged)(q, *pools, table, LENGTHS, ALONE), before
+        jax.jit(xla.paged)(q, *pools, table, LENGTHS, ALONE), before
     )
 
 

@@ -1,0 +1,82 @@
+"""Pools of pages of keys and values: how they are stored and written.
+
+A pool is [rows, pages, page_size, width]. XLA and the GPU's kernel keep one KV head in a row:
+rows = K, width = D. The TPU's kernel asks for rows of 128 numbers, which hold several heads where
+heads are small. The pages of all layers lie behind each other: the page axis is [L * pages].
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Shaped
+
+
+def one_row_per_head(num_heads: int, head_dim: int) -> tuple[int, int]:
+    """Returns (rows, width) of a token in a pool where every KV head has a row of its own."""
+    return num_heads, head_dim
+
+
+def kv_storage(dtype: str, platform: str) -> DTypeLike:
+    """Returns the element type of the pools for `rollout.kv_dtype` and a platform.
+
+    On CPU bfloat16 is stored as its bits in uint16: XLA:CPU would convert a whole bfloat16 pool to
+    fp32 and back around every write.
+    """
+    return jnp.uint16 if dtype == "bfloat16" and platform == "cpu" else jnp.dtype(dtype)
+
+
+def encode_kv(x: Float[Array, "..."], storage: DTypeLike) -> Shaped[Array, "..."]:
+    """Converts keys or values to the element type of the pools."""
+    if storage == jnp.uint16:
+        return lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16)
+    return x.astype(storage)
+
+
+def decode_kv(x: Shaped[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
+    """Converts what `encode_kv` returned to `dtype`."""
+    if x.dtype == jnp.uint16:
+        # bfloat16 is the upper half of fp32.
+        return lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32).astype(dtype)
+    return x.astype(dtype)
+
+
+def to_rows(x: Float[Array, "*batch K D"], rows: int, width: int) -> Float[Array, "*batch rows W"]:
+    """Puts width // D neighboring heads into each row, and zeros where no head is."""
+    *batch, K, D = x.shape
+    heads_per_row = width // D
+    x = pad_end(x, rows * heads_per_row - K, 0)
+    x = x.reshape(*batch, rows, heads_per_row * D)
+    return pad_end(x, 0, width - heads_per_row * D)
+
+
+def pad_end(x: jax.Array, rows: int, columns: int) -> jax.Array:
+    """Appends zeros to the last two axes."""
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, rows), (0, columns)])
+
+
+def write(
+    pool: Shaped[Array, "rows pages page width"],
+    x: Float[Array, "..."],
+    pages: Int[Array, " W"],
+    offsets: Int[Array, " W"] | None = None,
+) -> Shaped[Array, "rows pages page width"]:
+    """Returns the pool with keys or values written into it.
+
+    Without `offsets`, x [W, page, K, D] are whole pages for pages[W] of the pool. With `offsets`,
+    x [W, K, D] are single tokens for the places (pages[W], offsets[W]).
+    The write goes by rows of a flattened view: any other spelling makes XLA lay out the whole pool
+    anew.
+    """
+    rows, _, page_size, width = pool.shape
+    if offsets is None:
+        entry, index = (page_size, width), pages
+    else:
+        entry, index = (width,), pages * page_size + offsets
+
+    flat = pool.reshape(-1, *entry)
+    entries_per_row = len(flat) // rows
+    at = jnp.arange(rows)[:, None] * entries_per_row + index[None]
+    by_row = jnp.moveaxis(to_rows(x, rows, width), -2, 0)
+    values = encode_kv(by_row.reshape(-1, *entry), pool.dtype)
+    return flat.at[at.ravel()].set(values, mode="promise_in_bounds").reshape(pool.shape)
