@@ -29,8 +29,8 @@ class ArchitectureConfig:
 
     model_type: str = setting(
         "qwen2",
-        "Model family. qwen2 has biases on q, k and v; qwen3 normalizes q and k instead.",
-        choices=("qwen2", "qwen3"),
+        "Model family, an entry of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
+        "qwen3 normalizes q and k instead.",
     )
     hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
     intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
@@ -73,8 +73,8 @@ class ModelConfig:
     )
     attention: str = setting(
         "",
-        "Attention kernels. Empty: those of the platform. xla: plain XLA everywhere.",
-        choices=("", "xla"),
+        "Attention kernels, an entry of jzero.attention.BACKENDS. Empty: those of the platform. "
+        "xla: plain XLA everywhere.",
     )
 
 
@@ -162,9 +162,7 @@ class TaskConfig:
     )
     numbers_min: int = setting(3, "Countdown: fewest numbers of a problem.")
     numbers_max: int = setting(4, "Countdown: most numbers of a problem.")
-    value_max: int = setting(
-        99, "Countdown, guess: the largest number. The smallest is 1."
-    )
+    value_max: int = setting(99, "Countdown, guess: the largest number. The smallest is 1.")
     target_max: int = setting(99, "Countdown: targets are between 1 and this.")
     format_score: float = setting(
         0.1, "Countdown: score of a well-formed but wrong equation.", at_least=None

@@ -305,7 +305,7 @@ class Engine:
         return self._programs["generate"](params, decode_state, seed, *arguments)
 
     def _shared(self, table: np.ndarray, placed: np.ndarray) -> np.ndarray:
-        """i32[blocks]: the leading full pages that the placed slots of a block have in common. See attention.paged."""
+        """i32[blocks]: the leading full pages that the placed slots of a block have in common. See attention.backend.Paged."""
         table, placed = (x.reshape(-1, self.slots_per_block, *x.shape[1:]) for x in (table, placed))
         same = ((table == table[:, :1]) | ~placed[..., None]).all(axis=1) & placed[:, :1]
         full = np.full(self.max_concurrent_decodes, self.max_sequence_tokens)
@@ -470,7 +470,7 @@ class Engine:
         page = self.settings.page_size
         layers = (jnp.arange(L)[:, None] * self.pages_per_shard + target[None]).ravel()
         heads = P(self.kv_axis)
-        write = self._over_tensor(attention.write, (heads, P(None, None, *heads), P()), heads)
+        write = self._over_tensor(self.attention.write, (heads, P(None, None, *heads), P()), heads)
         chosen = lambda x: x.reshape(L, n * T // page, page, K, D)[:, source].reshape(
             -1, page, K, D
         )
@@ -546,7 +546,7 @@ class Engine:
 
         def one_token(q, k, v, pools, at, offsets, *rest):
             pools = tuple(
-                attention.write(pool, x[:, 0], at, offsets)
+                self.attention.write(pool, x[:, 0], at, offsets)
                 for pool, x in zip(pools, (k, v), strict=True)
             )
             return self.attention.paged(q[:, 0], *pools, *rest, k.shape[2])[:, None], pools

@@ -189,9 +189,7 @@ def test_what_lies_behind_a_length_changes_nothing():
             pool.at[:, last[free], (LENGTHS[free] - 1) % 4 + offset].set(1e4) for pool in pools
         ]
     pools = [pool.at[:, 0].set(-1e4) for pool in pools]  # scratch
-    np.testing.assert_array_equal(
-        jax.jit(xla.paged)(q, *pools, table, LENGTHS, ALONE), before
-    )
+    np.testing.assert_array_equal(jax.jit(xla.paged)(q, *pools, table, LENGTHS, ALONE), before)
 
 
 def test_bits_of_bfloat16_round_like_bfloat16():

@@ -266,7 +266,7 @@ def test_the_mesh_chooses():
     assert (
         attention.choose("", mesh)
         == attention.choose("xla", mesh)
-        == (xla.packed, xla.paged, xla.pool_rows)
+        == (xla.packed, xla.paged, xla.pool_rows, attention.write)
     )
 
 

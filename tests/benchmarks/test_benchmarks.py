@@ -13,7 +13,8 @@ from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jzero import attention, plan
+from jzero import plan
+from jzero.attention import xla
 from jzero.distributed.mesh import make_mesh
 from jzero.model import huggingface, qwen
 from jzero.types import RowLayout
@@ -76,7 +77,7 @@ def test_flops_are_three_times_those_that_xla_counts_forward(benchmark):
     def forward(params, tokens):
         positions, segments = jnp.broadcast_to(jnp.arange(T), (B, T)), jnp.ones((B, T), jnp.int32)
         attend = lambda q, k, v, layer, carry: (
-            attention.packed(q, k, v, segments, RowLayout(0, 1, T)),
+            xla.packed(q, k, v, segments, RowLayout(0, 1, T)),
             carry,
         )
         hidden, _ = qwen.forward(TINY, params, tokens, positions, attend, dtype=jnp.float32)

@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import attention
-from jzero.attention import tpu
+from jzero.attention import tpu, xla
 from jzero.config import RolloutConfig as Settings
 from jzero.distributed.mesh import make_mesh, param_shardings
 from jzero.model import logprobs, qwen
@@ -143,10 +143,11 @@ def test_kernels_may_lay_out_the_pools(shape):
             jnp.stack(heads(pool), axis=1).reshape(-1, *pool.shape[1:3], q.shape[-1])
             for pool in (k_pool, v_pool)
         )
-        return attention.paged(q, *(pool[:kv_heads] for pool in pools), table, lengths, shared)
+        return xla.paged(q, *(pool[:kv_heads] for pool in pools), table, lengths, shared)
 
     engine = make.__wrapped__(shape=shape)
-    engine.attention = attention.Backend(partial(tpu.packed, interpret=True), paged, tpu.pool_rows)
+    packed = partial(tpu.packed, interpret=True)
+    engine.attention = attention.Backend(packed, paged, tpu.pool_rows, attention.write)
     assert engine.init_decode_state()["k"].shape[::3] == (shape[1], 128)
     assert_same(complete(engine)[0], base())
 
@@ -171,7 +172,7 @@ def scorer(name: str):
     def score(params, tokens, lengths, temperature):
         segments = (jnp.arange(TOTAL)[None] < lengths[:, None]).astype(jnp.int32)
         attend = lambda q, k, v, layer, carry: (
-            attention.packed(q, k, v, segments, RowLayout(0, 1, TOTAL)),
+            xla.packed(q, k, v, segments, RowLayout(0, 1, TOTAL)),
             carry,
         )
         positions = jnp.broadcast_to(jnp.arange(TOTAL), tokens.shape)
