@@ -18,6 +18,7 @@ from jzero.algorithms.algorithm import Algorithm
 
 PerToken: TypeAlias = Float[np.ndarray, "rollouts tokens"]
 PerRollout: TypeAlias = Float[np.ndarray, " rollouts"]
+Advantages: TypeAlias = Float[np.ndarray, "rollouts tokens_or_1"]
 Groups: TypeAlias = Int[np.ndarray, " rollouts"]
 
 
@@ -71,7 +72,7 @@ def is_in_uniform_group(x: PerRollout, group: Groups) -> Bool[np.ndarray, " roll
 # Advantages with the group as baseline.
 
 
-def group_mean(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+def group_mean(episodes: Episodes, algorithm: Algorithm) -> Advantages:
     """A = R - mean(R) over the group (Dr. GRPO, arXiv:2503.20783 eq. 3).
 
     A group whose returns are all equal gets exactly 0.
@@ -81,7 +82,7 @@ def group_mean(episodes: Episodes, algorithm: Algorithm) -> PerToken:
     return np.where(is_in_uniform_group(returns, episodes.group), 0.0, centered)[:, None]
 
 
-def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> Advantages:
     """A = (R - mean(R)) / (std(R) + eps) over the group (GRPO, arXiv:2402.03300 §4.1.2).
 
     The standard deviation has G - 1 in its denominator.
@@ -91,7 +92,7 @@ def group_mean_std(episodes: Episodes, algorithm: Algorithm) -> PerToken:
     return centered / (np.sqrt(variance) + algorithm.std_eps)[:, None]
 
 
-def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> Advantages:
     """A = (R - mean(R) over the group) / (std(R) over all rollouts + eps).
 
     Source: arXiv:2508.08221; TRL's scale_rewards="batch".
@@ -100,7 +101,7 @@ def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> PerToken:
     return group_mean(episodes, algorithm) / (std + algorithm.std_eps)
 
 
-def leave_one_out(episodes: Episodes, algorithm: Algorithm) -> PerToken:
+def leave_one_out(episodes: Episodes, algorithm: Algorithm) -> Advantages:
     """A = R - mean of the group's other R (RLOO, arXiv:2402.14740 eq. 8).
 
     That is the deviation from the mean of the whole group, times G / (G - 1).
@@ -162,7 +163,7 @@ def return_to_go(episodes: Episodes, algorithm: Algorithm) -> PerToken:
 class Advantage(NamedTuple):
     """An advantage function and what it needs."""
 
-    compute: Callable[[Episodes, Algorithm], PerToken]
+    compute: Callable[[Episodes, Algorithm], Advantages]
     min_group_size: int  # smallest group that it is defined for
     needs_critic: bool = False
 
