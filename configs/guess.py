@@ -49,7 +49,7 @@ def qwen(preset: str) -> Config:
     return Config(
         name=f"guess-{preset}",
         model=ModelConfig(path=HUB[preset]),
-        task=TaskConfig(name="configs.tasks.guess", template="chat", value_max=1000),
+        task=TaskConfig(name="guess", template="chat", value_max=1000),
         rollout=RolloutConfig(
             num_prompts=64,
             group_size=8,
@@ -88,7 +88,7 @@ def tiny() -> Config:
             dtype="float32",
             logit_chunk=65536,
         ),
-        task=TaskConfig(name="configs.tasks.guess", template="plain", value_max=7),
+        task=TaskConfig(name="guess", template="plain", value_max=7),
         rollout=RolloutConfig(
             num_prompts=56,
             group_size=8,

@@ -60,7 +60,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
     settings = cli.parse_settings(defaults(), rest)
     settings.model.path = given.model
     if not settings.rollout.stop:
-        settings.rollout.stop = math_problems.STOP.get(settings.task.template, ())
+        settings.rollout.stop = math_problems.math_template(settings.task.template).stop
     out = Path(given.out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
     return suites.split_commas(given.suite), out, settings
 
@@ -84,7 +84,7 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Suite
     config.validate(settings)
     seed = settings.train.seed
     problem_sets = dict(
-        suites.problems(spec, settings.task, settings.eval.limit, seed) for spec in specs
+        suites.load_suite(spec, settings.task, settings.eval.limit, seed) for spec in specs
     )
     kinds = evaluation_kinds(settings.eval, settings.rollout.temperature)
     if not problem_sets or len(problem_sets) < len(specs) or not kinds:

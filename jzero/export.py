@@ -20,7 +20,7 @@ from jzero.run import checkpoint, metrics
 from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.export_model import export_model
 from jzero.tasks import suites
-from jzero.tasks.problem_sets import PUBLISHED
+from jzero.tasks.problem_sets import DEFAULT_SETS
 
 
 def card(
@@ -34,7 +34,7 @@ def card(
     flat = lambda of: {
         n: json.dumps(short(x)) for n, x in config.flatten(json.loads(config.to_json(of))).items()
     }
-    sources = suites.split_commas(run.task.data or PUBLISHED["train"].get(run.task.name, ""))
+    sources = suites.split_commas(run.task.data or DEFAULT_SETS.get(run.task.name, ""))
     data = [source.rpartition("@")[2] for source in sources]
     rows = [row for row in read_jsonl(given.workdir / "metrics.jsonl") if row["step"] <= step]
     accuracy = {

@@ -1,9 +1,15 @@
-"""`python -m jzero.filter --data DATA --out FILE.jsonl [--rates FILE --min 0.1 --max 0.9] [--against SUITE,...]`
+"""Chooses the rows of a set of questions that are worth training on.
 
-What is worth training on, of a published set. --rates is what `python -m jzero.evaluate --suite mine=DATA
---config.eval.samples=8` wrote of the same set: problems solved at least --max or at most --min of the time are dropped.
---against drops problems that share --ngram words in a row with a problem of a suite (aime24,math500=FILE,...)."""
+    python -m jzero.filter --data DATA --out FILE.jsonl [--rates FILE] [--against SUITE,...]
 
+--rates is the file of pass rates that `python -m jzero.evaluate --suite mine=DATA
+--config.eval.samples=8` wrote for the same set. Questions that are solved at most --min or at least
+--max of the time are dropped: groups of rollouts that are all wrong or all right teach nothing.
+--against drops the questions that share --ngram words in a row with a question of a suite
+(aime24,math500=FILE,...), so that the suite still measures what was learnt.
+"""
+
+import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,74 +18,110 @@ from jzero import cli
 from jzero.errors import UserError
 from jzero.files import write_atomic
 from jzero.tasks import problem_sets, suites
+from jzero.tasks.overlap import word_ngrams
 
 
-def by_rate(rates: dict[int, float], count: int, least: float, most: float) -> set[int]:
-    """Rows whose pass rate is strictly between the two."""
-    known = rates.keys() & range(count)
-    if not known:
+def rows_by_rate(rates: dict[int, float], count: int, lowest: float, highest: float) -> set[int]:
+    """Returns the rows whose pass rate is strictly between the bounds.
+
+    Args:
+        rates: the pass rate of each row, by its number.
+        count: the number of rows in the set.
+        lowest: the bound that rates have to be above.
+        highest: the bound that rates have to be below.
+
+    Raises:
+        UserError: `rates` has none of the rows 0..count - 1, so it belongs to another set.
+    """
+    known_rows = rates.keys() & range(count)
+    if not known_rows:
         raise UserError(
             f"--rates knows none of the {count} rows: evaluate this set as --suite name=DATA"
         )
-    return {i for i in known if least < rates[i] < most}
+    return {i for i in known_rows if lowest < rates[i] < highest}
 
 
-def apart(problems: Sequence[str], known: Sequence[str], n: int) -> set[int]:
-    """Rows that share no n words in a row with any known problem; a shorter known problem counts whole."""
-    seen = {gram for text in known for gram in problem_sets.grams(text, n)}
-    sizes = set(map(len, seen))
-    return {
-        i
-        for i, text in enumerate(problems)
-        if not any(seen & problem_sets.grams(text, size) for size in sizes)
-    }
+def rows_without_overlap(problems: Sequence[str], known: Sequence[str], n: int) -> set[int]:
+    """Returns the problems, by number, that share no n words in a row with a known problem.
+
+    A known problem of fewer than n words counts as a whole.
+    """
+    known_ngrams = {ngram for text in known for ngram in word_ngrams(text, n)}
+    sizes = {len(ngram) for ngram in known_ngrams}  # n, and those of shorter known problems
+    rows = set()
+    for i, text in enumerate(problems):
+        shares_words = any(known_ngrams & word_ngrams(text, size) for size in sizes)
+        if not shares_words:
+            rows.add(i)
+    return rows
 
 
 def read_rates(path: str) -> dict[int, float]:
-    """Pass rate by row, of a file of jzero.evaluate: the number at the end of an id is the row."""
+    """Returns the pass rate of each row, by its number, from a file that jzero.evaluate wrote.
+
+    The number of a row is at the end of its id, as in "mine/17".
+
+    Raises:
+        UserError: the file cannot be read or is no such file.
+    """
+    rates = {}
     try:
-        rows = [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-        return {int(row["id"].rpartition("/")[2]): float(row["accuracy"]) for row in rows}
+        for line in Path(path).read_text(encoding="utf-8").splitlines():
+            row = json.loads(line)
+            _, _, number = row["id"].rpartition("/")
+            rates[int(number)] = float(row["accuracy"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"--rates {path} is not a file that jzero.evaluate wrote ({error})"
         ) from None
+    return rates
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Returns the parser of the command's flags. The defaults are open-r1's."""
+    parser = cli.make_parser("jzero.filter", __doc__)
+    parser.add_argument("--data", required=True, help="local file or directory, hub id, config@id")
+    parser.add_argument("--out", required=True, help="JSON lines to write: the rows that are kept")
+    parser.add_argument("--rates", help="file of pass rates that jzero.evaluate wrote")
+    parser.add_argument("--min", type=float, default=0.1, help="drop rows of this rate or less")
+    parser.add_argument("--max", type=float, default=0.9, help="drop rows of this rate or more")
+    known_suites = ", ".join(suites.SUITES)
+    parser.add_argument("--against", help=f"comma-separated: {known_suites}, or name=FILE")
+    parser.add_argument(
+        "--ngram", type=int, default=8, help="words in a row that must not be shared"
+    )
+    return parser
 
 
 @cli.user_errors()
 def main() -> None:
-    parser = cli.make_parser("jzero.filter", __doc__)
-    parser.add_argument("--data", required=True, help="local file or directory, hub id, config@id")
-    parser.add_argument(
-        "--out",
-        required=True,
-        help="JSON lines to write: the rows that are kept, all their columns",
-    )
-    parser.add_argument("--rates", help="per-problem file of jzero.evaluate")
-    parser.add_argument("--min", type=float, default=0.1)  # this and the other two: as in open-r1
-    parser.add_argument("--max", type=float, default=0.9)
-    parser.add_argument(
-        "--against", help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE"
-    )
-    parser.add_argument("--ngram", type=int, default=8)
-    given = parser.parse_args()
-    if not given.rates and not given.against:
+    arguments = make_parser().parse_args()
+    if not arguments.rates and not arguments.against:
         raise UserError("nothing to filter by: give --rates or --against")
-    if given.ngram < 1:
-        raise UserError(f"--ngram={given.ngram} must be at least 1")
-    dataset = problem_sets.load_split(given.data, "train", "test")
-    count, kept = len(dataset), {}
-    if given.rates:
-        kept["too easy or too hard"] = by_rate(read_rates(given.rates), count, given.min, given.max)
-    if given.against:
-        known = [text for spec in suites.split_commas(given.against) for text in suites.texts(spec)]
-        kept["in a suite"] = apart(problem_sets.questions(dataset, given.data), known, given.ngram)
-    rows = dataset.select(sorted(set.intersection(*kept.values())))
-    write_atomic(
-        given.out, "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-    )
-    dropped = [f"{count - len(some)} {name}, " for name, some in kept.items()]
-    print(f"{count} rows, {''.join(dropped)}{len(rows)} kept")
+    if arguments.ngram < 1:
+        raise UserError(f"--ngram={arguments.ngram} must be at least 1")
+
+    dataset = problem_sets.load_split(arguments.data, "train", "test")
+    count = len(dataset)
+
+    # The rows that pass each filter, by the reason for which the others are dropped.
+    passed: dict[str, set[int]] = {}
+    if arguments.rates:
+        rates = read_rates(arguments.rates)
+        passed["too easy or too hard"] = rows_by_rate(rates, count, arguments.min, arguments.max)
+    if arguments.against:
+        known = []
+        for spec in suites.split_commas(arguments.against):
+            known += suites.load_questions(spec)
+        questions = problem_sets.read_questions(dataset, arguments.data)
+        passed["in a suite"] = rows_without_overlap(questions, known, arguments.ngram)
+
+    kept = sorted(set.intersection(*passed.values()))
+    lines = [json.dumps(row, ensure_ascii=False, default=str) for row in dataset.select(kept)]
+    write_atomic(arguments.out, "".join(f"{line}\n" for line in lines))
+
+    dropped = [f"{count - len(rows)} {reason}" for reason, rows in passed.items()]
+    print(", ".join([f"{count} rows", *dropped, f"{len(kept)} kept"]))
 
 
 if __name__ == "__main__":

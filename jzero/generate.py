@@ -19,7 +19,8 @@ from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.run.workdir import claim_workdir
-from jzero.tasks import TASKS, math_problems, rewards
+from jzero.tasks import find_task, math_problems, rewards
+from jzero.tasks.prompts import MATH_TEMPLATES
 from jzero.types import Problem, Turn
 
 
@@ -79,7 +80,7 @@ def remote(given: Any, settings: config.Config, pool: Pool) -> Any:
             dict(pool.drain()),
             ([len(text) for _, text, _ in said], [tokens for tokens, *_ in said]),
         )
-        grades = rewards.of_batch(
+        grades = rewards.add_batch_rewards(
             [found[problem.id, i] for problem, i in every], *lengths, settings.task.reward
         )
         return [Turn(0, *each, grade) for each, grade in zip(said, grades, strict=True)]
@@ -105,7 +106,7 @@ def row(problem: Problem, number: int, turn: Turn) -> bytes:
 
 def run(given: Any, settings: config.Config) -> None:
     train.check_task(settings)
-    task, rollout, seed = TASKS[settings.task.name], settings.rollout, settings.train.seed
+    task, rollout, seed = find_task(settings.task.name), settings.rollout, settings.train.seed
     n, size, out, header = (
         given.n,
         rollout.num_prompts,
@@ -116,9 +117,7 @@ def run(given: Any, settings: config.Config) -> None:
         raise UserError("--base-url needs the package openai: pip install openai")
     if out.exists() and not header.exists():
         raise UserError(f"--out {out} exists, and not from this command: give another")
-    sets = (
-        math_problems.sets(settings.task).train if task.templates is math_problems.TEMPLATES else []
-    )
+    sets = math_problems.load_sets(settings.task).train if task.templates is MATH_TEMPLATES else []
     problems = task.train_problems(settings.task, seed, 0, given.limit or sum(map(len, sets)))
     with Pool(settings.task.grade_workers) as pool:
         if given.base_url:
@@ -192,8 +191,8 @@ def main() -> None:
     defaults.task.name, defaults.task.data, defaults.model.path = "math", given.data, given.model
     with cli.user_errors():
         settings = cli.parse_settings(defaults, rest)
-        settings.rollout.stop = settings.rollout.stop or math_problems.STOP.get(
-            settings.task.template, ()
+        settings.rollout.stop = (
+            settings.rollout.stop or math_problems.math_template(settings.task.template).stop
         )
         run(given, settings)
 

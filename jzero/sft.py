@@ -22,7 +22,7 @@ from jzero.run.base_model import load_params, read_base_model
 from jzero.run.clock import Clock
 from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
-from jzero.tasks import TASKS, problem_sets, suites
+from jzero.tasks import TASKS, find_task, problem_sets, suites
 from jzero.training import learner
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch, TrainingSequence, best_fit, pack
@@ -76,7 +76,7 @@ def warm_start(
     interrupted: Callable[[], None],
 ) -> qwen.Params:
     """`warm_start.steps` supervised steps on the task's own examples; every step draws new ones."""
-    warm, example = settings.warm_start, TASKS[settings.task.name].warm_start
+    warm, example = settings.warm_start, find_task(settings.task.name).warm_start
     if example is None:
         raise UserError(
             f"task.name={settings.task.name} has no warm-start examples; set warm_start.steps=0"

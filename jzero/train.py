@@ -30,7 +30,7 @@ from jzero.run.clock import Clock
 from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
 from jzero.sft import warm_start
-from jzero.tasks import TASKS, rewards, suites
+from jzero.tasks import check_task_settings, find_task, rewards, suites
 from jzero.training.step import Trainer, make_trainer, update_on_rollouts
 from jzero.types import Problem, Rollout, State, grade_of
 
@@ -160,26 +160,16 @@ def train(config: config.Config, workdir: Path) -> dict[str, Any]:
 def check_task(config: config.Config) -> None:
     """Of settings and names alone."""
     validate(config)
-    templates = TASKS[config.task.name].templates
-    if config.task.template not in templates:
-        raise UserError(
-            f"task.template={config.task.template!r} is not one of {', '.join(templates)}"
-        )
-    if config.rollout.max_turns > 1 and config.task.template not in TASKS[config.task.name].replies:
-        known = [
-            f"{name} ({', '.join(task.replies)})" for name, task in TASKS.items() if task.replies
-        ]
-        what = f"rollout.max_turns={config.rollout.max_turns}: task.name={config.task.name} has no replies in template"
-        raise UserError(f"{what} {config.task.template}; there are {', '.join(known)}")
-    rewards.check(config.task.reward)
+    check_task_settings(config.task, config.rollout.max_turns)
+    rewards.check_rewards(config.task.reward)
 
 
 def check(config: config.Config, workdir: Path) -> None:
     """Refuse what cannot run, before anything is downloaded, compiled or written."""
     check_task(config)
     for spec in suites.split_commas(*config.eval.suites):
-        suites.parse(spec)
-    longest = TASKS[config.task.name].warm_start_tokens(config.task, config.warm_start.tries)
+        suites.parse_suite(spec)
+    longest = find_task(config.task.name).warm_start_tokens(config.task, config.warm_start.tries)
     if config.warm_start.steps and longest > config.rollout.max_new_tokens:
         what = f"a warm-start example may have {longest} tokens, rollout.max_new_tokens={config.rollout.max_new_tokens}"
         raise UserError(f"{what}: raise it to {longest}, or set warm_start.steps=0")
@@ -226,11 +216,11 @@ def build(config: config.Config, pool: Pool) -> Run:
 def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     """Held-out problems of the task, under "", and of eval.suites, as far as prompts fit. Says what was dropped."""
     config = run.config
-    for note in TASKS[config.task.name].notes(config.task):
+    for note in find_task(config.task.name).notes(config.task):
         processes.print_once(note)
-    every = {"": TASKS[config.task.name].eval_problems(config.task, config.eval.problems)}
+    every = {"": find_task(config.task.name).eval_problems(config.task, config.eval.problems)}
     every |= dict(
-        suites.problems(spec, config.task, config.eval.limit, config.train.seed)
+        suites.load_suite(spec, config.task, config.eval.limit, config.train.seed)
         for spec in suites.split_commas(*config.eval.suites)
     )
     fit = {
@@ -325,7 +315,7 @@ def collect(
                 rollouts, counters = run.stream.collect(weights, step - 1, check_stop)
             else:
                 key = config.train.seed, step + round * ROUNDS
-                problems = TASKS[config.task.name].train_problems(config.task, *key, prompts)
+                problems = find_task(config.task.name).train_problems(config.task, *key, prompts)
                 fit = sampler.encode_problems(problems)
                 if not fit:
                     longest = config.rollout.max_prompt_tokens
@@ -379,7 +369,9 @@ def rollout_metrics(rollouts: list[Rollout], group: int) -> dict[str, float]:
         "reward/zero_variance_groups": float((scores.max(axis=1) == scores.min(axis=1)).mean()),
         "rollout/length": float(lengths.mean()),
         "rollout/length_max": float(lengths.max()),
-        "rollout/truncated": float(np.mean([rollout.finish_reason == "length" for rollout in rollouts])),
+        "rollout/truncated": float(
+            np.mean([rollout.finish_reason == "length" for rollout in rollouts])
+        ),
         "rollout/tokens": float(lengths.sum()),
     }
     if any(len(rollout.turns) > 1 for rollout in rollouts):

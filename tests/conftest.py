@@ -18,7 +18,7 @@ from pathlib import Path
 
 # `JAX_PLATFORMS=cuda pytest -m gpu` runs the tests that need a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Recipes name tasks of the folder configs/tasks as modules.
+# Tests import recipes of the folder configs.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jax

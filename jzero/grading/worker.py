@@ -104,11 +104,12 @@ def _namespace(values: dict[str, object]) -> SimpleNamespace:
 
 @functools.cache
 def _grader(name: str) -> _Grader:
-    from jzero.tasks import TASKS
+    from jzero.tasks import find_task
 
     if ":" in name:
         return _Grader(pkgutil.resolve_name(name), None)
-    return _Grader(TASKS[name].grade, TASKS[name].reply)
+    task = find_task(name)
+    return _Grader(task.grade, task.reply)
 
 
 def _grade(
@@ -148,7 +149,8 @@ def _grade_and_reply(
     from jzero.tasks import rewards
 
     grader = _grader(name)
-    grade = rewards.of_response(response, gold, task, grader.grade(response, gold, task))
+    grade = grader.grade(response, gold, task)
+    grade = rewards.add_response_rewards(grade, response, gold, task)
     if earlier is None or grader.reply is None:
         return grade
     turns = [(text, Grade(**fields)) for text, fields in earlier]

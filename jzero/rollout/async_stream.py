@@ -34,7 +34,7 @@ from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, to_rollout
 from jzero.rollout.sequence import DecodeCounters, EpisodeGroup, Groups, Sequence
 from jzero.rollout.serialization import restore_all
-from jzero.tasks import TASKS
+from jzero.tasks import find_task
 from jzero.types import Problem, Rollout
 
 SECONDS_BETWEEN_LOOKS = (
@@ -104,7 +104,7 @@ class RolloutStream:
 
     def _draw_problems(self, step: int) -> list[Problem]:
         task = self.settings.task
-        draw = TASKS[task.name].train_problems
+        draw = find_task(task.name).train_problems
         return draw(task, self.settings.train.seed, step, self.rollout.num_prompts)
 
     def problem_of(self, number: int) -> Problem:

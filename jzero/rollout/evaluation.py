@@ -86,7 +86,7 @@ def accuracy_metrics(rollouts: list[Rollout], num_samples: int) -> dict[str, flo
     votes = []
     for i, problem_correct in enumerate(correct.astype(bool).tolist()):
         samples = rollouts[i * num_samples : (i + 1) * num_samples]
-        answers = [suites.answer(rollout.text) for rollout in samples]
+        answers = [suites.vote(rollout.text) for rollout in samples]
         votes.append(majority_vote(answers, problem_correct))
     metrics[f"maj@{num_samples}"] = float(np.mean(votes))
     return metrics

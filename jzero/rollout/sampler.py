@@ -173,7 +173,7 @@ class Sampler:
     def _add_batch_rewards(self, rollouts: list[Rollout]) -> list[Rollout]:
         """Applies the rewards that depend on the whole batch, and sums the turns of episodes."""
         turns = [turn for rollout in rollouts for turn in rollout.turns]
-        grades = rewards.of_batch(
+        grades = rewards.add_batch_rewards(
             [grade_of(turn) for turn in turns],
             [len(turn.text) for turn in turns],
             [turn.end - turn.start for turn in turns],

@@ -17,7 +17,7 @@ from jzero.grading.pool import Pool
 from jzero.model import tokenizer
 from jzero.rollout.engine import Engine
 from jzero.rollout.sequence import Reply, Sequence
-from jzero.tasks import TASKS
+from jzero.tasks import find_task
 from jzero.types import Grade, Problem
 
 
@@ -68,7 +68,8 @@ class TurnGrader:
         """
         if grade.reply is None or (grade.correct and self.task.stop_on_success):
             return None
-        plain_template = TASKS[self.problem_of(sequence.prompt_id).task].replies[self.task.template]
+        task = find_task(self.problem_of(sequence.prompt_id).task)
+        plain_template = task.find_template(self.task.template).reply
         tokens = list(tokenizer.suffix(self.tokenizer, grade.reply, plain_template))
         if tokens[0] in self.engine.stop_ids and sequence.tokens[-1] == tokens[0]:
             del tokens[0]

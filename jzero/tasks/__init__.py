@@ -1,3 +1,9 @@
-"""What can be trained on: tasks, their data, prompts and rewards. Imports no jax."""
+"""Tasks: problems, their data sets and prompts, grading of responses, rewards, evaluation suites.
 
-from jzero.tasks.task import TASKS, Task, of
+`find_task(config.task.name)` returns the functions of a task. Nothing here imports jax, because
+grader processes import this package.
+"""
+
+from jzero.tasks.options import read_options
+from jzero.tasks.prompts import PromptTemplate
+from jzero.tasks.task import TASKS, Task, check_task_settings, find_task

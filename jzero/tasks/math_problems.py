@@ -1,121 +1,211 @@
-"""Questions with an answer: gsm8k, math, and any other set with columns for both. Grading is jzero.grading.verdict's."""
+"""Questions with an answer: the tasks gsm8k, math and math_multiturn, and other sets of questions.
+
+A set is any source of rows with a question and an answer (`task.data`, see `problem_sets`). Rows
+that are held out, or whose answer the grader does not understand, are dropped and counted.
+Responses are graded by `jzero.grading.verdict`. Imports no jax: grader processes load this module.
+"""
+
+from __future__ import annotations
 
 import functools
 import random
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
 from jzero.grading import extract, verdict
-from jzero.tasks import problem_sets
-from jzero.types import Grade, Problem
+from jzero.tasks import overlap, problem_sets
+from jzero.tasks.problem_sets import Row
+from jzero.tasks.prompts import (
+    BOXED,
+    DEFAULT_MATH_TEMPLATE,
+    MATH_TEMPLATES,
+    PromptTemplate,
+    find_template,
+    is_module_template,
+)
+from jzero.types import Grade, JsonValue, Problem
 
-TEMPLATES, BOXED = problem_sets.TEXTS["math"], problem_sets.TEXTS["words"]["boxed"]
-STOP = {"r1": ("</answer>",)}  # stop strings; other templates end with the model's own token
-
-
-def problem(task: problem_sets.Settings, name: str, id: str, row: problem_sets.Row) -> Problem:
-    """By task.template or, where that is none for questions, qwen_math's."""
-    prompt = TEMPLATES.get(task.template, TEMPLATES["qwen_math"]).format(
-        question=row.problem, boxed=BOXED
-    )
-    if task.template == "chat":
-        prompt = [
-            {"role": "system", "content": task.system_prompt or BOXED},
-            {"role": "user", "content": prompt},
-        ]
-    return Problem(id, name, prompt, {"answer": row.answer, "question": row.problem})
+if TYPE_CHECKING:
+    from jzero.config import TaskConfig
 
 
-class Sets(NamedTuple):
-    """What is left to train on, set by set, what is held out, and what was dropped, in words."""
-
-    train: list[list[problem_sets.Row]]
-    held_out: list[problem_sets.Row]
-    notes: list[str]
+# Prompts.
 
 
-def sets(task: problem_sets.Settings) -> Sets:
-    """Raises where there is nothing to train on, or where that is GSM8K's test split."""
-    columns, levels = (task.problem_column, task.answer_column), (task.level_min, task.level_max)
-    return _sets(
-        task.data or problem_sets.PUBLISHED["train"][task.name],
-        task.eval_data,
-        columns,
-        levels,
-        task.verifier,
+def math_template(name: str) -> PromptTemplate:
+    """Returns the template in which questions are asked where `task.template=name`.
+
+    This is the default template of questions where `name` is a template of another task: a suite of
+    questions can be evaluated while the task is countdown.
+    """
+    if name in MATH_TEMPLATES or is_module_template(name):
+        return find_template(name, MATH_TEMPLATES)
+    return MATH_TEMPLATES[DEFAULT_MATH_TEMPLATE]
+
+
+def to_problem(task: TaskConfig, task_name: str, id: str, row: Row) -> Problem:
+    """Returns the problem of a row; its gold is {"answer", "question"}.
+
+    `task_name` becomes `problem.task`, the task that grades the responses.
+    """
+    template = math_template(task.template)
+    values = {"question": row.problem, "instruction": BOXED}
+    prompt = template.render(values, system_prompt=task.system_prompt or BOXED)
+    return Problem(id, task_name, prompt, {"answer": row.answer, "question": row.problem})
+
+
+# Data.
+
+
+class QuestionSets(NamedTuple):
+    """The data of a task."""
+
+    train: list[list[Row]]  # what is left to train on, one list for every set of `task.data`
+    held_out: list[Row]
+    notes: list[str]  # what was loaded and what was dropped
+
+
+def load_sets(task: TaskConfig) -> QuestionSets:
+    """Loads the sets of `task.data`, or of the task's name where that is empty.
+
+    Raises:
+        UserError: a set cannot be loaded, holds the test questions of GSM8K, or has nothing left to
+            train on.
+    """
+    # Only these settings matter to the data, and all of them can be keys of the cache.
+    return _load_sets(
+        data=task.data or problem_sets.DEFAULT_SETS[task.name],
+        eval_data=task.eval_data,
+        problem_column=task.problem_column,
+        answer_column=task.answer_column,
+        level_min=task.level_min,
+        level_max=task.level_max,
+        verifier=task.verifier,
     )
 
 
 @functools.cache
-def _sets(
-    train: str, test: str, columns: tuple[str, str], levels: tuple[int, int], verifier: str
-) -> Sets:
-    notes, kept = [], []
-    sources = [source.strip() for source in train.split(",") if source.strip()]
-    tested = (
-        [test] if test else [source for source in sources if "test" in problem_sets.load(source)]
-    )
-    held_out = [
-        row
-        for source in tested
-        for row in problem_sets.rows(problem_sets.load_split(source, "test"), *columns, source)
-    ]
-    known = {problem_sets.digest(row.problem) for row in held_out}
+def _load_sets(
+    *,
+    data: str,
+    eval_data: str,
+    problem_column: str,
+    answer_column: str,
+    level_min: int,
+    level_max: int,
+    verifier: str,
+) -> QuestionSets:
+    sources = [source.strip() for source in data.split(",") if source.strip()]
+    if eval_data:
+        held_out_sources = [eval_data]
+    else:
+        held_out_sources = [source for source in sources if "test" in problem_sets.load(source)]
+
+    held_out: list[Row] = []
+    for source in held_out_sources:
+        dataset = problem_sets.load_split(source, "test")
+        held_out += problem_sets.read_rows(dataset, problem_column, answer_column, source)
+    held_out_digests = {overlap.digest(row.problem) for row in held_out}
+
+    train: list[list[Row]] = []
+    notes: list[str] = []
     for source in sources:
-        rows = problem_sets.rows(
-            problem_sets.of_levels(problem_sets.load_split(source, "train"), *levels, source),
-            *columns,
-            source,
-        )
-        if problem_sets.contaminated([row.problem for row in rows]):
+        dataset = problem_sets.load_split(source, "train")
+        dataset = problem_sets.select_levels(dataset, level_min, level_max, source)
+        rows = problem_sets.read_rows(dataset, problem_column, answer_column, source)
+        if overlap.has_gsm8k_test_questions([row.problem for row in rows]):
             raise UserError(
-                f"task.data={source} holds GSM8K's test questions among its {len(rows)} rows: train on the 7,473 of "
-                f"its train split, {problem_sets.PUBLISHED['train']['gsm8k']}"
+                f"task.data={source} holds GSM8K's test questions among its {len(rows)} rows: "
+                f"train on the 7,473 of its train split, {problem_sets.DEFAULT_SETS['gsm8k']}"
             )
-        new = [row for row in rows if problem_sets.digest(row.problem) not in known]
-        good = [row for row in new if grades_itself(row.answer, verifier)]
-        lost = {"they are held out": len(rows) - len(new)}
-        lost["their answer does not grade 1 against itself"] = len(new) - len(good)
-        notes += [
-            f"{source}: {count} problems dropped, {why}" for why, count in lost.items() if count
-        ]
-        if not good:
+
+        trainable = [row for row in rows if overlap.digest(row.problem) not in held_out_digests]
+        gradable = [row for row in trainable if grades_itself(row.answer, verifier)]
+        if len(trainable) < len(rows):
+            count = len(rows) - len(trainable)
+            notes.append(f"{source}: {count} problems dropped, they are held out")
+        if len(gradable) < len(trainable):
+            count = len(trainable) - len(gradable)
+            reason = "their answer does not grade 1 against itself"
+            notes.append(f"{source}: {count} problems dropped, {reason}")
+        if not gradable:
             raise UserError(
-                f"task.data={source}: none of {len(rows)} problems of these levels is left to train on"
+                f"task.data={source}: none of {len(rows)} problems of these levels is left to "
+                "train on"
             )
-        notes.append(f"{source}: {len(good)} problems")
-        kept.append(good)
-    return Sets(kept, held_out, notes)
+        notes.append(f"{source}: {len(gradable)} problems")
+        train.append(gradable)
+    return QuestionSets(train, held_out, notes)
 
 
-def grades_itself(answer: Any, verifier: str) -> bool:
+def grades_itself(answer: JsonValue, verifier: str) -> bool:
+    """Returns whether a response that gives the gold answer is graded as right.
+
+    No response could be right where the grader does not understand the gold answer. Of a list of
+    answers, of which any will do, one that is understood is enough.
+    """
     golds = answer if isinstance(answer, list) else [answer]
-    return any(
-        verdict.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier).correct
+    grades = (
+        verdict.grade(f"\\boxed{{{gold}}}", answer, template="boxed", verifier=verifier)
         for gold in golds
     )
+    return any(grade.correct for grade in grades)
 
 
-def train_problems(task: problem_sets.Settings, seed: int, step: int, count: int) -> list[Problem]:
-    """The problems of one step: every set is shuffled anew every epoch, several are mixed by task.weights."""
-    rows = problem_sets.stream(sets(task).train, task.weights, seed)
+def notes(task: TaskConfig) -> list[str]:
+    """Returns lines that say how many problems each set has, and how many were dropped and why."""
+    return load_sets(task).notes
+
+
+# The functions of the tasks.
+
+
+def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
+    """Returns the problems of one step.
+
+    Every set is shuffled anew in every epoch. Several sets are mixed by `task.weights`.
+    """
+    rows = problem_sets.stream(load_sets(task).train, task.weights, seed)
     indices = range(step * count, (step + 1) * count)
-    return [problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
+    return [to_problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
 
 
-def eval_problems(task: problem_sets.Settings, count: int) -> list[Problem]:
-    """At most `count` held-out problems, the same in every run."""
-    rows = sets(task).held_out
-    chosen = sorted(
-        random.Random(problem_sets.EVAL_SEED).sample(range(len(rows)), min(count, len(rows)))
-    )
-    return [problem(task, task.name, f"{task.name}/eval/{i}", rows[i]) for i in chosen]
+def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
+    """Returns at most `count` held-out problems, the same in every run."""
+    rows = load_sets(task).held_out
+    rng = random.Random(problem_sets.EVAL_SEED)
+    indices = sorted(rng.sample(range(len(rows)), min(count, len(rows))))
+    return [to_problem(task, task.name, f"{task.name}/eval/{i}", rows[i]) for i in indices]
 
 
-def grade(response: str, gold: Any, task: problem_sets.Settings, marked: bool = False) -> Grade:
-    """Of the answer that the template asks for or, if `marked`, of what follows the last ####."""
-    way = {"r1_distill_qwen": "think_boxed"}.get(task.template, task.template)
-    way = "gsm8k" if marked and "####" in response else way if way in extract.TEMPLATES else "boxed"
+def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
+    """Grades the answer that a response marks in the way of `task.template`."""
+    return _grade_marked(response, gold, task, _answer_mark(task.template))
+
+
+def grade_gsm8k(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
+    """Grades as `grade` does, and takes an answer after #### as well.
+
+    GSM8K's own solutions end with "#### 42", and models that have seen them answer so whatever the
+    template asks for.
+    """
+    mark = "gsm8k" if "####" in response else _answer_mark(task.template)
+    return _grade_marked(response, gold, task, mark)
+
+
+def _answer_mark(template: str) -> str:
+    """Returns the key of `extract.TEMPLATES` for responses to a prompt template of that name."""
+    # `python -m jzero.grade` passes such a key as the template.
+    if template not in MATH_TEMPLATES and template in extract.TEMPLATES:
+        return template
+    return math_template(template).answer_mark
+
+
+def _grade_marked(response: str, gold: JsonValue, task: TaskConfig, mark: str) -> Grade:
     return verdict.grade(
-        response, gold["answer"], template=way, question=gold["question"], verifier=task.verifier
+        response,
+        gold["answer"],
+        template=mark,
+        question=gold["question"],
+        verifier=task.verifier,
     )

@@ -1,188 +1,278 @@
-"""Published sets: rows of local files and of the hub, mixed and shuffled by a seed. Imports no jax."""
+"""Published sets of problems: loads them, reads their rows, and mixes them by a seed.
+
+A source is what `task.data` names: a local file or directory, or a set on the Hugging Face hub.
+`load_split` returns one of its splits, `read_rows` the questions and answers of a split, `stream`
+an endless shuffled sequence of rows. Imports no jax, and `datasets` and `grain`, which are slow to
+import, only where they are used: grader processes load this module.
+"""
+
+from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from jzero.errors import UserError
+from jzero.types import JsonValue
 
 if TYPE_CHECKING:
-    from jzero.config import TaskConfig as Settings
-else:
-    Settings = Any  # config imports jax
+    import datasets
 
-TEXTS, PUBLISHED = (
-    tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    for name in ("templates.toml", "published.toml")
-)
+RowType = TypeVar("RowType")
+RowType_co = TypeVar("RowType_co", covariant=True)
+
 EVAL_SEED = 20250124  # not the run's seed: runs are compared on the same held-out problems
+
+# What `task.data=""` means for the tasks that have published sets.
+DEFAULT_SETS = {
+    "gsm8k": "main@openai/gsm8k",  # 7,473 train rows
+    "math": "RLAIF/math",  # 12,000 train rows: MATH without the problems of MATH-500
+    "math_multiturn": "RLAIF/math",
+}
+
+# The names that columns have in published sets. The first that a set has is used.
+COLUMN_NAMES = {
+    "problem": ("problem", "question", "prompt", "Problem", "Question", "input"),
+    "answer": ("answer", "final_answer", "gt_answer", "Answer"),
+    "level": ("level", "difficulty", "Level"),
+}
+
+FILE_TYPES = (".json", ".jsonl", ".parquet", ".arrow")
 
 
 class Row(NamedTuple):
-    """A problem with its answer: text, a number, or a list of which any is right."""
+    """A question with its answer: text, a number, or a list of answers any of which is right."""
 
     problem: str
-    answer: Any
+    answer: JsonValue
+
+
+class Stream(Protocol[RowType_co]):
+    """An endless sequence of rows: `stream[i]` is a function of i alone."""
+
+    def __getitem__(self, index: int, /) -> RowType_co: ...
+
+
+# Loading.
 
 
 @functools.cache
-def load(data: str) -> dict[str, Any]:
-    """The splits of a local file or directory, or of a hub id (config@id); a file is the split "train"."""
-    import datasets
+def load(source: str) -> dict[str, datasets.Dataset]:
+    """Returns the splits of a source by their names; a single file is the split "train".
 
-    made = datasets.Dataset
-    readers = {
-        ".json": _json,
-        ".jsonl": _json,
-        ".parquet": made.from_parquet,
-        ".arrow": made.from_file,
-    }
-    path, (name, _, repository) = Path(data), data.rpartition("@")
+    A source is a json, jsonl, parquet or arrow file, a directory of such files called train and
+    test, a directory that `save_to_disk` wrote, or a hub id ("owner/name" or "config@owner/name").
+
+    Raises:
+        UserError: the source cannot be loaded.
+    """
     try:
-        if path.is_dir():
-            files = {each.stem: each for each in sorted(path.iterdir()) if each.suffix in readers}
-            read = {
-                name: readers[files[name].suffix](str(files[name]))
-                for name in ("train", "test")
-                if name in files
-            }
-            found = read or datasets.load_from_disk(data)
-        elif path.exists() and path.suffix in readers:
-            found = readers[path.suffix](data)
-        elif (
-            path.exists()
-            or path.suffix in readers
-            or repository.count("/") > 1
-            or repository.startswith(".")
-        ):
-            raise FileNotFoundError(f"no such directory, or file ending in {', '.join(readers)}")
-        else:
-            found = datasets.load_dataset(repository, name or None)
-    except Exception as error:  # the network, a foreign file: datasets raises whatever it met
+        return _load(source)
+    except Exception as error:  # the network or a foreign file: datasets raises whatever it met
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"data {data} cannot be loaded ({type(error).__name__}: {reason}): give a json, jsonl, parquet or "
-            "arrow file, a directory of train and test files or of save_to_disk, or a hub id (config@id) in reach"
+            f"data {source} cannot be loaded ({type(error).__name__}: {reason}): give a json, "
+            "jsonl, parquet or arrow file, a directory of train and test files or of save_to_disk, "
+            "or a hub id (config@id) in reach"
         ) from None
-    return dict(found) if isinstance(found, dict) else {"train": found}
 
 
-def load_split(data: str, *wanted: str) -> Any:
-    """The Dataset of the first wanted split that there is, or of the only one."""
-    splits = load(data)
-    names = [name for name in wanted if name in splits] or list(splits)
-    if len(splits) > 1 and names[0] not in wanted:
-        raise UserError(
-            f"task.data={data} has splits {', '.join(splits)}: {wanted[0]} is not among them"
-        )
-    return splits[names[0]]
-
-
-def _json(path: str) -> Any:
-    """A Dataset of JSON lines or of one array. Where some values of a column are lists, all become lists of text, else
-    text where types differ: Dataset.from_json would read "[0, 1)" and "0.50" among others as JSON of their own."""
+def _load(source: str) -> dict[str, datasets.Dataset]:
     import datasets
 
-    text = Path(path).read_text(encoding="utf-8")
-    array = text.lstrip().startswith("[")
-    table = (
-        json.loads(text)
-        if array
-        else [json.loads(line) for line in text.split("\n") if line.strip()]
-    )
-    columns = {
-        name: [row.get(name) for row in table]
-        for name in dict.fromkeys(name for row in table for name in row)
-    }
-    for name, values in columns.items():
-        kinds = {type(value) for value in values if value is not None}
-        if len(kinds) > 1 and kinds != {int, float}:
-            lists = [value if isinstance(value, list) else [value] for value in values]
-            texts = [[str(x) for x in each if x is not None] for each in lists]
-            columns[name] = (
-                texts if list in kinds else [each[0] if each else None for each in texts]
-            )
+    path = Path(source)
+    if path.is_dir():
+        files = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FILE_TYPES}
+        names = [name for name in ("train", "test") if name in files]
+        if names:
+            return {name: _read_file(files[name]) for name in names}
+        return _as_splits(datasets.load_from_disk(source))
+    if path.exists() and path.suffix in FILE_TYPES:
+        return {"train": _read_file(path)}
+
+    config_name, _, repository = source.rpartition("@")
+    is_path = repository.count("/") > 1 or repository.startswith(".")
+    if path.exists() or path.suffix in FILE_TYPES or is_path:
+        raise FileNotFoundError(f"no such directory, or file ending in {', '.join(FILE_TYPES)}")
+    return _as_splits(datasets.load_dataset(repository, config_name or None))
+
+
+def _as_splits(loaded: object) -> dict[str, datasets.Dataset]:
+    """Returns what `datasets` loaded, a Dataset or a dict of them, as a dict."""
+    import datasets
+
+    if isinstance(loaded, datasets.Dataset):
+        return {"train": loaded}
+    assert isinstance(loaded, dict), f"{type(loaded)=}"
+    return {str(name): dataset for name, dataset in loaded.items()}
+
+
+def _read_file(path: Path) -> datasets.Dataset:
+    import datasets
+
+    if path.suffix == ".parquet":
+        return datasets.Dataset.from_parquet(str(path))
+    if path.suffix == ".arrow":
+        return datasets.Dataset.from_file(str(path))
+    return _read_json(path)
+
+
+def load_split(source: str, *names: str) -> datasets.Dataset:
+    """Returns the first of the splits `names` that the source has, or its only split.
+
+    Raises:
+        UserError: the source has several splits, and none of `names`.
+    """
+    splits = load(source)
+    for name in names:
+        if name in splits:
+            return splits[name]
+    if len(splits) > 1:
+        raise UserError(
+            f"task.data={source} has splits {', '.join(splits)}: {names[0]} is not among them"
+        )
+    return next(iter(splits.values()))
+
+
+def _read_json(path: Path) -> datasets.Dataset:
+    """Reads a file of JSON lines, or of one JSON array.
+
+    `Dataset.from_json` would parse answers such as "[0, 1)" and "0.50" as JSON of their own. Here a
+    value keeps its text. A column has one type: lists of text where some of its values are lists,
+    text where its values are of several types.
+    """
+    import datasets
+
+    text = path.read_text(encoding="utf-8")
+    if text.lstrip().startswith("["):
+        table = json.loads(text)
+    else:
+        # Not splitlines(), which also splits at separators that JSON allows inside of strings.
+        table = [json.loads(line) for line in text.split("\n") if line.strip()]
+    # A dict keeps the order in which the names first appear.
+    names = dict.fromkeys(name for row in table for name in row)
+    columns = {name: _one_type([row.get(name) for row in table]) for name in names}
     return datasets.Dataset.from_dict(columns)
 
 
-def questions(dataset: Any, data: str) -> list[str]:
-    """The problems of a set, without their answers."""
-    return list(map(str, dataset[column(dataset, "problem", data)]))
+def _one_type(values: list[JsonValue]) -> list[JsonValue]:
+    """Returns the values of a column as one type: see `_read_json`."""
+    types = {type(value) for value in values if value is not None}
+    if len(types) <= 1 or types == {int, float}:
+        return values
+    lists = [value if isinstance(value, list) else [value] for value in values]
+    texts = [[str(item) for item in items if item is not None] for items in lists]
+    if list in types:
+        return texts
+    return [items[0] if items else None for items in texts]
 
 
-def column(dataset: Any, what: str, data: str, wanted: str = "", advice: str = "") -> str:
-    """The column that is asked for or, without a wish, the first of the known ones."""
-    there = dataset.column_names
-    found = [name for name in ([wanted] if wanted else PUBLISHED["columns"][what]) if name in there]
-    if not found:
-        advice = advice or f"task.{what}_column"
-        raise UserError(f"task.data={data} has columns {', '.join(sorted(there))}: set {advice}")
-    return found[0]
+# Rows.
 
 
-def rows(dataset: Any, problem: str, answer: str, data: str) -> list[Row]:
-    """Problems and answers; of a worked solution in GSM8K's form, what follows ####."""
-    names = [column(dataset, "problem", data, problem), column(dataset, "answer", data, answer)]
-    table = dataset.select_columns(names)[:]
-    return [Row(str(p), final(a)) for p, a in zip(table[names[0]], table[names[1]], strict=True)]
+def find_column(dataset: datasets.Dataset, kind: str, source: str, wanted: str = "") -> str:
+    """Returns the name of a column: `wanted`, or the first that is known for its kind.
+
+    `kind` is a key of COLUMN_NAMES.
+
+    Raises:
+        UserError: the set has no such column.
+    """
+    names = [wanted] if wanted else COLUMN_NAMES[kind]
+    for name in names:
+        if name in dataset.column_names:
+            return name
+    columns = ", ".join(sorted(dataset.column_names))
+    if kind == "level":
+        advice = "task.level_min=0 task.level_max=0"
+    else:
+        advice = f"task.{kind}_column"
+    raise UserError(f"task.data={source} has columns {columns}: set {advice}")
 
 
-def final(answer: Any) -> Any:
-    answer = answer[0] if isinstance(answer, list) and len(answer) == 1 else answer
-    return (
-        answer.rpartition("####")[2].strip()
-        if isinstance(answer, str) and "####" in answer
-        else answer
-    )
+def read_questions(dataset: datasets.Dataset, source: str) -> list[str]:
+    """Returns the questions of a set, without their answers."""
+    column = find_column(dataset, "problem", source)
+    return [str(question) for question in dataset[column]]
 
 
-def of_levels(dataset: Any, low: int, high: int, data: str) -> Any:
-    """The rows from level `low` to `high` ("Level 3", 3 or 3.0); 0 = no bound."""
-    if not low and not high:
+def read_rows(
+    dataset: datasets.Dataset,
+    problem_column: str,
+    answer_column: str,
+    source: str,
+) -> list[Row]:
+    """Returns the questions and answers of a set; "" stands for the columns' usual names."""
+    problem_name = find_column(dataset, "problem", source, problem_column)
+    answer_name = find_column(dataset, "answer", source, answer_column)
+    table = dataset.select_columns([problem_name, answer_name])[:]
+    pairs = zip(table[problem_name], table[answer_name], strict=True)
+    return [Row(str(problem), final_answer(answer)) for problem, answer in pairs]
+
+
+def final_answer(answer: JsonValue) -> JsonValue:
+    """Returns the answer at the end of a worked solution in GSM8K's form, after ####.
+
+    Other answers stay as they are, and a list of one answer is that answer.
+    """
+    if isinstance(answer, list) and len(answer) == 1:
+        answer = answer[0]
+    if isinstance(answer, str) and "####" in answer:
+        return answer.rpartition("####")[2].strip()
+    return answer
+
+
+def select_levels(
+    dataset: datasets.Dataset, lowest: int, highest: int, source: str
+) -> datasets.Dataset:
+    """Returns the rows whose level, such as "Level 3", 3 or 3.0, is in lowest..highest.
+
+    A bound of 0 is no bound. Without bounds the set needs no column of levels.
+    """
+    if not lowest and not highest:
         return dataset
-    name = column(dataset, "level", data, advice="task.level_min=0 task.level_max=0")
-    levels = [
-        float(found[0]) if (found := re.search(r"\d+\.?\d*", str(x))) else 0.0
-        for x in dataset[name]
+    column = find_column(dataset, "level", source)
+    indices = []
+    for i, text in enumerate(dataset[column]):
+        found = re.search(r"\d+\.?\d*", str(text))
+        level = float(found[0]) if found else 0.0
+        if lowest <= level and (not highest or level <= highest):
+            indices.append(i)
+    return dataset.select(indices)
+
+
+# Mixing.
+
+
+def stream(
+    sets: Sequence[Sequence[RowType]], weights: Sequence[float], seed: int
+) -> Stream[RowType]:
+    """Returns an endless shuffled sequence of rows, a function of its arguments alone.
+
+    Every set is shuffled anew in every epoch of its own. `weights` are the shares of the sets in
+    the sequence. Without weights the sets are shuffled together, as if they were one.
+
+    Raises:
+        UserError: the weights are not one positive number for each set.
+    """
+    import grain  # it imports jax, and grader processes load this module
+
+    if weights:
+        are_positive = all(isinstance(item, int | float) and item > 0 for item in weights)
+        if len(weights) != len(sets) or not are_positive:
+            raise UserError(
+                f"{weights=} must be a positive number for each of the {len(sets)} sets"
+            )
+    elif len(sets) > 1:
+        sets = [[row for rows in sets for row in rows]]
+
+    shuffled = [
+        grain.MapDataset.source(rows).seed(seed + i).shuffle().repeat()
+        for i, rows in enumerate(sets)
     ]
-    return dataset.select([i for i, level in enumerate(levels) if low <= level <= (high or level)])
-
-
-def digest(problem: str) -> str:
-    return hashlib.blake2b(
-        "".join(re.findall(r"\w", problem)).lower().encode(), digest_size=6
-    ).hexdigest()
-
-
-def contaminated(problems: Sequence[str]) -> bool:
-    """Whether most of the known test questions of GSM8K are among the problems."""
-    known = set(PUBLISHED["gsm8k_test"].split())
-    return 2 * len(known & set(map(digest, problems))) > len(known)
-
-
-def grams(text: str, n: int) -> set[tuple[str, ...]]:
-    """n-grams of lower-case words; a shorter text is one gram."""
-    words = re.findall(r"\w+", text.lower())
-    return {tuple(words[i : i + n]) for i in range(max(1, len(words) - n + 1))} if words else set()
-
-
-def stream(sets: Sequence[Sequence[Any]], weights: Sequence[float], seed: int) -> Any:
-    """An endless shuffled sequence, anew in each epoch of a set; sets are drawn from by weight or, without, are one."""
-    import grain  # here: it imports jax, and grader processes load this module
-
-    if weights and (
-        len(weights) != len(sets) or not all(isinstance(w, int | float) and w > 0 for w in weights)
-    ):
-        raise UserError(f"{weights=} must be a positive number for each of the {len(sets)} sets")
-    if not weights and len(sets) > 1:
-        sets, weights = [[row for each in sets for row in each]], ()
-    mixed = [
-        grain.MapDataset.source(each).seed(seed + i).shuffle().repeat()
-        for i, each in enumerate(sets)
-    ]
-    return mixed[0] if len(mixed) == 1 else grain.MapDataset.mix(mixed, weights)
+    mixed = shuffled[0] if len(shuffled) == 1 else grain.MapDataset.mix(shuffled, weights)
+    # Grain's type allows rows that a filter removed, None; there is no filter here.
+    return cast(Stream[RowType], mixed)

@@ -1,141 +1,261 @@
-"""Rewards beside a task's own score, with the values of open-r1. A score is their weighted sum; None is not applicable.
-Those that look at lengths or at a whole batch are computed where that is collected, the others in the pool's worker."""
+"""Rewards: a score is the weighted sum of the functions that `task.reward.functions` names.
+
+There are four kinds of function:
+- "accuracy" is the score of the task's own grader.
+- The functions of RESPONSE_REWARDS look at one response. They run in the grader process.
+- The functions of BATCH_REWARDS look at lengths, or compare the responses of a batch. They run
+  where the grades of a batch are collected.
+- "module:function" is a function of the user's, called in the grader process as
+  `function(response, gold, task)`. It returns a number, or None where it does not apply.
+
+To add a function to jzero, write it here and add a line to one of the two tables. Names, formulas
+and defaults are those of open-r1 (github.com/huggingface/open-r1, rewards.py).
+"""
+
+from __future__ import annotations
 
 import pkgutil
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
+from jaxtyping import Bool, Float, Real
 
 from jzero.errors import UserError
-from jzero.types import Grade
+from jzero.types import Grade, JsonValue
 
 if TYPE_CHECKING:
-    from jzero import config
+    from jzero.config import RewardConfig, TaskConfig
 
-TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
-FORMAT = re.compile(r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$", re.DOTALL | re.MULTILINE)
-STEP = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,")
-STEPS = 3  # for the whole reward
-
-
-def repetition_penalty(response: str, settings: "config.RewardConfig") -> float:
-    """(1 - distinct / all) * repetition_max over the n-grams of lower-case words."""
-    words, n = response.lower().split(), settings.repetition_ngram
-    grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
-    return (1 - len(set(grams)) / len(grams)) * settings.repetition_max if grams else 0.0
+_TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
+_FORMAT = re.compile(
+    r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$", re.DOTALL | re.MULTILINE
+)
+_STEP = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,")
+_STEPS_FOR_FULL_REWARD = 3
 
 
-RESPONSE: dict[str, Callable[[str, Any], float]] = {  # of one: (response, settings)
-    # 1 for a thought and an answer in their tags, each on lines of their own, every tag once
-    "format": lambda text, _: float(
-        all(text.count(tag.strip()) == 1 for tag in TAGS) and bool(FORMAT.match(text))
-    ),
-    # a quarter for each of the four tags that is there exactly once
-    "tag_count": lambda text, _: sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS),
-    # min(1, steps / 3); a numbered step counts at the very start of the response only, as in open-r1
-    "reasoning_steps": lambda text, _: min(1.0, len(STEP.findall(text)) / STEPS),
+# Rewards of one response: (response, settings) -> reward.
+
+
+def format_reward(response: str, settings: RewardConfig) -> float:
+    """Returns 1 for thoughts and an answer in their tags, each tag once and on a line of its own.
+
+    Source: open-r1, format_reward.
+    """
+    has_each_tag_once = all(response.count(tag.strip()) == 1 for tag in _TAGS)
+    return float(has_each_tag_once and _FORMAT.match(response) is not None)
+
+
+def tag_count(response: str, settings: RewardConfig) -> float:
+    """Returns a quarter for each of the four tags that the response has exactly once.
+
+    Source: open-r1, tag_count_reward.
+    """
+    return sum(response.count(tag) == 1 for tag in _TAGS) / len(_TAGS)
+
+
+def reasoning_steps(response: str, settings: RewardConfig) -> float:
+    """Returns min(1, steps / 3), where words such as "First," and bullets count as steps.
+
+    As in open-r1's reasoning_steps_reward, a numbered step "1." counts at the very start of the
+    response only: the pattern has no MULTILINE flag.
+    """
+    return min(1.0, len(_STEP.findall(response)) / _STEPS_FOR_FULL_REWARD)
+
+
+def repetition_penalty(response: str, settings: RewardConfig) -> float:
+    """Returns (1 - distinct / all) * repetition_max over the n-grams of lower-case words.
+
+    Source: open-r1, get_repetition_penalty_reward, after appendix C.2 of Yeo et al. 2025
+    (arXiv:2502.03373).
+    """
+    words = response.lower().split()
+    n = settings.repetition_ngram
+    ngrams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+    if not ngrams:
+        return 0.0
+    return (1 - len(set(ngrams)) / len(ngrams)) * settings.repetition_max
+
+
+ResponseReward = Callable[[str, "RewardConfig"], float]
+
+RESPONSE_REWARDS: dict[str, ResponseReward] = {
+    "format": format_reward,
+    "tag_count": tag_count,
+    "reasoning_steps": reasoning_steps,
     "repetition_penalty": repetition_penalty,
 }
 
 
-# A batch: (correct bool[N], lengths i[N], settings) -> f[N]
+# Rewards of a batch of N responses: (correct, lengths, settings) -> rewards.
 
 
-def length(correct: np.ndarray, lengths: np.ndarray, settings: "config.RewardConfig") -> np.ndarray:
-    """λ = 1/2 - (length - min) / (max - min) over the batch; min(0, λ) where wrong (Kimi 1.5, arXiv:2501.12599)."""
-    low, high = lengths.min(), lengths.max()
-    lam = 0.5 - (lengths - low) / (high - low) if low < high else 0.0
+def length(
+    correct: Bool[np.ndarray, " N"],
+    lengths: Real[np.ndarray, " N"],
+    settings: RewardConfig,
+) -> Float[np.ndarray, " N"]:
+    """Returns λ = 1/2 - (length - min) / (max - min) over the batch; min(0, λ) where it is wrong.
+
+    All rewards are 0 where all lengths are equal. Source: Kimi k1.5 (arXiv:2501.12599, section
+    2.3.3).
+    """
+    shortest, longest = lengths.min(), lengths.max()
+    if shortest == longest:
+        return np.zeros(len(lengths))
+    lam = 0.5 - (lengths - shortest) / (longest - shortest)
     return np.where(correct, lam, np.minimum(0.0, lam))
 
 
-def cosine(correct: np.ndarray, lengths: np.ndarray, settings: "config.RewardConfig") -> np.ndarray:
-    """Half a cosine of the length, flat after cosine_length: short is worth more where right, less where wrong."""
-    share = (1 + np.cos(np.pi * np.minimum(lengths / settings.cosine_length, 1.0))) / 2
+def cosine(
+    correct: Bool[np.ndarray, " N"],
+    lengths: Real[np.ndarray, " N"],
+    settings: RewardConfig,
+) -> Float[np.ndarray, " N"]:
+    """Returns half a period of a cosine of the length, constant from `cosine_length` on.
+
+    With the defaults a short response is worth more than a long one where it is right, and less
+    where it is wrong. Source: Yeo et al. 2025 (arXiv:2502.03373).
+    """
+    progress = np.minimum(lengths / settings.cosine_length, 1.0)
+    share_of_short = (1 + np.cos(np.pi * progress)) / 2
     short = np.where(correct, settings.cosine_right_short, settings.cosine_wrong_short)
     long = np.where(correct, settings.cosine_right_long, settings.cosine_wrong_long)
-    return long + (short - long) * share
+    return long + (short - long) * share_of_short
 
 
 def soft_overlong(
-    correct: np.ndarray, lengths: np.ndarray, settings: "config.RewardConfig"
-) -> np.ndarray:
-    """0 up to overlong_length - overlong_cache, falling to -1 at overlong_length (DAPO, arXiv:2503.14476, eq. 13)."""
-    over = lengths - (settings.overlong_length - settings.overlong_cache)
-    falling = -np.clip(over / max(settings.overlong_cache, 1), 0.0, 1.0)
+    correct: Bool[np.ndarray, " N"],
+    lengths: Real[np.ndarray, " N"],
+    settings: RewardConfig,
+) -> Float[np.ndarray, " N"]:
+    """Returns 0 up to a length of overlong_length - overlong_cache, falling to -1 after it.
+
+    The reward is -1 from `overlong_length` on. Lengths are in tokens. Source: DAPO
+    (arXiv:2503.14476, eq. 13).
+    """
+    excess = lengths - (settings.overlong_length - settings.overlong_cache)
+    # A cache of 0 tokens is a step from 0 to -1, which the last line makes.
+    falling = -np.clip(excess / max(settings.overlong_cache, 1), 0.0, 1.0)
     return np.where(lengths > settings.overlong_length, -1.0, falling)
 
 
-BATCH = {"length": length, "cosine": cosine, "soft_overlong": soft_overlong}
-NAMES = ("accuracy", *RESPONSE, *BATCH)  # accuracy is the score of the task's own grader
+BatchReward = Callable[[np.ndarray, np.ndarray, "RewardConfig"], np.ndarray]
+
+BATCH_REWARDS: dict[str, BatchReward] = {
+    "length": length,
+    "cosine": cosine,
+    "soft_overlong": soft_overlong,
+}
+# These count tokens, whatever `task.reward.unit` says.
+_ALWAYS_IN_TOKENS = ("soft_overlong",)
+
+UserReward = Callable[[str, JsonValue, "TaskConfig"], float | None]
+
+NAMES = ("accuracy", *RESPONSE_REWARDS, *BATCH_REWARDS)
 
 
-def check(settings: "config.RewardConfig") -> None:
-    """Refuse names that mean nothing and weights that fit nothing."""
-    for name in set(settings.functions) - set(NAMES):
-        try:
-            if not callable(pkgutil.resolve_name(name)):
-                raise TypeError("no function")
-        except (ImportError, AttributeError, ValueError, TypeError) as error:
-            known = (
-                f"{', '.join(NAMES)} or a module:function ({error}); give the flag once for each"
-            )
-            raise UserError(f"task.reward.functions: {name!r} is not one of {known}") from None
-    count, weights = len(settings.functions), settings.weights
-    if weights and (
-        len(weights) != count or not all(isinstance(weight, int | float) for weight in weights)
-    ):
+# The sum.
+
+
+def check_rewards(settings: RewardConfig) -> None:
+    """Checks that every name is a function and that there is a weight for each.
+
+    Raises:
+        UserError: a name is no function, or the weights do not fit the functions.
+    """
+    for name in settings.functions:
+        if name not in NAMES:
+            _find_function(name)
+    weights, count = settings.weights, len(settings.functions)
+    are_numbers = all(isinstance(weight, int | float) for weight in weights)
+    if weights and (len(weights) != count or not are_numbers):
         raise UserError(
             f"task.reward.{weights=} must be a number for each of {count} functions, or none for 1"
         )
 
 
-def of_response(response: str, gold: Any, task: "config.TaskConfig", grade: Grade) -> Grade:
-    """The grade with the parts that this response alone decides."""
-    functions = (
-        task.reward.functions if hasattr(task, "reward") else ()
-    )  # python -m jzero.grade has none
-    values = {name: RESPONSE[name](response, task.reward) for name in functions if name in RESPONSE}
-    values |= {
-        name: pkgutil.resolve_name(name)(response, gold, task)
-        for name in functions
-        if name not in NAMES
-    }
-    return replace(
-        grade, parts={name: float(value) for name, value in values.items() if value is not None}
-    )
+def _find_function(name: str) -> UserReward:
+    """Returns the user's function "module:function"; raises UserError if there is none."""
+    try:
+        function = pkgutil.resolve_name(name)
+        if not callable(function):
+            raise TypeError("no function")
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise UserError(
+            f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or a "
+            f"module:function ({error}); give the flag once for each"
+        ) from None
+    return cast(UserReward, function)
 
 
-def of_batch(
-    grades: list[Grade], characters: list[int], tokens: list[int], settings: "config.RewardConfig"
+def add_response_rewards(grade: Grade, response: str, gold: JsonValue, task: TaskConfig) -> Grade:
+    """Returns the grade with the rewards that this response alone decides as its `parts`."""
+    # `python -m jzero.grade` computes scores alone: its settings have no section `reward`.
+    settings = getattr(task, "reward", None)
+    if settings is None:
+        return grade
+    parts = {}
+    for name in settings.functions:
+        if name in RESPONSE_REWARDS:
+            parts[name] = float(RESPONSE_REWARDS[name](response, settings))
+        elif name not in NAMES:
+            reward = _find_function(name)(response, gold, task)
+            if reward is not None:  # None: the function does not apply to this response
+                parts[name] = float(reward)
+    return replace(grade, parts=parts)
+
+
+def add_batch_rewards(
+    grades: Sequence[Grade],
+    characters: Sequence[int],
+    tokens: Sequence[int],
+    settings: RewardConfig,
 ) -> list[Grade]:
-    """The grades of a batch with all their parts, and their weighted sum as the score."""
+    """Returns the grades of N responses with all parts, and their weighted sum as the score.
+
+    Args:
+        grades: N grades from `add_response_rewards`.
+        characters: the lengths of the N responses in characters.
+        tokens: their lengths in tokens.
+        settings: the section `task.reward` of the config.
+    """
     if tuple(settings.functions) == ("accuracy",) and not settings.weights:
-        return grades
-    correct = np.array([grade.correct for grade in grades], bool)
-    weights = dict(
-        zip(settings.functions, settings.weights or (1.0,) * len(settings.functions), strict=True)
-    )
-    lengths = dict.fromkeys(BATCH, tokens if settings.unit == "tokens" else characters) | {
-        "soft_overlong": tokens
-    }
-    of = lambda name: BATCH[name](correct, np.asarray(lengths[name], float), settings)
-    batch = {name: of(name) for name in weights if name in BATCH and grades}
-    out = []
+        return list(grades)
+    weights = dict.fromkeys(settings.functions, 1.0)
+    if settings.weights:
+        weights = dict(zip(settings.functions, settings.weights, strict=True))
+
+    batch_rewards = _batch_rewards(grades, characters, tokens, settings)
+    done = []
     for i, grade in enumerate(grades):
-        found = (
-            {"accuracy": grade.score}
-            | grade.parts
-            | {name: float(values[i]) for name, values in batch.items()}
-        )
-        parts = {name: found[name] for name in weights if name in found}
-        out.append(
-            replace(
-                grade,
-                score=sum(weights[name] * value for name, value in parts.items()),
-                parts=parts,
-            )
-        )
-    return out
+        known = {"accuracy": grade.score, **grade.parts}
+        known |= {name: float(rewards[i]) for name, rewards in batch_rewards.items()}
+        # In the order of the functions, in which the sum is rounded. A function that does not apply
+        # to a response adds nothing to its score.
+        parts = {name: known[name] for name in weights if name in known}
+        score = sum(weights[name] * part for name, part in parts.items())
+        done.append(replace(grade, score=score, parts=parts))
+    return done
+
+
+def _batch_rewards(
+    grades: Sequence[Grade],
+    characters: Sequence[int],
+    tokens: Sequence[int],
+    settings: RewardConfig,
+) -> dict[str, np.ndarray]:
+    """Returns the rewards f64[N] of every function of BATCH_REWARDS that the settings name."""
+    if not grades:
+        return {}
+    correct = np.array([grade.correct for grade in grades], bool)
+    rewards = {}
+    for name in settings.functions:
+        if name in BATCH_REWARDS:
+            in_tokens = settings.unit == "tokens" or name in _ALWAYS_IN_TOKENS
+            lengths = np.asarray(tokens if in_tokens else characters, float)
+            rewards[name] = BATCH_REWARDS[name](correct, lengths, settings)
+    return rewards

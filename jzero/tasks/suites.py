@@ -1,91 +1,169 @@
-"""Evaluation suites: whole published sets, from the hub or from local files. Imports no jax."""
+"""Evaluation suites: published sets that are answered as a whole, from the hub or from local files.
+
+`--suite math500,gsm8k=FILE` and `eval.suites` name suites. `load_suite` returns the problems of
+one. Imports no jax: grader processes load this module for `grade_choice`.
+"""
+
+from __future__ import annotations
 
 import random
 import re
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from jzero.errors import UserError
 from jzero.grading.extract import last_box, last_number
 from jzero.tasks import countdown, math_problems, problem_sets
-from jzero.types import Grade, Problem
+from jzero.tasks.prompts import COUNTDOWN_TEMPLATES
+from jzero.types import Grade, JsonValue, Problem
 
-COUNTDOWN = 512  # procedural problems
-LAYOUT = "{question}\n\nA) {}\nB) {}\nC) {}\nD) {}\n\nThe answer is the letter of one choice."
-LETTER = re.compile(r"(?:\\boxed\{|<answer>|[Aa]nswer(?: is)?:?)(?:\s|\\text\{|[*($])*([A-D])\b")
-SUITES: dict[str, list[str]] = problem_sets.PUBLISHED["suites"]
-CHOICE = SUITES["gpqa_diamond"][2]
+if TYPE_CHECKING:
+    from jzero.config import TaskConfig
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Where the problems of a suite are, and what grades them."""
+
+    data: str  # as `task.data`; "" for random countdown problems
+    split: str = "test"
+    kind: str = "math"  # `problem.task`: a key of TASKS, or "module:function" of a grader
+
+
+MULTIPLE_CHOICE = "jzero.tasks.suites:grade_choice"
+
+SUITES: dict[str, Suite] = {
+    "aime24": Suite("lkevinzc/math-eval", split="aime"),
+    "aime25": Suite("math-ai/aime25"),
+    "amc": Suite("lkevinzc/math-eval", split="amc"),
+    "math500": Suite("lkevinzc/math-eval", split="math"),
+    "minerva": Suite("lkevinzc/math-eval", split="minerva"),
+    "olympiad_bench": Suite("lkevinzc/math-eval", split="olympiad_bench"),
+    "gsm8k": Suite("main@openai/gsm8k", kind="gsm8k"),
+    "gpqa_diamond": Suite("gpqa_diamond@Idavidrein/gpqa", split="train", kind=MULTIPLE_CHOICE),
+    "countdown": Suite("", kind="countdown"),
+}
+
+RANDOM_COUNTDOWN_PROBLEMS = 512  # of the suite countdown, where there is no limit
+_CHOICES = "{question}\n\nA) {}\nB) {}\nC) {}\nD) {}\n\nThe answer is the letter of one choice."
+# The letter of a choice after a box, a tag or the word answer.
+_LETTER = re.compile(r"(?:\\boxed\{|<answer>|[Aa]nswer(?: is)?:?)(?:\s|\\text\{|[*($])*([A-D])\b")
+
+
+# Names of suites.
 
 
 def split_commas(*specs: str) -> list[str]:
-    """ "aime24,math500=FILE" -> one a suite."""
-    return [part.strip() for spec in specs for part in spec.split(",") if part.strip()]
+    """Returns the parts of comma-separated lists: "aime24,math500=FILE" has two."""
+    parts = [part.strip() for spec in specs for part in spec.split(",")]
+    return [part for part in parts if part]
 
 
-def parse(spec: str) -> tuple[str, str, str, str]:
-    """ "math500" or "math500=FILE" -> name, data, split, task; any other name with a file is a set of math problems."""
-    name, _, path = (part.strip() for part in spec.partition("="))
+def parse_suite(spec: str) -> tuple[str, Suite]:
+    """Returns the name and the suite of "math500" or "math500=FILE".
+
+    "any-name=FILE" is a suite of the user's own, a set of math problems.
+
+    Raises:
+        UserError: there is no suite of this name, and no file is given.
+    """
+    name, _, path = spec.partition("=")
+    name, path = name.strip(), path.strip()
     if not name or (name not in SUITES and not path):
         raise UserError(
             f"no suite {name!r}: there are {', '.join(SUITES)}, or name=FILE for a set of your own"
         )
-    source, part, kind = SUITES.get(name, ["", "test", "math"])
-    return name, path or source, part, kind
+    suite = SUITES.get(name, Suite(path))
+    return name, replace(suite, data=path or suite.data)
 
 
-def problems(
-    spec: str, task: problem_sets.Settings, limit: int, seed: int
-) -> tuple[str, list[Problem]]:
-    """Name and problems of a suite, the first `limit` (0: all); prompts by task.template where it is the suite's."""
-    name, source, part, kind = parse(spec)
-    template = task.template if task.template in countdown.TEMPLATES else "r1"
-    if not source:
-        return name, countdown.eval_problems(type(task)(template=template), limit or COUNTDOWN)
-    dataset = problem_sets.load_split(source, part, "test")
-    if kind == "countdown":
-        rows = countdown.to_rows(dataset, source)
-        made = [countdown.made(row, template, f"{name}/{i}") for i, row in enumerate(rows)]
-    elif kind == CHOICE:
-        made = [choices(task, f"{name}/{i}", row, seed) for i, row in enumerate(dataset)]
+# Problems.
+
+
+def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str, list[Problem]]:
+    """Returns the name and the problems of a suite.
+
+    Args:
+        spec: as `parse_suite` reads it.
+        task: prompts have the template `task.template`, where the suite's kind of problem has a
+            template of this name, and the default template of their kind otherwise.
+        limit: the number of problems, the first of the suite; 0 for all.
+        seed: of the order in which the answers of a multiple-choice question are listed.
+    """
+    name, suite = parse_suite(spec)
+    # A template of questions in words, such as a user's own, does not fit countdown.
+    countdown_template = task.template if task.template in COUNTDOWN_TEMPLATES else "r1"
+    if not suite.data:
+        settings = type(task)(template=countdown_template)
+        return name, countdown.eval_problems(settings, limit or RANDOM_COUNTDOWN_PROBLEMS)
+
+    dataset = problem_sets.load_split(suite.data, suite.split, "test")
+    if suite.kind == "countdown":
+        problems = [
+            countdown.to_problem(puzzle, countdown_template, f"{name}/{i}")
+            for i, puzzle in enumerate(countdown.read_puzzles(dataset, suite.data))
+        ]
+    elif suite.kind == MULTIPLE_CHOICE:
+        problems = [choice_problem(task, f"{name}/{i}", row, seed) for i, row in enumerate(dataset)]
     else:
-        rows = problem_sets.rows(dataset, "", "", source)
-        made = [math_problems.problem(task, kind, f"{name}/{i}", row) for i, row in enumerate(rows)]
-    return name, made[: limit or None]
+        problems = [
+            math_problems.to_problem(task, suite.kind, f"{name}/{i}", row)
+            for i, row in enumerate(problem_sets.read_rows(dataset, "", "", suite.data))
+        ]
+    return name, problems[:limit] if limit else problems
 
 
-def texts(spec: str) -> list[str]:
-    """The questions of a suite, as they are published."""
-    name, source, part, kind = parse(spec)
-    if kind == "countdown":
-        raise UserError(f"suite {name} has numbers, no questions")
-    return problem_sets.questions(problem_sets.load_split(source, part, "test"), source)
+def load_questions(spec: str) -> list[str]:
+    """Returns the questions of a suite as they are published.
+
+    Raises:
+        UserError: the problems of the suite are numbers, not questions.
+    """
+    name, suite = parse_suite(spec)
+    if suite.kind == "countdown":
+        raise UserError(f"suite {name} has numbers, no questions: leave it out")
+    dataset = problem_sets.load_split(suite.data, suite.split, "test")
+    return problem_sets.read_questions(dataset, suite.data)
 
 
-def choices(task: problem_sets.Settings, id: str, row: dict[str, Any], seed: int) -> Problem:
-    """A question of GPQA; the order of its choices is a function of (id, seed)."""
-    answers = [row["Correct Answer"], *(row[f"Incorrect Answer {i}"] for i in (1, 2, 3))]
+# Multiple choice.
+
+
+def choice_problem(task: TaskConfig, id: str, row: JsonValue, seed: int) -> Problem:
+    """Returns the problem of a row of GPQA; its gold is the letter of the right choice.
+
+    The order of the choices is a function of (id, seed).
+    """
+    columns = ["Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3))]
+    answers = [str(row[column]).strip() for column in columns]
     order = random.Random(f"{id}/{seed}").sample(range(4), 4)
-    question = LAYOUT.format(
-        *(str(answers[i]).strip() for i in order), question=str(row["Question"]).strip()
-    )
-    return replace(
-        math_problems.problem(task, CHOICE, id, problem_sets.Row(question, None)),
-        gold="ABCD"[order.index(0)],
-    )
+    choices = [answers[i] for i in order]
+    question = _CHOICES.format(*choices, question=str(row["Question"]).strip())
+    problem = math_problems.to_problem(task, MULTIPLE_CHOICE, id, problem_sets.Row(question, None))
+    return replace(problem, gold="ABCD"[order.index(0)])
 
 
-def grade_choice(response: str, gold: Any, task: problem_sets.Settings) -> Grade:
-    """The last letter that is boxed, tagged or called the answer, after the thoughts."""
-    said = [None, *LETTER.findall(response.rpartition("</think>")[2])][-1]
-    return Grade(
-        float(said == gold),
-        said == gold,
-        {None: "no answer", gold: "correct"}.get(said, "wrong choice"),
-    )
+def grade_choice(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
+    """Grades the last letter after the thoughts that is boxed, tagged or called the answer."""
+    letters = _LETTER.findall(response.rpartition("</think>")[2])
+    if not letters:
+        return Grade(0.0, False, "no answer")
+    if letters[-1] != gold:
+        return Grade(0.0, False, "wrong choice")
+    return Grade(1.0, True, "correct")
 
 
-def answer(response: str) -> str:
-    """What a response answers, for votes: the last boxed or tagged text or, without one, the last number."""
+# Votes.
+
+
+def vote(response: str) -> str:
+    """Returns what a response votes for in maj@n: its answer without white space.
+
+    The answer is the last boxed or tagged text after the thoughts or, without one, the last number.
+    It is "" for a response without any.
+    """
     text = response.rpartition("</think>")[2]
-    found = last_box(text) or countdown.extract(text) or (last_number(text) or "").replace(",", "")
-    return re.sub(r"\s", "", found)
+    answer = last_box(text) or countdown.extract_answer(text)
+    if not answer:
+        answer = (last_number(text) or "").replace(",", "")
+    return re.sub(r"\s", "", answer)

@@ -1,77 +1,179 @@
-"""What can be trained on: a module of functions and a line in TASKS, or a module's own `TASK`. Imports no jax."""
+"""What a task is, and the table of tasks: `task.name` is a key of TASKS or the name of a module.
+
+A task makes problems, grades responses to them and, in episodes of several turns, replies to
+responses. To add a task to jzero, write a module with these functions and add a line to TASKS. A
+task outside of jzero needs no line: `task.name=my_package.my_task` is a module that can be imported
+where the command runs and has a `Task` called TASK. docs/extending.md shows one.
+
+Grader processes import this module and the task's. They start quickly because tasks import no jax.
+"""
+
+from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Mapping
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
-from jzero.tasks import countdown, math_problems, problem_sets
-from jzero.types import Grade, Problem
+from jzero.tasks import countdown, countdown_warm_start, guess, math_problems
+from jzero.tasks.options import read_options
+from jzero.tasks.prompts import (
+    COUNTDOWN_TEMPLATES,
+    GUESS_TEMPLATES,
+    MATH_TEMPLATES,
+    PromptTemplate,
+    find_template,
+)
+from jzero.types import Grade, JsonValue, Problem
+
+if TYPE_CHECKING:
+    from jzero.config import TaskConfig
+
+
+def _no_notes(task: TaskConfig) -> list[str]:
+    return []
+
+
+def _no_tokens(task: TaskConfig, tries: float) -> int:
+    return 0
 
 
 class Task(NamedTuple):
-    """The functions of a task; the first argument (the last, of `grade`) is `config.Task`."""
+    """The functions of a task. All of them are pure: the same arguments give the same result.
 
-    train_problems: Callable[[Any, int, int, int], list[Problem]]  # (task, seed, step, count)
-    eval_problems: Callable[
-        [Any, int], list[Problem]
-    ]  # (task, count): held out, the same in every run
-    grade: Callable[[str, Any, Any], Grade]  # (response, problem.gold, task)
-    templates: Collection[str]  # values of task.template
-    # (task, seed, index, tries) -> prompt, response
-    warm_start: Callable[[Any, int, int, float], tuple[str, str]] | None = None
-    warm_start_tokens: Callable[[Any, float], int] = lambda task, tries: (
-        0
-    )  # upper bound on such a response
-    notes: Callable[[Any], list[str]] = lambda task: []  # what was loaded and dropped, in words
-    # (gold, (response, Grade) of every turn so far, task) -> what the environment says to the last; None: it is over
-    reply: Callable[[Any, list[tuple[str, Grade]], Any], str | None] | None = None
+    `task` is always the section `task` of the config, with the settings that tasks share. A task
+    with settings of its own names their dataclass as `options`.
+    """
 
-    @property
-    def replies(self) -> Mapping[str, str | None]:
-        """template -> what is between two responses, {} the reply; None: what the tokenizer's chat template has."""
-        return {
-            name: problem_sets.TEXTS["replies"].get(name) for name in self.templates if self.reply
-        }
+    train_problems: Callable[[TaskConfig, int, int, int], list[Problem]]
+    """train_problems(task, seed, step, count) returns the `count` problems of step `step`.
 
+    A run that is resumed calls this function with the step at which it goes on, so the problems
+    must not depend on earlier calls."""
 
-def feedback(gold: Any, turns: list[tuple[str, Grade]], task: Any) -> str:
-    """Whether the answer was right, in the configured words."""
-    return task.feedback_right if turns[-1][1].correct else task.feedback_wrong
+    eval_problems: Callable[[TaskConfig, int], list[Problem]]
+    """eval_problems(task, count) returns at most `count` held-out problems, the same in every run.
+    """
 
+    grade: Callable[[str, JsonValue, TaskConfig], Grade]
+    """grade(response, gold, task) returns the verdict on a response; `gold` is `problem.gold`.
 
-def of(module: Any, *examples: Any, **more: Any) -> Task:
-    """A task of a module that names its functions as they are here. examples: of the warm start, and their length."""
-    return Task(
-        module.train_problems,
-        module.eval_problems,
-        module.grade,
-        module.TEMPLATES,
-        *examples,
-        **more,
-    )
+    This function runs in a grader process, which ends a call that takes more than
+    `task.grade_seconds`. The response is a policy's: never evaluate it as code."""
 
+    templates: Mapping[str, PromptTemplate]
+    """The values of `task.template`, and the prompt template that each of them chooses."""
 
-MATH = of(math_problems, notes=lambda task: math_problems.sets(task).notes)
+    warm_start: Callable[[TaskConfig, int, int, float], tuple[str, str]] | None = None
+    """warm_start(task, seed, index, tries) returns the prompt and the response of a supervised
+    example, for `warm_start.steps`. `tries` is `warm_start.tries`."""
 
+    warm_start_tokens: Callable[[TaskConfig, float], int] = _no_tokens
+    """warm_start_tokens(task, tries) returns an upper bound on the tokens of such a response."""
 
-class Tasks(dict[str, Task]):
-    """By name; another name is a module's, of whose it is the `TASK`."""
+    notes: Callable[[TaskConfig], list[str]] = _no_notes
+    """notes(task) returns lines that say which data was loaded and which was dropped."""
 
-    def __missing__(self, name: str) -> Task:
-        try:
-            self[name] = importlib.import_module(name).TASK
-        except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(
-                f"task.name={name!r} is not one of {', '.join(self)}, nor a module: {error}"
-            ) from error
-        return self[name]
+    reply: Callable[[JsonValue, list[tuple[str, Grade]], TaskConfig], str | None] | None = None
+    """reply(gold, turns, task) returns the environment's reply, None to end the episode.
+
+    `turns` holds the response and the grade of every turn so far. The function runs in a grader
+    process, after `grade`. A task without `reply` has episodes of one turn."""
+
+    options: type | None = None
+    """A frozen dataclass of the task's own settings; `read_options(options, task.options)` in the
+    functions of the task returns its values."""
+
+    def find_template(self, name: str) -> PromptTemplate:
+        """Returns the template of `task.template=name`; raises UserError if there is none."""
+        return find_template(name, self.templates)
 
 
-TASKS = Tasks(
-    countdown=of(countdown, countdown.example, countdown.max_tokens, reply=feedback),
-    gsm8k=MATH._replace(grade=partial(math_problems.grade, marked=True)),
-    math=MATH,
-    math_multiturn=MATH._replace(reply=feedback),
+def feedback(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str:
+    """Returns the words of the config for a right or a wrong answer, whatever the task."""
+    _, last_grade = turns[-1]
+    return task.feedback_right if last_grade.correct else task.feedback_wrong
+
+
+_MATH = Task(
+    train_problems=math_problems.train_problems,
+    eval_problems=math_problems.eval_problems,
+    grade=math_problems.grade,
+    templates=MATH_TEMPLATES,
+    notes=math_problems.notes,
 )
+
+TASKS: dict[str, Task] = {
+    "countdown": Task(
+        train_problems=countdown.train_problems,
+        eval_problems=countdown.eval_problems,
+        grade=countdown.grade,
+        templates=COUNTDOWN_TEMPLATES,
+        warm_start=countdown_warm_start.example,
+        warm_start_tokens=countdown_warm_start.max_tokens,
+        reply=feedback,
+    ),
+    "gsm8k": _MATH._replace(grade=math_problems.grade_gsm8k),
+    "math": _MATH,
+    "math_multiturn": _MATH._replace(reply=feedback),
+    "guess": Task(
+        train_problems=guess.train_problems,
+        eval_problems=guess.eval_problems,
+        grade=guess.grade,
+        templates=GUESS_TEMPLATES,
+        warm_start=guess.example,
+        warm_start_tokens=guess.max_tokens,
+        reply=guess.reply,
+    ),
+}
+
+
+def find_task(name: str) -> Task:
+    """Returns the task of `task.name=name`: an entry of TASKS, or the TASK of the module `name`.
+
+    Raises:
+        UserError: `name` is not in TASKS, and no module of this name has a TASK.
+    """
+    if name in TASKS:
+        return TASKS[name]
+    known = f"task.name={name!r} is not one of {', '.join(TASKS)}"
+    try:
+        task = importlib.import_module(name).TASK
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"{known}, nor a module with a TASK: {error}") from error
+    if not isinstance(task, Task):
+        raise UserError(f"{known}, and {name}.TASK is not a Task but {task!r}")
+    return task
+
+
+def check_task_settings(task: TaskConfig, max_turns: int) -> None:
+    """Checks that the settings of the task name things that exist.
+
+    Args:
+        max_turns: `rollout.max_turns`.
+
+    Raises:
+        UserError: there is no such task or template, the task has no option of a given name, or it
+            does not reply in episodes of several turns.
+    """
+    found = find_task(task.name)
+    template = found.find_template(task.template)
+    if found.options is not None:
+        read_options(found.options, task.options)
+    elif task.options:
+        raise UserError(
+            f"task.options={task.options}: task.name={task.name} has no options of its own"
+        )
+    if max_turns > 1 and not _has_replies(found, template):
+        known = [
+            f"{name} ({', '.join(entry.templates)})" for name, entry in TASKS.items() if entry.reply
+        ]
+        raise UserError(
+            f"rollout.max_turns={max_turns}: task.name={task.name} has no replies in template "
+            f"{task.template}; set rollout.max_turns=1, or choose from {', '.join(known)}"
+        )
+
+
+def _has_replies(task: Task, template: PromptTemplate) -> bool:
+    """Returns whether an episode can go on after a response."""
+    return task.reply is not None and (template.chat or template.reply is not None)

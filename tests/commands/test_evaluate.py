@@ -80,7 +80,7 @@ def test_majority_is_the_mean_over_random_ties(answers):
     ],
 )
 def test_answers_for_votes(text, answer):
-    assert suites.answer(text) == answer
+    assert suites.vote(text) == answer
 
 
 def test_scores_of_samples():
@@ -168,10 +168,10 @@ def test_a_mistake_is_one_line(command, message, capsys, monkeypatch, tmp_path):
 
 def test_by_rate_keeps_what_lies_strictly_between():
     rates = {0: 0.0, 1: 0.1, 2: 0.5, 3: 0.9, 4: 1.0}
-    assert filter.by_rate(rates, 6, 0.1, 0.9) == {2}
-    assert filter.by_rate(rates, 6, -1.0, 2.0) == {0, 1, 2, 3, 4}
+    assert filter.rows_by_rate(rates, 6, 0.1, 0.9) == {2}
+    assert filter.rows_by_rate(rates, 6, -1.0, 2.0) == {0, 1, 2, 3, 4}
     with pytest.raises(ValueError, match="--rates knows none of the 3 rows"):
-        filter.by_rate({}, 3, 0.1, 0.9)
+        filter.rows_by_rate({}, 3, 0.1, 0.9)
 
 
 words = st.lists(st.sampled_from("abc"), min_size=1, max_size=9).map(" ".join)
@@ -183,7 +183,7 @@ def test_apart_is_what_shares_no_run_of_words(problems, known, n):
         text.split()[i : i + size] for i in range(len(text.split()) - size + 1)
     ]
     meet = lambda a, b: any(run in runs(a, len(run)) for run in runs(b, min(n, len(b.split()))))
-    assert filter.apart(problems, known, n) == {
+    assert filter.rows_without_overlap(problems, known, n) == {
         i for i, problem in enumerate(problems) if not any(meet(problem, other) for other in known)
     }
 

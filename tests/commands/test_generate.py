@@ -310,7 +310,7 @@ def test_a_mistake_is_one_line(command, message, inputs, tmp_path, monkeypatch, 
     (tmp_path / "data.jsonl").write_bytes((inputs / "data.jsonl").read_bytes())
     monkeypatch.chdir(tmp_path)
     problem_sets.load.cache_clear()  # of a data.jsonl in another directory
-    math_problems._sets.cache_clear()
+    math_problems._load_sets.cache_clear()
     with pytest.raises(SystemExit) as stop:
         call(monkeypatch, *command.split())
     err = capsys.readouterr().err

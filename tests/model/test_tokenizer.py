@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jzero import config
 from jzero.model import tokenizer
-from jzero.tasks import countdown
+from jzero.tasks import countdown, countdown_warm_start
 
 QWEN = Path(__file__).resolve().parents[3] / "shared/data/qwen2_tokenizer"
 TOKENIZER = tokenizer.countdown()
@@ -52,7 +52,7 @@ def test_ascii_round_trips(text):
 @pytest.mark.parametrize("template", ["r1", "plain"])
 def test_the_task_s_own_text_round_trips(template):
     for i in range(50):
-        for text in countdown.example(config.TaskConfig(template=template), 0, i, 3):
+        for text in countdown_warm_start.example(config.TaskConfig(template=template), 0, i, 3):
             assert tokenizer.decode(TOKENIZER, tokenizer.encode(TOKENIZER, text)) == text
 
 
@@ -72,8 +72,8 @@ def test_saved_tokenizer_is_the_same_in_transformers(beside, tmp_path):
     if beside:
         (tmp_path / "config.json").write_text(json.dumps({"model_type": beside}))
     text = (
-        countdown.prompt("r1", [3, 7], 10)
-        + countdown.example(config.TaskConfig(template="plain"), 0, 1, 3)[1]
+        countdown.render_prompt("r1", [3, 7], 10)
+        + countdown_warm_start.example(config.TaskConfig(template="plain"), 0, 1, 3)[1]
     )
     ids = tokenizer.encode(TOKENIZER, text)
     for loaded in (tokenizer.load(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):

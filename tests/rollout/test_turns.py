@@ -14,7 +14,6 @@ import runs
 from chat_templates import QWEN25
 from test_engine import PROMPTS, assert_empty, make, params_on, seed_on, text_of
 
-from configs.tasks import guess
 from jzero import algorithms, config, train
 from jzero.algorithms import ADVANTAGES, Algorithm, Episodes
 from jzero.distributed.mesh import train_mesh
@@ -28,7 +27,7 @@ from jzero.rollout.turns import TurnGrader
 from jzero.run import trajectories
 from jzero.run.base_model import read_base_model
 from jzero.sft import warm_start
-from jzero.tasks import TASKS
+from jzero.tasks import TASKS, guess
 from jzero.training import learner
 from jzero.training.credit import make_episodes, spread_over_tokens, training_sequences
 from jzero.training.step import make_minibatches, make_trainer, score_minibatches
@@ -59,7 +58,7 @@ def test_a_chat_template_is_cut_after_the_response(shared, template):
         "<|im_end|>"
     )
     for name in ("qwen_math", "qwen3"):
-        assert tokenizer.suffix(tok, REPLY, TASKS["math_multiturn"].replies[name]) == ids
+        assert tokenizer.suffix(tok, REPLY, TASKS["math_multiturn"].templates[name].reply) == ids
     if template == QWEN25:
         talk = [{"role": "user", "content": "7?"}, {"role": "assistant", "content": ANSWER}]
         whole = tok.apply_chat_template([*talk, {"role": "user", "content": REPLY}], tokenize=True, return_dict=False,
@@ -78,7 +77,7 @@ def tiny(**sections) -> config.Config:
                 hidden_size=32, intermediate_size=32, num_hidden_layers=1, head_dim=8
             )
         },
-        "task": {"name": "configs.tasks.guess", "template": "plain", "value_max": 7},
+        "task": {"name": "guess", "template": "plain", "value_max": 7},
         "rollout": {
             "max_prompt_tokens": 8,
             "max_new_tokens": 2,
@@ -150,7 +149,7 @@ def test_every_prompt_extends_the_last_by_the_response_and_the_reply():
             assert (turn.finish_reason == "stop") == written
             between = [] if written else [end]
             between += tokenizer.encode(
-                tok, f"{guess.hint(guess.read(turn.text), rollout.problem.gold)}\n"
+                tok, f"{guess.hint(guess.parse_guess(turn.text), rollout.problem.gold)}\n"
             )
             assert rollout.tokens[turn.end : after.start].tolist() == between
             seen.add(written)
@@ -360,7 +359,9 @@ def random_turns(seed: int) -> Episodes:
     turn = np.cumsum(np.pad(rng.random((len(group), 11)) < 0.3, ((0, 0), (1, 0))), axis=1)
     turn = np.minimum(turn, np.where(mask, turn, 0).max(axis=1, keepdims=True))
     rewards = rng.choice([0.0, 0.1, 1.0, -1.0], mask.shape) * mask
-    return Episodes(rewards, rng.normal(size=mask.shape) * mask, mask, group, turn, turn_discount=0.7)
+    return Episodes(
+        rewards, rng.normal(size=mask.shape) * mask, mask, group, turn, turn_discount=0.7
+    )
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
@@ -455,8 +456,7 @@ def random_groups(seed: int) -> list[Rollout]:
     for p in range(4):
         head = rng.integers(0, reference.VOCAB, rng.integers(1, 7))
         out += [
-            random_episode(rng, Problem(f"slow/{p}", "configs.tasks.guess", "", {}), head, g)
-            for g in range(4)
+            random_episode(rng, Problem(f"slow/{p}", "guess", "", {}), head, g) for g in range(4)
         ]
     return out
 
@@ -550,7 +550,7 @@ def test_rows_are_those_of_areal():
         sampled.astype(np.float32),
         np.where(sampled, 0, -1),
     )
-    rollout = Rollout(Problem("a", "configs.tasks.guess", "", 0), 0, *arrays, tuple(turns))
+    rollout = Rollout(Problem("a", "guess", "", 0), 0, *arrays, tuple(turns))
     task = config.TaskConfig(reward_bias=bias, reward_scaling=scaling, turn_discount=discount)
     [rollout] = replace(sampler_of()[1], task=task).gather_rollouts([rollout])
     settings = reference.settings(

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from jzero import config
 from jzero.model import tokenizer
-from jzero.tasks import TASKS, countdown
+from jzero.tasks import TASKS, countdown, countdown_equations, countdown_warm_start
+from jzero.tasks.prompts import COUNTDOWN_TEMPLATES
 
 DATA = Path(__file__).resolve().parents[3] / "shared/data"
 SMALL = config.TaskConfig(template="plain", value_max=12, target_max=30)
@@ -67,7 +68,7 @@ def test_held_out_problems_are_distinct_and_never_trained_on():
     held_out = {key(p) for p in countdown.eval_problems(SMALL, 300)}
     assert len(held_out) == 300
     trained = {key(p) for step in range(40) for p in countdown.train_problems(SMALL, 0, step, 64)}
-    shown = {countdown.example(SMALL, 0, i, 3)[0] for i in range(2000)}
+    shown = {countdown_warm_start.example(SMALL, 0, i, 3)[0] for i in range(2000)}
     warm = {
         (tuple(sorted(map(int, n.split()))), int(t))
         for n, t in (p.strip().split("=") for p in shown)
@@ -75,11 +76,11 @@ def test_held_out_problems_are_distinct_and_never_trained_on():
     assert not held_out & (trained | warm)
     share = sum(
         map(
-            lambda k: countdown.held_out(*k),
+            lambda k: countdown.is_held_out(*k),
             itertools.product([(1, 2, n) for n in range(99)], range(99)),
         )
     )
-    assert abs(share / 99**2 - 1 / countdown.HELD_OUT) < 0.025
+    assert abs(share / 99**2 - 1 / countdown.HELD_OUT_ONE_IN) < 0.025
 
 
 def test_a_space_that_is_too_small_is_an_error():
@@ -92,9 +93,9 @@ def test_a_space_that_is_too_small_is_an_error():
         )
 
 
-@pytest.mark.parametrize("template", countdown.TEMPLATES)
+@pytest.mark.parametrize("template", COUNTDOWN_TEMPLATES)
 def test_a_prompt_states_the_problem_and_ends_where_the_response_begins(template):
-    prompt = countdown.prompt(template, [3, 7, 12], 16)
+    prompt = countdown.render_prompt(template, [3, 7, 12], 16)
     assert all(n in prompt for n in ("3", "7", "12", "16"))
     assert prompt.endswith("\n" if template == "plain" else "<think>")
 
@@ -130,7 +131,7 @@ def test_published_set(kind, tmp_path, monkeypatch):
     if kind == "splits":
         held_out = {key_of(r["nums"], r["target"]) for r in rows(15)[5:]}
     else:
-        held_out = {k for k in every if countdown.held_out(*k)}
+        held_out = {k for k in every if countdown.is_held_out(*k)}
     assert {key(p) for p in countdown.eval_problems(task, len(held_out))} == held_out
     epoch = len(every - held_out)
     first, second = (
@@ -269,7 +270,7 @@ def test_grading_agrees_with_python_on_fractions(tree):
         value = eval(re.sub(r"\d+", r"F(\g<0>)", text), {"F": Fraction})
     except ZeroDivisionError:
         value = None
-    numbers, parsed = countdown.parse(text)
+    numbers, parsed = countdown_equations.parse_expression(text)
     assert parsed == value and sorted(numbers) == sorted(leaves(tree))
 
 
@@ -287,11 +288,11 @@ def test_warm_start_examples_are_right_about_everything_but_the_solution(tries):
     tok = tokenizer.countdown()
     solved = repeated = 0
     for i in range(500):
-        prompt, response = countdown.example(SMALL, 7, i, tries)
-        assert (prompt, response) == countdown.example(SMALL, 7, i, tries)
+        prompt, response = countdown_warm_start.example(SMALL, 7, i, tries)
+        assert (prompt, response) == countdown_warm_start.example(SMALL, 7, i, tries)
         numbers, target = prompt.strip().split("=")
         *lines, answer = response.split("\n")
-        assert 1 <= len(lines) <= (1 if tries == 1 else countdown.MOST)
+        assert 1 <= len(lines) <= (1 if tries == 1 else countdown_warm_start.MOST_TRIES)
         repeated += len(lines) - len(set(lines))
         for line in lines:
             steps, verdict = line.split(" ")
@@ -306,29 +307,33 @@ def test_warm_start_examples_are_right_about_everything_but_the_solution(tries):
                     "*": Fraction.__mul__,
                     "/": Fraction.__truediv__,
                 }
-                assert exact[op](Fraction(a), Fraction(b)) == int(value) <= countdown.WARM_LARGEST
+                assert (
+                    exact[op](Fraction(a), Fraction(b))
+                    == int(value)
+                    <= countdown_warm_start.LARGEST_INTERMEDIATE
+                )
                 left.append(int(value))
             assert len(left) == 1 and verdict == ("yes" if left[0] == int(target) else "no")
             assert verdict == "no" or line == lines[-1]
         result = grade(response, list(map(int, numbers.split())), int(target))
-        assert answer == f"<answer>{countdown.extract(response)}</answer>"
+        assert answer == f"<answer>{countdown.extract_answer(response)}</answer>"
         assert result.reason == ("correct" if verdict == "yes" else "wrong value")
         solved += result.correct
-        assert len(tokenizer.encode(tok, response)) <= countdown.max_tokens(SMALL, 3)
+        assert len(tokenizer.encode(tok, response)) <= countdown_warm_start.max_tokens(SMALL, 3)
     assert 100 < solved < 250 and repeated <= 2
 
 
 def test_warm_start_closes_the_thoughts_that_the_template_opens():
-    prompt, response = countdown.example(config.TaskConfig(template="r1"), 0, 0, 2)
+    prompt, response = countdown_warm_start.example(config.TaskConfig(template="r1"), 0, 0, 2)
     assert prompt.endswith("<think>") and "\n</think>\n<answer>" in response
 
 
 def test_attempts_stay_within_bounds():
     rng = random.Random(0)
     for _ in range(300):
-        found = countdown.attempt([99, 98, 97, 5], rng, 999)
+        found = countdown.random_attempt([99, 98, 97, 5], rng, 999)
         assert 0 <= found.value <= 999 and len(found.steps) == 3
-        assert countdown.parse(found.expression)[1] == found.value
+        assert countdown_equations.parse_expression(found.expression)[1] == found.value
 
 
 def test_tasks_and_graders_import_no_jax():

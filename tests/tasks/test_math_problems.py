@@ -11,6 +11,7 @@ import pytest
 from jzero import config, evaluate, train
 from jzero.model import tokenizer
 from jzero.tasks import TASKS, countdown, math_problems, problem_sets, suites
+from jzero.tasks.prompts import MATH_TEMPLATES
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -141,7 +142,7 @@ def test_json_answers_keep_their_text(tmp_path):
         [{"problem": str(i), "answer": answer} for i, answer in enumerate(answers)],
     )
     golds = [
-        row.answer for row in problem_sets.rows(problem_sets.load(path)["train"], "", "", path)
+        row.answer for row in problem_sets.read_rows(problem_sets.load(path)["train"], "", "", path)
     ]
     assert golds == ["0.50", "[0, 1]", "007", ["1", "2"], "3", []]
 
@@ -170,26 +171,28 @@ def test_the_contaminated_gsm8k_is_refused_by_content(shared, tmp_path):
             math_problems.train_problems(one, 0, 0, 1)
     one = config.TaskConfig(name="gsm8k", data=str(shared / "data/gsm8k"), template="no")
     assert (
-        math_problems.sets(one).notes == [f"{one.data}: 7473 problems"]
+        math_problems.load_sets(one).notes == [f"{one.data}: 7473 problems"]
         and len(math_problems.eval_problems(one, 9999)) == 1319
     )
 
 
 def test_templates_hold_the_question():
-    for name in math_problems.TEMPLATES:
+    for name in MATH_TEMPLATES:
         one = config.TaskConfig(name="math", template=name)
-        prompt = math_problems.problem(one, "math", "x", problem_sets.Row("How many?", "1")).prompt
+        prompt = math_problems.to_problem(
+            one, "math", "x", problem_sets.Row("How many?", "1")
+        ).prompt
         assert "How many?" in json.dumps(prompt)
         assert isinstance(prompt, str) == (name != "chat")
         if name in ("qwen_math", "qwen3", "r1_distill_qwen"):
             assert "\\boxed{}" in prompt and not prompt.endswith("How many?")
     assert (
-        math_problems.problem(
+        math_problems.to_problem(
             config.TaskConfig(template="no"), "math", "x", problem_sets.Row("Q", "1")
         ).prompt
         == "Q"
     )
-    assert math_problems.problem(
+    assert math_problems.to_problem(
         config.TaskConfig(template="r1"), "math", "x", problem_sets.Row("Q", "1")
     ).prompt.endswith("Assistant: <think>")
 
@@ -197,7 +200,7 @@ def test_templates_hold_the_question():
 def test_chat_template_with_a_system_prompt(shared):
     tok = tokenizer.load(str(shared / "data/qwen2_tokenizer"))
     row = problem_sets.Row("Q?", "1")
-    make = lambda system: math_problems.problem(
+    make = lambda system: math_problems.to_problem(
         config.TaskConfig(template="chat", system_prompt=system), "math", "x", row
     )
     text = tokenizer.render(tok, make("Be brief.").prompt)
@@ -206,7 +209,9 @@ def test_chat_template_with_a_system_prompt(shared):
     )
     assert (
         tokenizer.render(tok, make("").prompt)
-        == math_problems.problem(config.TaskConfig(template="qwen_math"), "math", "x", row).prompt
+        == math_problems.to_problem(
+            config.TaskConfig(template="qwen_math"), "math", "x", row
+        ).prompt
     )
     with pytest.raises(ValueError, match="has no chat template"):
         tokenizer.render(tokenizer.countdown(), make("").prompt)
@@ -226,7 +231,7 @@ def test_suites(shared):
         "mine": 83,
     }
     for name, file in files.items():
-        got, problems = suites.problems(
+        got, problems = suites.load_suite(
             f"{name}={shared / 'data' / file}", config.TaskConfig(template="qwen_math"), 0, 0
         )
         assert got == name and len(problems) == sizes.get(name, 675) == len(
@@ -234,12 +239,12 @@ def test_suites(shared):
         )
         assert json.loads(json.dumps([p.gold for p in problems])) == [p.gold for p in problems]
         plain = config.TaskConfig(template="plain")  # countdown's own
-        few = suites.problems(f"{name}={shared / 'data' / file}", plain, 7, 0)[1]
+        few = suites.load_suite(f"{name}={shared / 'data' / file}", plain, 7, 0)[1]
         assert [p.gold for p in few] == [p.gold for p in problems[:7]]
         assert (
             few[0].prompt.count("\n") == 1 if name == "countdown" else "im_start" in few[0].prompt
         )
-    assert len(suites.problems("countdown", config.TaskConfig(template="no"), 20, 0)[1]) == 20
+    assert len(suites.load_suite("countdown", config.TaskConfig(template="no"), 20, 0)[1]) == 20
     assert suites.split_commas("amc, aime24=x", "gsm8k") == ["amc", "aime24=x", "gsm8k"]
 
 
@@ -270,7 +275,7 @@ def test_grading(name, template, response, correct):
 )
 def test_suite_mistakes(spec, message):
     with pytest.raises(ValueError, match=message):
-        suites.parse(spec)
+        suites.parse_suite(spec)
 
 
 def test_gpqa_choices_are_shuffled_by_the_seed(tmp_path):
@@ -280,7 +285,7 @@ def test_gpqa_choices_are_shuffled_by_the_seed(tmp_path):
     ]
     spec = f"gpqa_diamond={write(tmp_path / 'gpqa.jsonl', table)}"
     made = [
-        suites.problems(spec, config.TaskConfig(template="no"), 0, seed)[1] for seed in (0, 0, 1)
+        suites.load_suite(spec, config.TaskConfig(template="no"), 0, seed)[1] for seed in (0, 0, 1)
     ]
     assert made[0] == made[1] != made[2] and {p.gold for p in made[0]} == set("ABCD")
     for i, problem in enumerate(made[0]):
@@ -395,4 +400,7 @@ def test_gsm8k_trains_and_is_evaluated_on_math500(shared, tmp_path, quick_runs):
         ) in (1, 2)
     assert json.loads((out / "summary.json").read_text())["suites"] == json.loads(json.dumps(found))
     assert "math500" in evaluate.table(found) and "average" in evaluate.table(found)
-    assert countdown.prompt("r1", [1, 2], 3)[:20] in (out / "countdown-greedy.jsonl").read_text()
+    assert (
+        countdown.render_prompt("r1", [1, 2], 3)[:20]
+        in (out / "countdown-greedy.jsonl").read_text()
+    )

@@ -23,7 +23,7 @@ def graded(correct, lengths, functions, **settings):
     grades = [Grade(float(c), bool(c), "") for c in correct]
     return [
         grade.score
-        for grade in rewards.of_batch(grades, lengths, [n // 2 for n in lengths], reward)
+        for grade in rewards.add_batch_rewards(grades, lengths, [n // 2 for n in lengths], reward)
     ]
 
 
@@ -46,7 +46,9 @@ def value(case, row):
         settings = config.RewardConfig(
             repetition_ngram=args["ngram_size"], repetition_max=args["max_penalty"]
         )
-    return [rewards.RESPONSE[name.removesuffix("_reward")](text, settings) for text in texts]
+    return [
+        rewards.RESPONSE_REWARDS[name.removesuffix("_reward")](text, settings) for text in texts
+    ]
 
 
 def test_published_values(shared):
@@ -75,8 +77,8 @@ def test_published_values(shared):
     ],
 )
 def test_format_and_tags(text, format, tags):
-    assert rewards.RESPONSE["format"](text, config.RewardConfig()) == format
-    assert rewards.RESPONSE["tag_count"](text, config.RewardConfig()) == tags
+    assert rewards.RESPONSE_REWARDS["format"](text, config.RewardConfig()) == format
+    assert rewards.RESPONSE_REWARDS["tag_count"](text, config.RewardConfig()) == tags
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 3000)), min_size=1, max_size=8))
@@ -117,7 +119,7 @@ def test_the_weighted_sum_of_what_applies_through_the_pool():
     task = config.TaskConfig(
         format_score=0.5, reward=config.RewardConfig(functions, weights=(2.0, 1.0, 10.0, 4.0))
     )
-    rewards.check(task.reward)
+    rewards.check_rewards(task.reward)
     texts = ["<answer>1+2</answer>", "no", GOOD]
     with Pool(1) as pool:
         for i, text in enumerate(texts):
@@ -128,7 +130,7 @@ def test_the_weighted_sum_of_what_applies_through_the_pool():
         {"tag_count"},
         {"tag_count"},
     ]
-    done = rewards.of_batch(grades, [10, 20, 20], [0, 0, 0], task.reward)
+    done = rewards.add_batch_rewards(grades, [10, 20, 20], [0, 0, 0], task.reward)
     assert [grade.score for grade in done] == [2 + 10 * 0.5 * 2 + 4 * 0.5, 4 * -0.5, 1 + 4 * -0.5]
     assert [grade.correct for grade in done] == [True, False, False] and done[0].parts[
         "accuracy"
@@ -137,7 +139,7 @@ def test_the_weighted_sum_of_what_applies_through_the_pool():
 
 def test_accuracy_alone_changes_nothing():
     grades = [Grade(0.1, False, "wrong")]
-    assert rewards.of_batch(grades, [1], [1], config.RewardConfig()) == grades
+    assert rewards.add_batch_rewards(grades, [1], [1], config.RewardConfig()) == grades
 
 
 @pytest.mark.parametrize(
@@ -162,4 +164,4 @@ def test_accuracy_alone_changes_nothing():
 )
 def test_mistakes(functions, weights, message):
     with pytest.raises(ValueError, match=message):
-        rewards.check(config.RewardConfig(functions=functions, weights=weights))
+        rewards.check_rewards(config.RewardConfig(functions=functions, weights=weights))

@@ -1,0 +1,114 @@
+"""Countdown's supervised examples, for a model that starts from nothing: `warm_start.steps`.
+
+An example shows a few tries and an answer. To the prompt "3 7 12=16" of template plain it may be
+
+    12-3=9,9*7=63?16 no
+    7-3=4,12+4=16?16 yes
+    <answer>12+(7-3)</answer>
+
+Examples teach the format, arithmetic and what a try looks like, but not the search: tries are
+random, the solution is never consulted, and most examples end with a wrong answer after their last
+failed try. That it pays to try on is left to RL.
+
+What mattered is in docs/log.md (the tiny countdown recipe):
+- A try ends with the target beside its value. Where the verdict had to be read off the prompt, a
+  model of a million parameters got 71 % of its verdicts right, with the target 99 %, and without
+  right verdicts RL has nothing to stop on.
+- An example gives up with the same probability, 1 / tries, after every try. So how long to try is
+  one habit with one probability, which RL can change. With at most two tries in all examples, a
+  third try had never been seen, and RL shortened responses instead.
+- The tries of an example are distinct. Otherwise greedy decoding repeats one try for ever.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from jzero.errors import UserError
+from jzero.tasks.countdown import Attempt, draw_puzzle, is_held_out, random_attempt, render_prompt
+
+if TYPE_CHECKING:
+    from jzero.config import TaskConfig
+
+# Values on the way of a try have at most two digits: lines stay short and arithmetic learnable.
+LARGEST_INTERMEDIATE = 99
+# The share of examples whose target becomes the value of their last try. Random tries seldom reach
+# the target, so without these examples the model would hardly see a " yes".
+HINDSIGHT = 0.25
+MOST_TRIES = 6  # in one example, so that its length has a bound
+MOST_REDRAWS = 10  # draws for a try that the example does not have yet
+
+
+def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str, str]:
+    """Returns the prompt and the response of the index-th example, with about `tries` tries.
+
+    The puzzle is never a held-out one.
+
+    Raises:
+        UserError: the prompts of `task.template` are not text.
+    """
+    rng = random.Random(f"warm_start/{seed}/{index}")
+    puzzle = draw_puzzle(task, rng, held_out=False)
+    numbers, target = puzzle.numbers, puzzle.target
+
+    attempts = [random_attempt(numbers, rng, LARGEST_INTERMEDIATE)]
+    while len(attempts) < MOST_TRIES and rng.random() > 1 / tries:
+        attempts.append(_another_attempt(attempts, numbers, rng))
+
+    value = attempts[-1].value
+    is_allowed_target = 1 <= value <= task.target_max and not is_held_out(numbers, value)
+    if rng.random() < HINDSIGHT and is_allowed_target:
+        target = value
+
+    # The example ends with the first try that reaches the target, or with the last try.
+    values = [attempt.value for attempt in attempts]
+    if target in values:
+        attempts = attempts[: values.index(target) + 1]
+    lines = [_line(attempt, target) for attempt in attempts]
+
+    prompt = render_prompt(task.template, numbers, target)
+    if not isinstance(prompt, str):
+        raise UserError(
+            f"task.template={task.template} is a chat template, and countdown has warm-start "
+            "examples for plain text only: set warm_start.steps=0"
+        )
+    if prompt.endswith("<think>"):
+        lines.append("</think>")
+    lines.append(f"<answer>{attempts[-1].expression}</answer>")
+    return prompt, "\n".join(lines)
+
+
+def _another_attempt(
+    attempts: list[Attempt], numbers: tuple[int, ...], rng: random.Random
+) -> Attempt:
+    """Draws an attempt that is not among `attempts`, or any if a few draws find no other."""
+    known_steps = [attempt.steps for attempt in attempts]
+    attempt = random_attempt(numbers, rng, LARGEST_INTERMEDIATE)
+    for _ in range(MOST_REDRAWS - 1):
+        if attempt.steps not in known_steps:
+            break
+        attempt = random_attempt(numbers, rng, LARGEST_INTERMEDIATE)
+    return attempt
+
+
+def _line(attempt: Attempt, target: int) -> str:
+    verdict = "yes" if attempt.value == target else "no"
+    return f"{','.join(attempt.steps)}?{target} {verdict}"
+
+
+def max_tokens(task: TaskConfig, tries: float) -> int:
+    """Returns an upper bound on the tokens of a response.
+
+    The bound is for jzero's countdown tokenizer, in which every character is a token, and " yes",
+    " no" and every tag are one token each.
+    """
+    steps = task.numbers_max - 1
+    largest = max(LARGEST_INTERMEDIATE, task.value_max)
+    # The last step of a line has no comma, but the line has a verdict, which is one token as well.
+    line = steps * len(f"{largest}*{largest}={largest},") + len(f"?{task.target_max}\n")
+    digits = task.numbers_max * len(str(task.value_max))
+    parentheses = 2 * max(steps - 1, 0)
+    answer = 2 + digits + steps + parentheses  # 2 tags, and an operation for every step
+    lines = MOST_TRIES if tries > 1 else 1
+    return lines * line + answer + 3  # </think>, its newline and the end of the sequence

@@ -1,0 +1,122 @@
+"""Guess a number from 1 to `task.value_max`; after a wrong guess the environment gives a hint.
+
+The hint is "higher" or "lower". In t turns halving always finds one of 2^t - 1 numbers, and a
+policy that does not use the hints rarely does: the task shows whether RL learns over several turns.
+`configs/guess.py` has the recipes. Imports no jax: grader processes load this module.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import TYPE_CHECKING
+
+from jzero.tasks import problem_sets
+from jzero.tasks.prompts import GUESS_TEMPLATES, PLAIN_REPLY, find_template
+from jzero.types import Grade, JsonValue, Problem
+
+if TYPE_CHECKING:
+    from jzero.config import TaskConfig
+
+# The share of warm-start examples whose last guess is right. With a quarter, as in countdown, the
+# warm start did not learn to guess within the hints, and RL needed 50 steps to begin to
+# (docs/log.md, guessing with hints).
+HINDSIGHT = 0.5
+# Nine digits at most: int() raises an exception where a response has thousands of them.
+_NUMBER = re.compile(r"\s*([0-9]{1,9})\s*")
+
+
+# Problems.
+
+
+def _problems(task: TaskConfig, split: str, seed: int, indices: range) -> list[Problem]:
+    """Returns the problems of a split with these indices.
+
+    Every number comes equally often: all of them in a random order, then all in another order. With
+    numbers drawn independently, the first guess would follow the numbers of the last step.
+    """
+    template = find_template(task.template, GUESS_TEMPLATES)
+    prompt = template.render({"largest": task.value_max})
+    return [
+        Problem(f"guess/{split}/{i}", task.name, prompt, _number(task.value_max, split, seed, i))
+        for i in indices
+    ]
+
+
+def _number(largest: int, split: str, seed: int, index: int) -> int:
+    """Returns the number that is to be guessed in a problem."""
+    round_of_all, position = divmod(index, largest)
+    rng = random.Random(f"guess/{split}/{seed}/{round_of_all}")
+    return rng.sample(range(1, largest + 1), largest)[position]
+
+
+def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
+    """Returns the problems of one step."""
+    return _problems(task, "train", seed, range(step * count, (step + 1) * count))
+
+
+def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
+    """Returns `count` problems, the same in every run."""
+    return _problems(task, "eval", problem_sets.EVAL_SEED, range(count))
+
+
+# The environment.
+
+
+def parse_guess(response: str) -> int | None:
+    """Returns the number that a response consists of, None where it is not a number alone."""
+    found = _NUMBER.fullmatch(response)
+    return int(found[1]) if found else None
+
+
+def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
+    """Returns a score of 1 for the right number, 0 for all else."""
+    guess = parse_guess(response)
+    if guess is None:
+        return Grade(0.0, False, "no answer")
+    if guess != gold:
+        return Grade(0.0, False, "wrong value")
+    return Grade(1.0, True, "correct")
+
+
+def hint(guess: int | None, gold: int) -> str:
+    """Returns what the environment says to a wrong guess."""
+    if guess is None:
+        return "no number"
+    return "higher" if guess < gold else "lower"
+
+
+def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str | None:
+    """Returns the hint to the last response, None if the response is right."""
+    response, last_grade = turns[-1]
+    return None if last_grade.correct else hint(parse_guess(response), gold)
+
+
+# The warm start.
+
+
+def example(task: TaskConfig, seed: int, index: int, tries: float) -> tuple[str, str]:
+    """Returns the index-th supervised example of template plain: (prompt, response).
+
+    The prompt holds up to `tries` - 1 random wrong guesses with their true hints, and the response
+    is one more guess. The guess is right in a share of HINDSIGHT of the examples and random in the
+    others. This teaches how hints are to be read, and nothing about which number to ask for.
+    """
+    rng = random.Random(f"guess/warm_start/{seed}/{index}")
+
+    def draw() -> int:
+        return 1 + int(rng.random() * task.value_max)
+
+    gold = draw()
+    prompt = GUESS_TEMPLATES["plain"].prompt.format(largest=task.value_max)
+    for _ in range(int(rng.random() * tries)):
+        guess = draw()
+        if guess != gold:
+            prompt += str(guess) + PLAIN_REPLY.replace("{}", hint(guess, gold))
+    response = gold if rng.random() < HINDSIGHT else draw()
+    return prompt, str(response)
+
+
+def max_tokens(task: TaskConfig, tries: float) -> int:
+    """Returns an upper bound on the tokens of a response: its digits and the end of sequence."""
+    return len(str(task.value_max)) + 1

@@ -1,0 +1,198 @@
+"""Prompt templates: what the policy reads before a response, and between one response and the next.
+
+`task.template` chooses a template by its name in the table of the task: `COUNTDOWN_TEMPLATES`,
+`MATH_TEMPLATES`, `GUESS_TEMPLATES`. It may also be "module:NAME" of a `PromptTemplate` in a module
+of the user's own, which has to be importable where the command runs. To add a template to jzero,
+add an entry to one of the tables. Imports no jax: grader processes load this module.
+"""
+
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jzero.errors import UserError
+from jzero.types import Prompt
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """The text of a prompt, and how an episode goes on after it.
+
+    The text of a plain template holds the special tokens of the model that it is made for. The text
+    of a chat template is the message of a user: the tokenizer's chat template adds the tokens.
+    """
+
+    # The prompt. Names in braces are replaced by values that the task passes to `render`; every
+    # other brace has to be doubled.
+    prompt: str
+    # The text between a response and the next in episodes of several turns: the end of the response
+    # that ended, the environment's reply in place of {}, and the beginning of the next response.
+    # None for a chat template: `tokenizer.suffix` cuts the text out of the tokenizer's own.
+    reply: str | None = None
+    # Whether the prompt is messages for the tokenizer's chat template.
+    chat: bool = False
+    # How a response to a question of mathematics marks its answer, a key of `extract.TEMPLATES`.
+    answer_mark: str = "boxed"
+    # `evaluate` and `generate` stop at these strings where `rollout.stop` is empty. Responses to a
+    # template without stop strings end with the end-of-sequence token of the model.
+    stop: tuple[str, ...] = ()
+
+    def render(self, values: Mapping[str, object], system_prompt: str = "") -> Prompt:
+        """Returns the prompt with `values` in place of the names in braces.
+
+        The prompt of a chat template is messages, the first of them `system_prompt` unless that is
+        empty. Other templates ignore `system_prompt`.
+
+        Raises:
+            UserError: the text has a name in braces that is not a key of `values`.
+        """
+        try:
+            text = self.prompt.format(**values)
+        except (KeyError, IndexError, ValueError) as error:
+            names = ", ".join(f"{{{name}}}" for name in values)
+            raise UserError(
+                f"a prompt template cannot be filled in ({error!r}): this task has {names}; "
+                f"write every other brace twice. The template is {self.prompt!r}"
+            ) from None
+        if not self.chat:
+            return text
+        messages = [{"role": "user", "content": text}]
+        if system_prompt:
+            messages.insert(0, {"role": "system", "content": system_prompt})
+        return messages
+
+
+def find_template(name: str, templates: Mapping[str, PromptTemplate]) -> PromptTemplate:
+    """Returns the template that `task.template=name` chooses, from `templates` or a module.
+
+    Raises:
+        UserError: there is no such template.
+    """
+    if name in templates:
+        return templates[name]
+    known = f"{', '.join(templates)}, or module:NAME of a PromptTemplate"
+    if not is_module_template(name):
+        raise UserError(f"task.template={name!r} is not one of {known}")
+    try:
+        template = pkgutil.resolve_name(name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UserError(f"task.template={name!r} is not one of {known}: {error}") from error
+    if not isinstance(template, PromptTemplate):
+        raise UserError(f"task.template={name!r} is not a PromptTemplate but {template!r}")
+    return template
+
+
+def is_module_template(name: str) -> bool:
+    """Returns whether `task.template=name` means a template in a module of the user's own."""
+    return ":" in name
+
+
+# The end of a user's turn and the beginning of the assistant's in the format of Qwen's models.
+QWEN_REPLY = "<|im_end|>\n<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+R1_REPLY = "\nUser: {}\nAssistant: <think>"
+PLAIN_REPLY = "<|endoftext|>{}\n"
+
+
+# Countdown. The values are {question}, which is COUNTDOWN_QUESTION filled in, and for templates
+# without words {spaced} (the numbers with spaces between) and {target}.
+
+COUNTDOWN_QUESTION = (
+    "Write an equation that equals {target}, using each of the numbers {numbers} exactly once. "
+    "Only + - * / and parentheses are allowed. "
+    "Put your reasoning between <think> and </think>, then the equation alone between <answer> and "
+    "</answer>, for example <answer>(1 + 2) / 3</answer>."
+)
+
+COUNTDOWN_TEMPLATES: dict[str, PromptTemplate] = {
+    # For base models.
+    "r1": PromptTemplate(
+        prompt=(
+            "This is a conversation between User and Assistant. "
+            "User asks a question; Assistant first thinks it through, then replies with the answer."
+            "\n"
+            "User: {question}\n"
+            "Assistant: Let me solve this step by step.\n"
+            "<think>"
+        ),
+        reply=R1_REPLY,
+    ),
+    # For Qwen's instruction-tuned models.
+    "qwen_chat": PromptTemplate(
+        prompt=(
+            "<|im_start|>system\n"
+            "You are a helpful assistant. You think before you answer.<|im_end|>\n"
+            "<|im_start|>user\n"
+            "{question}<|im_end|>\n"
+            "<|im_start|>assistant\n"
+            "Let me solve this step by step.\n"
+            "<think>"
+        ),
+        reply=QWEN_REPLY,
+    ),
+    # For models from scratch with jzero's own tokenizer, which has hardly any words.
+    "plain": PromptTemplate(prompt="{spaced}={target}\n", reply=PLAIN_REPLY),
+}
+
+
+# Questions of mathematics. The values are {question} and {instruction}, which is BOXED.
+
+# The sentence that Qwen2.5-Math was tuned on.
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+
+MATH_TEMPLATES: dict[str, PromptTemplate] = {
+    # What Qwen2.5-Math was tuned on, for its base models as well.
+    "qwen_math": PromptTemplate(
+        prompt=(
+            "<|im_start|>system\n"
+            "{instruction}<|im_end|>\n"
+            "<|im_start|>user\n"
+            "{question}<|im_end|>\n"
+            "<|im_start|>assistant\n"
+        ),
+        reply=QWEN_REPLY,
+    ),
+    # For base models: thoughts and answer in tags.
+    "r1": PromptTemplate(
+        prompt=(
+            "The following is a dialogue. "
+            "User poses a problem; Assistant works it out in the mind first and then replies. "
+            "The thoughts stand between <think> and </think>, the reply between <answer> and "
+            "</answer>, that is: <think> thoughts </think> <answer> reply </answer>.\n"
+            "User: {question}\n"
+            "Assistant: <think>"
+        ),
+        reply=R1_REPLY,
+        answer_mark="r1",
+        stop=("</answer>",),
+    ),
+    # The question alone.
+    "no": PromptTemplate(prompt="{question}", reply="\n{}\n"),
+    # For the models that were distilled from DeepSeek-R1, whose responses begin with thoughts.
+    "r1_distill_qwen": PromptTemplate(
+        prompt=(
+            "<｜begin▁of▁sentence｜><｜User｜>{question} {instruction}\n<｜Assistant｜><think>\n"
+        ),
+        reply="<｜end▁of▁sentence｜><｜User｜>{}\n<｜Assistant｜><think>\n",
+        answer_mark="think_boxed",
+    ),
+    "qwen3": PromptTemplate(
+        prompt=("<|im_start|>user\n{question}\n{instruction}<|im_end|>\n<|im_start|>assistant\n"),
+        reply=QWEN_REPLY,
+    ),
+    # The tokenizer's own chat template. The system prompt is `task.system_prompt` or BOXED.
+    "chat": PromptTemplate(prompt="{question}", chat=True),
+}
+DEFAULT_MATH_TEMPLATE = "qwen_math"
+
+
+# Guess. The value is {largest}.
+
+GUESS_TEMPLATES: dict[str, PromptTemplate] = {
+    "plain": PromptTemplate(prompt="1-{largest}\n", reply=PLAIN_REPLY),
+    "chat": PromptTemplate(
+        prompt=(
+            "I think of a whole number from 1 to {largest}. Guess it: reply with the number alone."
+        ),
+        chat=True,
+    ),
+}
