@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
-from pydantic import TypeAdapter
 
 from jzero import cli, config
 from jzero.errors import UserError
@@ -79,9 +78,8 @@ def run(given: Any) -> str:
             f"--revision={given.revision} is a branch on the hub: give --push-to-hub, too"
         )
     try:
-        settings = TypeAdapter(config.Config).validate_json(
-            (workdir / "config.json").read_text("utf-8")
-        )
+        path = workdir / "config.json"
+        settings = config.from_json(path.read_text("utf-8"), str(path))
         saved = checkpoint.Checkpoints(workdir, None)
     except (OSError, ValueError) as error:
         raise UserError(

@@ -18,10 +18,9 @@ from jzero.config.schema import (
     TaskConfig,
     TrainConfig,
     WarmStartConfig,
-    flatten,
     list_settings,
-    to_json,
 )
+from jzero.config.serialization import flatten, from_json, to_json
 from jzero.errors import UserError
 
 

@@ -10,8 +10,7 @@ description says otherwise.
 """
 
 import dataclasses
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jzero import algorithms
@@ -479,19 +478,3 @@ def with_table_keys(name: str, rules: Rules) -> Rules:
     if table is None or not name.startswith("algorithm."):
         return rules
     return dataclasses.replace(rules, choices=(*rules.choices, *table))
-
-
-def flatten(tree: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    """Returns the leaves of nested dictionaries by dotted name: {"a": {"b": 1}} -> {"a.b": 1}."""
-    leaves: dict[str, object] = {}
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            leaves |= flatten(value, f"{prefix}{name}.")
-        else:
-            leaves[prefix + name] = value
-    return leaves
-
-
-def to_json(config: Config) -> str:
-    """Returns the text of a run's config.json."""
-    return json.dumps(dataclasses.asdict(config), indent=1)

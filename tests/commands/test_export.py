@@ -16,7 +16,6 @@ import orbax.checkpoint as ocp
 import pytest
 import reference
 from huggingface_hub import ModelCard
-from pydantic import TypeAdapter
 from runs import ROOT, Stand, finish, rows
 
 from jzero import config, export, train
@@ -71,7 +70,8 @@ def given(workdir: Path, out: Path, **more) -> SimpleNamespace:
 
 
 def read_config(workdir: Path) -> config.Config:
-    return TypeAdapter(config.Config).validate_json((workdir / "config.json").read_text())
+    path = workdir / "config.json"
+    return config.from_json(path.read_text(), str(path))
 
 
 def params_of(workdir: Path, step: int):

@@ -118,8 +118,3 @@ def test_the_choices_of_an_algorithm_are_the_keys_of_its_table(name):
 def test_sections_are_not_shared_between_configs():
     config.Config().rollout.group_size = 99
     assert config.Config().rollout.group_size != 99
-
-
-def test_flatten_keeps_values_and_order():
-    tree = {"b": {"y": (1, 2), "x": None}, "a": 3}
-    assert list(config.flatten(tree).items()) == [("b.y", (1, 2)), ("b.x", None), ("a", 3)]

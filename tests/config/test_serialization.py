@@ -1,0 +1,52 @@
+"""A config survives config.json, and a file with unknown settings is refused."""
+
+import json
+
+import pytest
+from settings_by_name import changed_config
+
+from jzero import config
+from jzero.errors import UserError
+
+
+def test_a_config_is_read_as_it_was_written():
+    settings = changed_config(
+        {
+            "rollout.stop": ("</answer>",),
+            "task.weights": (0.5, 2.0),
+            "optimizer.lr": 1.0,
+            "critic.optimizer.schedule": "cosine",
+        }
+    )
+    assert config.from_json(config.to_json(settings), "config.json") == settings
+
+
+def test_a_setting_that_is_not_in_the_file_has_its_default():
+    settings = config.from_json('{"train": {"steps": 3}}', "config.json")
+    assert settings == changed_config({"train.steps": 3})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "runs/a/config.json is no JSON"),
+        ("[]", "runs/a/config.json is no config"),
+        ('{"train": {"steps": "x"}}', "runs/a/config.json holds a wrong value: .*train.steps"),
+        ('{"train": {"stepz": 3}}', "does not know: train.stepz"),
+        ('{"rollout": {"eta": 1}}', "rollout.eta is now rollout.max_staleness"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(text, message):
+    with pytest.raises(UserError, match=f"(?s){message}"):
+        config.from_json(text, "runs/a/config.json")
+
+
+def test_flatten_keeps_values_and_order():
+    tree = {"b": {"y": (1, 2), "x": None}, "a": 3}
+    assert list(config.flatten(tree).items()) == [("b.y", (1, 2)), ("b.x", None), ("a", 3)]
+
+
+def test_to_json_holds_every_setting():
+    settings = config.Config()
+    names = [setting.name for setting in config.list_settings(settings)]
+    assert list(config.flatten(json.loads(config.to_json(settings)))) == names
