@@ -1,7 +1,12 @@
-"""The mesh, and the one table from a parameter's logical axes to mesh axes. Training runs on (data, fsdp, tensor),
-decoding on (slots, tensor) over the same devices; `publish` takes weights from one to the other."""
+"""Meshes of devices, and the one table from a parameter's logical axes to mesh axes.
+
+Training runs on a mesh (data, fsdp, tensor) over all devices. Decoding runs on a mesh
+(slots, tensor) over the devices of one host, the same ones or, with mesh.decode_devices, others.
+`publish.py` takes weights from one mesh to the other.
+"""
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -11,7 +16,8 @@ from jax.sharding import PartitionSpec as P
 from jzero.errors import UserError
 from jzero.model import qwen
 
-RULES = {  # logical axis -> mesh axis
+# Logical axis of a parameter -> the mesh axis that it is split over. None: it is never split.
+RULES: dict[str, str | None] = {
     "vocab": "tensor",
     "embed": "fsdp",
     "mlp": "tensor",
@@ -21,66 +27,102 @@ RULES = {  # logical axis -> mesh axis
     "layers": None,
     "norm": None,
 }
-ROWS = P(None, ("data", "fsdp"))  # of a batch [M, B, T]
+ROWS = P(None, ("data", "fsdp"))  # how the rows of a batch [M, B, T] are split
 
 
-def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence | None = None) -> Mesh:
-    """One of the sizes may be -1: what the others leave of the devices."""
-    devices = sorted(devices or jax.devices(), key=lambda device: (device.process_index, device.id))
+class Device(Protocol):
+    """What this module reads of a `jax.Device`, whose class type checkers cannot see."""
+
+    id: int
+    process_index: int
+
+
+def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Device] | None = None) -> Mesh:
+    """Returns the mesh (data, fsdp, tensor) over `devices`, by default all devices.
+
+    One of the sizes may be -1: it becomes what the other sizes leave. Raises UserError where the
+    sizes do not fill the devices, or `tensor` does not divide the devices of a host.
+    """
+    devices = devices or jax.devices()
+    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
     sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
-    named = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
-    if [*sizes.values()].count(-1) > 1 or any(size == 0 or size < -1 for size in sizes.values()):
-        raise UserError(f"{named}: sizes are positive, and at most one is -1")
+    settings = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
+
+    num_open = sum(size == -1 for size in sizes.values())
+    if num_open > 1 or any(size == 0 or size < -1 for size in sizes.values()):
+        raise UserError(f"{settings}: sizes are positive, and at most one is -1")
     try:
-        train = make_mesh(devices, sizes)
-    except ValueError:
-        raise UserError(f"{named} does not fill the {len(devices)} devices") from None
-    tensor = train.shape["tensor"]
-    local = sum(device.process_index == devices[0].process_index for device in devices)
-    if local % tensor:
-        raise UserError(
-            f"mesh.tensor={tensor} must divide the {local} devices of a host, which decode together"
-        )
-    return train
+        mesh = make_mesh(devices, sizes)
+    except ValueError:  # NumPy cannot reshape the devices to these sizes
+        raise UserError(f"{settings} does not fill the {len(devices)} devices") from None
 
-
-def split_devices(decode: int) -> tuple[list, list]:
-    """Devices that train, and this host's that decode at the same time: the last `decode` of each host's."""
-    devices = sorted(jax.devices(), key=lambda device: device.id)
-    hosts = [
-        [device for device in devices if device.process_index == n]
-        for n in range(jax.process_count())
-    ]
-    if decode >= (least := min(map(len, hosts))):
+    # A host decodes with all of its devices, `tensor` of them together.
+    tensor = mesh.shape["tensor"]
+    per_host = sum(device.process_index == devices[0].process_index for device in devices)
+    if per_host % tensor:
         raise UserError(
-            f"mesh.decode_devices={decode} leaves none of the {least} devices of a host to train"
+            f"mesh.tensor={tensor} must divide the {per_host} devices of a host, "
+            "which decode together"
         )
-    here = hosts[jax.process_index()]
-    return [device for each in hosts for device in each[: len(each) - decode]], here[
-        len(here) - decode :
-    ]
+    return mesh
 
 
 def decode_mesh(train: Mesh, process: int | None = None) -> Mesh:
-    """The devices of one host (default: this one); tensor as in training, the rest are slots."""
+    """Returns the mesh (slots, tensor) over the devices of one host, by default this one.
+
+    "tensor" has the size that it has in the training mesh `train`; the rest are slots.
+    """
     process = jax.process_index() if process is None else process
-    local = [device for device in train.devices.flat if device.process_index == process]
-    return make_mesh(local, {"slots": -1, "tensor": train.shape["tensor"]})
+    devices = [device for device in train.devices.flat if device.process_index == process]
+    return make_mesh(devices, {"slots": -1, "tensor": train.shape["tensor"]})
 
 
-def make_mesh(devices: Sequence, sizes: dict[str, int]) -> Mesh:
-    """A size of -1 is what the others leave."""
+def split_devices(decode: int) -> tuple[list[Device], list[Device]]:
+    """Returns the devices that train, and the devices of this host that decode at the same time.
+
+    decode: mesh.decode_devices, the number of devices of every host that decode. They are the last
+    of each host. Raises UserError where a host would have no device left to train.
+    """
+    devices = sorted(jax.devices(), key=lambda device: device.id)
+    hosts = [
+        [device for device in devices if device.process_index == process]
+        for process in range(jax.process_count())
+    ]
+    fewest = min(len(host) for host in hosts)
+    if decode >= fewest:
+        raise UserError(
+            f"mesh.decode_devices={decode} leaves none of the {fewest} devices of a host to train"
+        )
+    training = []
+    for host in hosts:
+        training += host[: len(host) - decode]
+    this_host = hosts[jax.process_index()]
+    return training, this_host[len(this_host) - decode :]
+
+
+def make_mesh(devices: Sequence[Device], sizes: dict[str, int]) -> Mesh:
+    """Returns a mesh with the axes of `sizes`. A size of -1 becomes what the others leave.
+
+    Raises ValueError where the sizes do not fill the devices.
+    """
     grid = np.array(devices).reshape(tuple(sizes.values()))
     return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
 
 
 def param_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
-    """A NamedSharding for every parameter; an axis the mesh lacks, or that does not divide, is left whole."""
+    """Returns the tree of the parameters with a NamedSharding at every leaf, by RULES.
 
-    def place(axes: tuple[str, ...], leaf) -> NamedSharding:
-        names = [(RULES[axis], size) for axis, size in zip(axes, leaf.shape, strict=True)]
-        fits = lambda name, size: name in mesh.shape and size % mesh.shape[name] == 0
-        return NamedSharding(mesh, P(*(name if fits(name, size) else None for name, size in names)))
+    An axis is not split where the mesh lacks its mesh axis, or where the sizes do not divide.
+    """
 
-    is_axes = lambda x: isinstance(x, tuple)
-    return jax.tree.map(place, qwen.logical_axes(config), qwen.abstract(config), is_leaf=is_axes)
+    def mesh_axis(logical_axis: str, size: int) -> str | None:
+        name = RULES[logical_axis]
+        return name if name in mesh.shape and size % mesh.shape[name] == 0 else None
+
+    def place(axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        return NamedSharding(mesh, P(*map(mesh_axis, axes, leaf.shape)))
+
+    def is_leaf(x: object) -> bool:
+        return isinstance(x, tuple)
+
+    return jax.tree.map(place, qwen.logical_axes(config), qwen.abstract(config), is_leaf=is_leaf)

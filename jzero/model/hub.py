@@ -1,4 +1,4 @@
-"""Downloads from the Hugging Face hub that end, one way or the other."""
+"""Downloads from the Hugging Face hub and uploads to it, with an end and a reason in every case."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,46 +7,63 @@ from huggingface_hub import HfApi, snapshot_download
 
 from jzero.errors import UserError
 
-SECONDS = 10  # without an answer, until the hub counts as unreachable
+TIMEOUT_SECONDS = 10  # without an answer the hub counts as unreachable
+OLD_WEIGHTS = ["*.safetensors", "*.index.json"]  # deleted by an upload, as shards may be fewer now
 
 
 def download(name: str, patterns: Sequence[str]) -> Path:
-    """The local copy of a repository's files, also of the cache; OSError with the reason where there is none."""
+    """Returns the local copy of the files of a repository that match `patterns`.
+
+    Files that are in the cache count where the hub is unreachable. Raises OSError with the reason
+    where there is no copy.
+    """
+    # snapshot_download asks the hub the same question first, but waits for an answer without end.
     try:
-        HfApi().model_info(
-            name, timeout=SECONDS
-        )  # snapshot_download asks the same first, but waits without end
-    except Exception as error:  # whatever the network and the hub's client come up with
-        try:
-            return Path(
-                snapshot_download(name, allow_patterns=list(patterns), local_files_only=True)
-            )
-        except OSError:
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            raise OSError(reason) from error
-    return Path(snapshot_download(name, allow_patterns=list(patterns), etag_timeout=SECONDS))
+        HfApi().model_info(name, timeout=TIMEOUT_SECONDS)
+    except Exception as error:  # anything that the network and the hub's client come up with
+        return cached_copy(name, patterns, reason=first_line(error))
+    copy = snapshot_download(name, allow_patterns=list(patterns), etag_timeout=TIMEOUT_SECONDS)
+    return Path(copy)
+
+
+def cached_copy(name: str, patterns: Sequence[str], reason: str) -> Path:
+    """Returns the copy in the cache; raises OSError with `reason` where there is none."""
+    try:
+        copy = snapshot_download(name, allow_patterns=list(patterns), local_files_only=True)
+    except OSError as error:
+        raise OSError(reason) from error
+    return Path(copy)
 
 
 def push(directory: Path, name: str, branch: str | None, replace: bool) -> str:
-    """The address of the model that now holds the directory's files, and no weights beside them."""
+    """Uploads the files of a directory to a model repository and returns the address.
+
+    The repository and the branch are created where they do not exist. Weights that the repository
+    held before are deleted. Raises UserError where the upload fails, and where the branch exists
+    and `replace` is false; the main branch is always replaced.
+    """
     api = HfApi()
     try:
         api.create_repo(name, exist_ok=True)
-        taken = (
-            branch
-            and branch != "main"
-            and branch in [each.name for each in api.list_repo_refs(name).branches]
-        )
-        if branch and not taken:
+        is_taken = bool(branch) and branch != "main" and branch in branches_of(api, name)
+        if branch and not is_taken:
             api.create_branch(name, branch=branch, exist_ok=True)
-        if replace or not taken:
-            old = ["*.safetensors", "*.index.json"]
+        if replace or not is_taken:
             return api.upload_folder(
-                repo_id=name, folder_path=directory, revision=branch, delete_patterns=old
+                repo_id=name, folder_path=directory, revision=branch, delete_patterns=OLD_WEIGHTS
             )
-    except Exception as error:  # whatever the network and the hub's client come up with
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
+    except Exception as error:  # anything that the network and the hub's client come up with
         raise UserError(
-            f"--push-to-hub {name}: {reason}. {directory} is whole, `hf upload` pushes it"
+            f"--push-to-hub {name}: {first_line(error)}. "
+            f"{directory} is complete: upload it with `hf upload`"
         ) from error
     raise UserError(f"--revision={branch} exists in {name}: give another, or --force to push to it")
+
+
+def branches_of(api: HfApi, name: str) -> list[str]:
+    return [branch.name for branch in api.list_repo_refs(name).branches]
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, or the name of its type."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,13 +1,20 @@
-"""Tokenizers: a model's own through `transformers`, and jzero's for countdown: every printable ASCII character, the
-newline and the words of the plain template, in the shape of a Qwen2 tokenizer without merges, which `AutoTokenizer`
-makes of whatever lies beside a Qwen2 config.json. It is not used here: it imports torch."""
+"""Tokenizers: a model's own, and jzero's character tokenizer for countdown.
+
+    tok = tokenizer.load("Qwen/Qwen2.5-0.5B")         # a directory or a hub id; "" is countdown's
+    ids = tokenizer.encode(tok, tokenizer.render(tok, messages))
+    text = tokenizer.decode(tok, ids)
+
+The countdown tokenizer has 112 tokens: every printable ASCII character, the newline, and the words
+of the plain template. It has the shape of a Qwen2 tokenizer without merges, which is what
+`AutoTokenizer` makes of any tokenizer beside a Qwen2 config.json. `AutoTokenizer` itself is not
+used here: it imports torch.
+"""
 
 import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
@@ -17,14 +24,23 @@ from jzero.model import hub
 
 FILES = ("*.json", "*.txt", "*.jinja")  # of a model on the hub, without its weights
 
+Message = Mapping[str, str]  # {"role": ..., "content": ...}
+Prompt = str | Sequence[Message]
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
 
 def countdown() -> PreTrainedTokenizerFast:
-    """112 tokens; characters outside printable ASCII and the newline are dropped."""
+    """Returns the countdown tokenizer. It drops characters outside of its alphabet."""
     return PreTrainedTokenizerFast.from_pretrained(Path(__file__).with_name("countdown_tokenizer"))
 
 
 def load(path: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a local directory or a hub id; "" is the countdown tokenizer."""
+    """Returns the tokenizer of a local directory or a hub id; "" is the countdown tokenizer.
+
+    Raises UserError where there is none that can be loaded.
+    """
     if not path:
         return countdown()
     try:
@@ -38,65 +54,93 @@ def load(path: str) -> PreTrainedTokenizerFast:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(
-            f"no tokenizer in model.tokenizer={path} ({reason}): give a directory with tokenizer.json or "
-            'vocab.json and merges.txt, a hub id that can be reached, or "" for the countdown tokenizer'
+            f"no tokenizer in model.tokenizer={path} ({reason}): give a directory with "
+            "tokenizer.json or vocab.json and merges.txt, a hub id that can be reached, or "
+            '"" for the countdown tokenizer'
         ) from None
 
 
-def render(tokenizer: PreTrainedTokenizerFast, prompt: Any, generate: bool = True) -> str:
-    """Text, or messages through the chat template; generate: with the beginning of the assistant's next one."""
+# -- text to tokens and back -----------------------------------------------------------------------
+
+
+def render(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, generate: bool = True) -> str:
+    """Returns a prompt as text: text as it is, messages through the tokenizer's chat template.
+
+    generate: the text ends with the beginning of the assistant's next message.
+    Raises UserError where the prompt is messages and the tokenizer has no chat template.
+    """
     if isinstance(prompt, str):
         return prompt
     if not tokenizer.chat_template:
         raise UserError(
-            "the prompt is messages, and this tokenizer has no chat template: choose another template"
+            "the prompt is messages, and this tokenizer has no chat template: "
+            "choose a task.template of plain text, or a model with a chat template"
         )
-    return str(
-        tokenizer.apply_chat_template(prompt, tokenize=False, add_generation_prompt=generate)
-    )
+    messages = [dict(message) for message in prompt]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+    return str(text)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Token ids of the text alone: no special token is added."""
-    return tokenizer.backend_tokenizer.encode(
-        text, add_special_tokens=False
-    ).ids  # ten times as fast as calling it
-
-
-@functools.cache
-def suffix(tokenizer: PreTrainedTokenizerFast, reply: str, plain: str | None) -> list[int]:
-    """Tokens between a response and the next: `plain`, the reply at its {}, or what the chat template writes there."""
-    if plain is not None:
-        return encode(tokenizer, plain.replace("{}", reply))
-    response = "response-of-the-assistant"
-    roles = ("user", "question"), ("assistant", response), ("user", reply)
-    text = render(tokenizer, [{"role": role, "content": content} for role, content in roles])
-    return encode(tokenizer, text.partition(response)[2])
-
-
-def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> str:
-    """The text of the token that the chat template ends the assistant's messages with."""
-    return tokenizer.backend_tokenizer.decode(
-        suffix(tokenizer, "reply", None)[:1], skip_special_tokens=False
-    )
+    """Returns the token ids of a text. No special token is added."""
+    # Ten times as fast as calling the tokenizer itself.
+    return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
 def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
-    """The exact text, less end-of-sequence and padding."""
+    """Returns the exact text of token ids, without end-of-sequence and padding tokens."""
     skipped = (tokenizer.eos_token_id, tokenizer.pad_token_id)
-    return tokenizer.backend_tokenizer.decode(
-        [int(i) for i in ids if i not in skipped], skip_special_tokens=False
-    )
+    kept = [int(token) for token in ids if token not in skipped]
+    return tokenizer.backend_tokenizer.decode(kept, skip_special_tokens=False)
+
+
+# -- the ends of responses -------------------------------------------------------------------------
+
+
+@functools.cache
+def reply_tokens(
+    tokenizer: PreTrainedTokenizerFast, reply: str, plain_template: str | None
+) -> list[int]:
+    """Returns the tokens between a response and the next one, which hold the environment's reply.
+
+    plain_template: the text between the two, with "{}" in place of the reply. None: the text that
+    the tokenizer's chat template writes between two messages of the assistant.
+    """
+    if plain_template is not None:
+        return encode(tokenizer, plain_template.replace("{}", reply))
+    response = "response-of-the-assistant"
+    messages = [
+        {"role": "user", "content": "question"},
+        {"role": "assistant", "content": response},
+        {"role": "user", "content": reply},
+    ]
+    _, _, after = render(tokenizer, messages).partition(response)
+    return encode(tokenizer, after)
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> str:
+    """Returns the text of the token that ends the assistant's messages in the chat template."""
+    first = reply_tokens(tokenizer, "reply", None)[:1]
+    return tokenizer.backend_tokenizer.decode(first, skip_special_tokens=False)
 
 
 def eos_ids(tokenizer: PreTrainedTokenizerFast, directory: str = "") -> tuple[int, ...]:
-    """Every id that ends a response: the tokenizer's and those of the directory's generation_config.json."""
+    """Returns every token that ends a response, the tokenizer's own first.
+
+    The others are those of generation_config.json in the model's `directory`. Raises UserError
+    where there is none.
+    """
+    own = tokenizer.eos_token_id
+    assert own is None or isinstance(own, int), f"{own=}"
+    ids: list[int | None] = [own]
     path = Path(directory, "generation_config.json")
-    more = json.loads(path.read_bytes()).get("eos_token_id") if directory and path.exists() else []
-    every = [tokenizer.eos_token_id, *(more if isinstance(more, list) else [more])]
-    ids = tuple(dict.fromkeys(number for number in every if number is not None))
-    if not ids:
+    if directory and path.exists():
+        named = json.loads(path.read_bytes()).get("eos_token_id")
+        ids += named if isinstance(named, list) else [named]
+    unique = tuple(dict.fromkeys(token for token in ids if token is not None))
+    if not unique:
         raise UserError(
-            f"neither the tokenizer nor {path} names an end of sequence: set one, or use rollout.stop"
+            f"neither the tokenizer nor {path} names an end of sequence: name one there, "
+            "or set rollout.stop"
         )
-    return ids
+    return unique

@@ -70,7 +70,7 @@ class TurnGrader:
             return None
         task = find_task(self.problem_of(sequence.prompt_id).task)
         plain_template = task.find_template(self.task.template).reply
-        tokens = list(tokenizer.suffix(self.tokenizer, grade.reply, plain_template))
+        tokens = list(tokenizer.reply_tokens(self.tokenizer, grade.reply, plain_template))
         if tokens[0] in self.engine.stop_ids and sequence.tokens[-1] == tokens[0]:
             del tokens[0]
         room = sequence.longest_length(self.engine.settings)

@@ -53,12 +53,12 @@ def test_a_chat_template_is_cut_after_the_response(shared, template):
     conversation so far, to which Qwen3 adds thoughts."""
     tok = tokenizer.load(str(shared / "data/qwen2_tokenizer"))
     tok.chat_template = template or tok.chat_template
-    ids = tokenizer.suffix(tok, REPLY, None)
+    ids = tokenizer.reply_tokens(tok, REPLY, None)
     assert ids == tokenizer.encode(tok, CHATML) and ids[0] == tok.convert_tokens_to_ids(
         "<|im_end|>"
     )
     for name in ("qwen_math", "qwen3"):
-        assert tokenizer.suffix(tok, REPLY, TASKS["math_multiturn"].templates[name].reply) == ids
+        assert tokenizer.reply_tokens(tok, REPLY, TASKS["math_multiturn"].templates[name].reply) == ids
     if template == QWEN25:
         talk = [{"role": "user", "content": "7?"}, {"role": "assistant", "content": ANSWER}]
         whole = tok.apply_chat_template([*talk, {"role": "user", "content": REPLY}], tokenize=True, return_dict=False,
