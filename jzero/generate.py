@@ -1,200 +1,398 @@
 """`python -m jzero.generate --model DIR --data DATA --n 4 --out FILE.jsonl [--config.section.field=value ...]`
 
-Graded responses to the problems of a set, rollout.num_slots at once, by jzero's engine or an OpenAI-compatible server. Rows
-are what SFT reads: prompt and completion, text or, with task.template=chat, messages. They are written in chunks of
-rollout.num_prompts problems, each with noise of its own: the same command goes on after a kill."""
+Samples n responses to every problem of a set, grades them, and writes one JSON line for each. The
+rows are what supervised fine-tuning reads: a prompt and a completion, as text or, with
+task.template=chat, as messages. Responses come from jzero's engine or, with --base-url, from a
+server that speaks the OpenAI API; rollout.num_slots of them are sampled at once.
 
+The file grows by chunks of rollout.num_prompts problems. Each chunk has noise of its own, so the
+same command goes on after a kill and ends with the same file.
+"""  # noqa: E501 (the first line is the usage that --help prints)
+
+import contextlib
 import importlib.util
 import json
 import os
 import sys
 import time
+import urllib.parse
 import zlib
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
+
+import pydantic
 
 from jzero import cli, config, evaluate, train
 from jzero.distributed import processes
 from jzero.errors import UserError
+from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.run.workdir import claim_workdir
 from jzero.tasks import find_task, math_problems, rewards
 from jzero.tasks.prompts import MATH_TEMPLATES
-from jzero.types import Problem, Turn
+from jzero.types import Problem, Turn, grade_of
+
+# Takes the problems of a chunk and its number; returns n graded responses to each, in order.
+SampleChunk: TypeAlias = Callable[[list[Problem], int], list[Turn]]
+
+MAX_RETRIES = 8  # of a request, with growing pauses: about two minutes in all
 
 
-def remote(given: Any, settings: config.Config, pool: Pool) -> Any:
-    """Tries again, ever later, after a 408, 409, 429, 5xx, a timeout or a lost connection."""
-    import openai  # an extra
+@dataclass(frozen=True)
+class Options:
+    """The flags of the command that are not settings."""
 
-    rollout, heat, key = (
-        settings.rollout,
-        settings.rollout.temperature,
-        os.environ.get("OPENAI_API_KEY", "none"),
-    )
-    client = openai.OpenAI(
-        base_url=given.base_url, api_key=key, timeout=given.timeout, max_retries=8
-    )
-    told: dict[str, Any] = {
-        "model": given.model,
-        "max_tokens": rollout.max_new_tokens,
-        "stop": list(rollout.stop) or None,
-    }
-
-    def respond(problem: Problem, number: int) -> tuple[int, str, str]:
-        plain = isinstance(problem.prompt, str)
-        api, prompt = (
-            (client.completions, "prompt") if plain else (client.chat.completions, "messages")
-        )
-        seed = zlib.crc32(f"{settings.train.seed}/{problem.id}/{number}".encode()) >> 1
-        answer: Any = api.create(
-            **told, **{prompt: problem.prompt}, temperature=heat, top_p=rollout.top_p, seed=seed
-        )
-        choice = answer.choices[0]
-        text, cut = (
-            choice.text if plain else choice.message.content,
-            getattr(choice, "stop_reason", None),
-        )
-        text = (text or "") + (
-            cut if isinstance(cut, str) and rollout.keep_stop else ""
-        )  # vLLM says what it cut off
-        pool.submit((problem.id, number), problem.task, text, problem.gold, settings.task)
-        return answer.usage.completion_tokens if answer.usage else 0, text, choice.finish_reason
-
-    def sample(chunk: list[Problem], _: int) -> list[Turn]:
-        every = [(problem, i) for problem in chunk for i in range(given.n)]
-        try:
-            with ThreadPoolExecutor(rollout.num_slots) as threads:
-                said = list(threads.map(respond, *zip(*every, strict=True)))
-        except (
-            openai.OpenAIError,
-            AttributeError,
-            LookupError,
-            TypeError,
-        ) as error:  # it may be another server
-            raise UserError(
-                f"--base-url {given.base_url}: {error}; the same command goes on from here"
-            ) from error
-        found, lengths = (
-            dict(pool.drain()),
-            ([len(text) for _, text, _ in said], [tokens for tokens, *_ in said]),
-        )
-        grades = rewards.add_batch_rewards(
-            [found[problem.id, i] for problem, i in every], *lengths, settings.task.reward
-        )
-        return [Turn(0, *each, grade) for each, grade in zip(said, grades, strict=True)]
-
-    return sample
+    model: str
+    out: Path
+    n: int = 1
+    limit: int = 0  # problems; 0 = all of a set
+    base_url: str | None = None
+    timeout: float = 600.0  # seconds
 
 
-def row(problem: Problem, number: int, turn: Turn) -> bytes:
-    completion = (
-        turn.text
-        if isinstance(problem.prompt, str)
-        else [{"role": "assistant", "content": turn.text}]
-    )
-    said = {"id": problem.id, "sample": number, "prompt": problem.prompt, "completion": completion}
-    said |= {
-        "gold": json.dumps(problem.gold),
-        "tokens": turn.end - turn.start,
-        "finish": turn.finish_reason,
-    }
-    said |= {name: getattr(turn.grade, name) for name in ("score", "correct", "reason")}
-    return f"{json.dumps(said)}\n".encode()
-
-
-def run(given: Any, settings: config.Config) -> None:
-    train.check_task(settings)
-    task, rollout, seed = find_task(settings.task.name), settings.rollout, settings.train.seed
-    n, size, out, header = (
-        given.n,
-        rollout.num_prompts,
-        given.out,
-        given.out.with_name(f".{given.out.name}"),
-    )
-    if given.base_url and not importlib.util.find_spec("openai"):
-        raise UserError("--base-url needs the package openai: pip install openai")
-    if out.exists() and not header.exists():
-        raise UserError(f"--out {out} exists, and not from this command: give another")
-    sets = math_problems.load_sets(settings.task).train if task.templates is MATH_TEMPLATES else []
-    problems = task.train_problems(settings.task, seed, 0, given.limit or sum(map(len, sets)))
+def run(options: Options, settings: config.Config) -> None:
+    """Generates what is missing in the file `options.out`."""
+    check(options, settings)
+    problems = read_problems(options, settings)
     with Pool(settings.task.grade_workers) as pool:
-        if given.base_url:
-            sample = remote(given, settings, pool)
+        if options.base_url:
+            with contextlib.closing(RemoteSampler(options, settings, pool)) as remote:
+                write_chunks(options, settings, problems, remote.sample_chunk)
         else:
-            sampler, params = evaluate.load(settings, pool)
-            encoded = sampler.encode_problems(problems)
-            problems = [item.problem for item in encoded]
+            generate_here(options, settings, problems, pool)
 
-            def sample(chunk: list[Problem], index: int) -> list[Turn]:
-                first = index * size
-                rollouts, _ = sampler.sample_rollouts(
-                    params,
-                    encoded[first : first + len(chunk)],
-                    n,
-                    rollout.temperature,
-                    (seed, index),
-                    version=0,
-                )
-                return [rollout.turns[-1] for rollout in sampler.gather_rollouts(rollouts)]
 
-        if n < 1 or rollout.max_turns > 1 or not problems:
-            raise UserError(
-                f"--n={n} and {len(problems)} problems must be 1 or more (--limit), {rollout.max_turns=} 1"
-            )
-        digest = zlib.crc32(repr(problems).encode())
-        asked = {
-            "config": vars(settings),
-            "n": n,
-            "server": bool(given.base_url),
-            "problems": digest,
-        }
-        claim_workdir(header, json.dumps(asked, default=vars))
-        lines = out.read_bytes().split(b"\n")[:-1] if out.exists() else []
-        done = len(lines) - (len(lines) % (size * n) if len(lines) < len(problems) * n else 0)
-        with out.open("ab") as file:
-            file.truncate(
-                sum(len(line) + 1 for line in lines[:done])
-            )  # a chunk that a kill cut short
-            for start in range(done // n, len(problems), size):
-                chunk, begin = problems[start : start + size], time.perf_counter()
-                turns = sample(chunk, start // size)
-                rows = [row(chunk[i // n], i % n, turn) for i, turn in enumerate(turns)]
-                file.write(b"".join(rows) if processes.is_first_process() else b"")
+def generate_here(
+    options: Options, settings: config.Config, problems: list[Problem], pool: Pool
+) -> None:
+    """Generates with jzero's engine, on the devices of this process."""
+    sampler, params = evaluate.load(settings, pool)
+    encoded = sampler.encode_problems(problems)  # without the problems whose prompt is too long
+    if not encoded:
+        longest = settings.rollout.max_prompt_tokens
+        raise UserError(
+            f"every prompt is longer than rollout.max_prompt_tokens={longest}: raise it"
+        )
+
+    def sample_chunk(chunk: list[Problem], number: int) -> list[Turn]:
+        first = number * settings.rollout.num_prompts
+        rollouts, _ = sampler.sample_rollouts(
+            params,
+            encoded[first : first + len(chunk)],
+            options.n,
+            settings.rollout.temperature,
+            (settings.train.seed, number),
+            version=0,
+        )
+        return [rollout.turns[-1] for rollout in sampler.gather_rollouts(rollouts)]
+
+    write_chunks(options, settings, [item.problem for item in encoded], sample_chunk)
+
+
+# -- Before sampling -------------------------------------------------------------------------------
+
+
+def check(options: Options, settings: config.Config) -> None:
+    """Raises UserError for options and settings that cannot work."""
+    train.check_task(settings)
+    if options.n < 1:
+        raise UserError(f"--n={options.n} must be at least 1")
+    if settings.rollout.max_turns > 1:
+        raise UserError(
+            f"rollout.max_turns={settings.rollout.max_turns}: "
+            "only responses of one turn can be generated, set it to 1"
+        )
+    if options.base_url:
+        check_base_url(options.base_url)
+        if not importlib.util.find_spec("openai"):
+            raise UserError("--base-url needs the package openai: pip install openai")
+    if options.out.exists() and not claim_directory(options.out).exists():
+        raise UserError(f"--out {options.out} exists, and not from this command: give another")
+
+
+def check_base_url(base_url: str) -> None:
+    """Raises UserError unless the address is http://HOST[:PORT]/... or https://..."""
+    try:
+        address = urllib.parse.urlsplit(base_url)
+        is_valid = address.scheme in ("http", "https") and bool(address.hostname)
+        _ = address.port  # raises ValueError if it is no number
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise UserError(f"--base-url {base_url}: give an address like http://HOST:PORT/v1")
+
+
+def read_problems(options: Options, settings: config.Config) -> list[Problem]:
+    """Returns the problems to answer: the first `options.limit` of the task, or the whole set."""
+    task = find_task(settings.task.name)
+    is_a_set = task.templates is MATH_TEMPLATES
+    if options.limit:
+        count = options.limit
+    elif is_a_set:
+        count = sum(
+            len(problem_set) for problem_set in math_problems.load_sets(settings.task).train
+        )
+    else:
+        raise UserError(
+            f"task.name={settings.task.name} makes problems without end: "
+            "give their number with --limit"
+        )
+    problems = task.train_problems(settings.task, settings.train.seed, 0, count)
+    if not problems:
+        raise UserError(f"--data {settings.task.data} has no problems")
+    return problems
+
+
+# -- The file --------------------------------------------------------------------------------------
+
+
+def claim_directory(out: Path) -> Path:
+    """Returns the hidden directory beside `out` that holds the settings `out` was made with."""
+    return out.with_name(f".{out.name}")
+
+
+def claim_output(options: Options, settings: config.Config, problems: list[Problem]) -> None:
+    """Ties the file to the command and its problems; raises UserError if it is tied to others."""
+    command = {
+        "config": vars(settings),
+        "n": options.n,
+        "server": bool(options.base_url),
+        "problems": zlib.crc32(repr(problems).encode()),
+    }
+    claim_workdir(claim_directory(options.out), json.dumps(command, default=vars))
+
+
+def write_chunks(
+    options: Options,
+    settings: config.Config,
+    problems: list[Problem],
+    sample_chunk: SampleChunk,
+) -> None:
+    """Appends the rows of all chunks that the file does not hold completely.
+
+    Raises UserError if another command, or other problems, made the rows that are there.
+    """
+    claim_output(options, settings, problems)
+    chunk_size = settings.rollout.num_prompts
+    rows_done, bytes_done = count_complete_rows(options, len(problems), chunk_size)
+    with options.out.open("ab") as file:
+        file.truncate(bytes_done)
+        for start in range(rows_done // options.n, len(problems), chunk_size):
+            begin = time.perf_counter()
+            chunk = problems[start : start + chunk_size]
+            turns = sample_chunk(chunk, start // chunk_size)
+            if processes.is_first_process():
+                rows = []
+                for i, turn in enumerate(turns):
+                    rows.append(make_row(chunk[i // options.n], i % options.n, turn))
+                file.write(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
                 file.flush()
                 os.fsync(file.fileno())
-                rate = sum(turn.end - turn.start for turn in turns) / (time.perf_counter() - begin)
-                processes.print_once(
-                    f"{start + len(chunk)} of {len(problems)} problems, {rate:.0f} tokens/s"
-                )
+            tokens = sum(turn.end - turn.start for turn in turns)
+            rate = tokens / (time.perf_counter() - begin)
+            processes.print_once(
+                f"{start + len(chunk)} of {len(problems)} problems, {rate:.0f} tokens/s"
+            )
+
+
+def count_complete_rows(options: Options, num_problems: int, chunk_size: int) -> tuple[int, int]:
+    """Returns how many rows of the file stay, and their bytes.
+
+    Only whole chunks stay, because all responses of a chunk share its noise. The last chunk may be
+    smaller than the others.
+    """
+    if not options.out.exists():
+        return 0, 0
+    lines = options.out.read_bytes().split(b"\n")[:-1]  # without a line that a kill cut short
+    rows = len(lines)
+    if rows < num_problems * options.n:
+        rows -= rows % (chunk_size * options.n)
+    return rows, sum(len(line) + 1 for line in lines[:rows])
+
+
+def make_row(problem: Problem, sample_index: int, turn: Turn) -> JsonObject:
+    """Returns the row of a response: its prompt and completion are of the same kind."""
+    grade = grade_of(turn)
+    completion = turn.text
+    if not isinstance(problem.prompt, str):
+        completion = [{"role": "assistant", "content": turn.text}]
+    return {
+        "id": problem.id,
+        "sample": sample_index,
+        "prompt": problem.prompt,
+        "completion": completion,
+        "gold": json.dumps(problem.gold),  # text: a column of a data set has one type
+        "tokens": turn.end - turn.start,
+        "finish": turn.finish_reason,
+        "score": grade.score,
+        "correct": grade.correct,
+        "reason": grade.reason,
+    }
+
+
+# -- A server --------------------------------------------------------------------------------------
+
+
+class Message(pydantic.BaseModel):
+    content: str | None = None
+
+
+class Choice(pydantic.BaseModel):
+    """One response: `text` of a completion, `message` of a chat completion."""
+
+    text: str | None = None
+    message: Message | None = None
+    finish_reason: str | None = None
+    stop_reason: pydantic.JsonValue = None  # vLLM: the stop string that it removed from the text
+
+
+class Usage(pydantic.BaseModel):
+    completion_tokens: int = 0
+
+
+class Answer(pydantic.BaseModel):
+    """What is read of a server's answer to a request."""
+
+    choices: list[Choice] = pydantic.Field(min_length=1)
+    usage: Usage | None = None
+
+
+class RemoteSampler:
+    """Samples from an OpenAI-compatible server.
+
+    The client repeats a request, after growing pauses, on status 408, 409, 429 and 5xx, on a
+    timeout, and on a lost connection.
+    """
+
+    def __init__(self, options: Options, settings: config.Config, pool: Pool) -> None:
+        import openai  # an extra
+
+        self.options = options
+        self.settings = settings
+        self.pool = pool
+        self.client_error = openai.OpenAIError
+        self.client = openai.OpenAI(
+            base_url=options.base_url,
+            api_key=os.environ.get("OPENAI_API_KEY", "none"),
+            timeout=options.timeout,
+            max_retries=MAX_RETRIES,
+        )
+
+    def close(self) -> None:
+        """Closes the connections to the server."""
+        self.client.close()
+
+    def sample_chunk(self, chunk: list[Problem], number: int) -> list[Turn]:
+        """Returns n graded responses to each problem of the chunk, in order.
+
+        Raises UserError if the server cannot be reached, refuses, or answers with something else.
+        """
+        requests = []
+        for problem in chunk:
+            requests += [(problem, sample_index) for sample_index in range(self.options.n)]
+        with ThreadPoolExecutor(self.settings.rollout.num_slots) as threads:
+            turns = list(threads.map(self.respond, *zip(*requests, strict=True)))
+
+        grades_by_key = dict(self.pool.drain())
+        grades = rewards.add_batch_rewards(
+            [grades_by_key[problem.id, sample_index] for problem, sample_index in requests],
+            [len(turn.text) for turn in turns],
+            [turn.end for turn in turns],
+            self.settings.task.reward,
+        )
+        graded = zip(turns, grades, strict=True)
+        return [Turn(turn.start, turn.end, turn.text, turn.finish_reason, g) for turn, g in graded]
+
+    def respond(self, problem: Problem, sample_index: int) -> Turn:
+        """Asks for one response and submits it for grading. Runs in a thread."""
+        answer = self.ask(problem, sample_index)
+        choice = answer.choices[0]
+        message = choice.message or Message()
+        text = choice.text or message.content or ""
+        # Every other stop string stays in the text; vLLM reports the one that it removed.
+        if isinstance(choice.stop_reason, str) and self.settings.rollout.keep_stop:
+            text += choice.stop_reason
+        key = (problem.id, sample_index)
+        self.pool.submit(key, problem.task, text, problem.gold, self.settings.task)
+        num_tokens = answer.usage.completion_tokens if answer.usage else 0
+        return Turn(0, num_tokens, text, choice.finish_reason or "stop")
+
+    def ask(self, problem: Problem, sample_index: int) -> Answer:
+        """Sends one request, and checks that the answer has the form that the API promises."""
+        rollout = self.settings.rollout
+        noise = f"{self.settings.train.seed}/{problem.id}/{sample_index}"
+        arguments: JsonObject = {
+            "model": self.options.model,
+            "max_tokens": rollout.max_new_tokens,
+            "stop": list(rollout.stop) or None,
+            "temperature": rollout.temperature,
+            "top_p": rollout.top_p,
+            "seed": zlib.crc32(noise.encode()) >> 1,  # servers want a signed 32-bit integer
+        }
+        # Only these two steps can fail because of the server. Whatever else raises is our mistake.
+        try:
+            if isinstance(problem.prompt, str):
+                arguments["prompt"] = problem.prompt
+                response = self.client.completions.with_raw_response.create(**arguments)
+            else:
+                arguments["messages"] = problem.prompt
+                response = self.client.chat.completions.with_raw_response.create(**arguments)
+            return Answer.model_validate_json(response.text)
+        except self.client_error as error:
+            raise self.server_error(str(error)) from error
+        except pydantic.ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"]) or "the answer"
+            raise self.server_error(f"{where}: {first['msg']}") from error
+
+    def server_error(self, reason: str) -> UserError:
+        return UserError(
+            f"--base-url {self.options.base_url}: {reason}; the same command goes on from here"
+        )
+
+
+# -- The command -----------------------------------------------------------------------------------
 
 
 def main() -> None:
-    parser, defaults = cli.make_parser("jzero.generate", __doc__), evaluate.defaults()
+    parser = cli.make_parser("jzero.generate", __doc__)
     parser.add_argument(
         "--model",
         required=True,
-        help="directory or hub id of a model; with --base-url its name there",
+        help="directory or hub id of a model; with --base-url the name that the server knows",
     )
-    parser.add_argument("--data", default="", help="as task.data")
-    parser.add_argument("--n", type=int, default=1, help="responses to a problem")
-    parser.add_argument("--limit", type=int, default=0, help="problems, where not all of a set")
+    parser.add_argument("--data", default="", help="problems, as in task.data")
+    parser.add_argument("--n", type=int, default=1, help="responses to each problem")
+    parser.add_argument("--limit", type=int, default=0, help="number of problems; default all")
     parser.add_argument(
-        "--out", required=True, type=Path, help="JSON lines to write, or to go on with"
+        "--out", required=True, type=Path, help="file of JSON lines to write or to go on with"
     )
     parser.add_argument(
-        "--base-url", help="of a server: http://HOST:PORT/v1; its key is OPENAI_API_KEY"
+        "--base-url", help="server: http://HOST:PORT/v1; its key is read from OPENAI_API_KEY"
     )
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds of a request to it")
-    given, rest = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
-    defaults.task.name, defaults.task.data, defaults.model.path = "math", given.data, given.model
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
+    args, rest = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
+
+    defaults = evaluate.defaults()
+    defaults.task.name = "math"
+    defaults.task.data = args.data
+    defaults.model.path = args.model
+    options = Options(
+        model=args.model,
+        out=args.out,
+        n=args.n,
+        limit=args.limit,
+        base_url=args.base_url,
+        timeout=args.timeout,
+    )
     with cli.user_errors():
         settings = cli.parse_settings(defaults, rest)
-        settings.rollout.stop = (
-            settings.rollout.stop or math_problems.math_template(settings.task.template).stop
-        )
-        run(given, settings)
+        if not settings.rollout.stop:
+            settings.rollout.stop = math_problems.math_template(settings.task.template).stop
+        run(options, settings)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import gc
 import importlib.util
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -81,7 +82,10 @@ def forget_compiled_programs() -> Iterator[None]:
     """
     yield
     jax.clear_caches()
-    gc.collect()
+    with warnings.catch_warnings():
+        # What the module's tests left open is not a fault of the test that happened to be last.
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 @pytest.fixture

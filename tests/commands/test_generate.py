@@ -1,4 +1,8 @@
-"""Responses to a set: the same rows however often it was killed, of the engine or of a server that fails at first."""
+"""`python -m jzero.generate`: the same rows however often it is killed, from engine or server.
+
+The server is a stand-in in a thread of the test. It speaks the OpenAI API over HTTP, and its answer
+is a function of the prompt and the seed, as that of a real server with seeds is.
+"""
 
 import json
 import random
@@ -17,20 +21,33 @@ import reference
 from runs import ROOT, Stand, finish, rows, wait_for
 
 from jzero import config, generate
+from jzero.grading.pool import Pool
 from jzero.run.base_model import read_base_model
 from jzero.run.export_model import export_model
 from jzero.tasks import math_problems, problem_sets
 
-PROBLEMS, N, CHUNK = 22, 2, 3
-ENGINE = "model.dtype=float32 rollout.max_prompt_tokens=16 rollout.max_new_tokens=24 rollout.num_slots=8 rollout.page_size=8 task.template=no"
+PROBLEMS = 22
+N = 2  # responses to a problem
+CHUNK = 3  # problems
+CHUNK_ROWS = CHUNK * N
+ENGINE = (
+    "model.dtype=float32 rollout.max_prompt_tokens=16 rollout.max_new_tokens=24 "
+    "rollout.num_slots=8 rollout.page_size=8 task.template=no"
+)
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory) -> Path:
-    """A model, as a run exports it, and a set of problems."""
+    """A folder with `model`, as a run exports it, and `data.jsonl`, a set of problems."""
     directory = tmp_path_factory.mktemp("inputs")
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
-    arch = config.ArchitectureConfig(**sizes, num_attention_heads=2, num_key_value_heads=1)
+    arch = config.ArchitectureConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        head_dim=16,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
     base = read_base_model(config.ModelConfig(arch=arch))
     rollout = config.RolloutConfig(max_prompt_tokens=16, max_new_tokens=24)
     export_model(directory / "model", base, rollout, reference.random_params(base.model), "float32")
@@ -40,71 +57,111 @@ def inputs(tmp_path_factory) -> Path:
 
 
 def arguments(inputs: Path, out: Path, settings: str, *more: str) -> list[str]:
-    files = [
+    """Returns the arguments of a command that answers the problems of `inputs`."""
+    settings = f"{settings} rollout.num_prompts={CHUNK}"
+    return [
         f"--model={inputs / 'model'}",
         f"--data={inputs / 'data.jsonl'}",
         f"--out={out}",
         f"--n={N}",
-    ]
-    return [
-        *files,
         *more,
-        *(f"--config.{each}" for each in f"{settings} rollout.num_prompts={CHUNK}".split()),
+        *(f"--config.{setting}" for setting in settings.split()),
     ]
 
 
-def launch(environment, *given: str) -> subprocess.Popen:
-    command, pipe = [sys.executable, "-m", "jzero.generate", *given], subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True)
+def launch(environment: dict[str, str], *argv: str) -> subprocess.Popen:
+    """Starts the command as a process."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "jzero.generate", *argv],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-def call(monkeypatch, *given: str) -> None:
+def call(monkeypatch, *argv: str) -> None:
+    """Runs the command in this process, which has its devices already."""
     monkeypatch.setattr("jzero.cli.start_jax", list)
-    monkeypatch.setattr(sys, "argv", ["generate", *given])
+    monkeypatch.setattr(sys, "argv", ["generate", *argv])
     generate.main()
 
 
-def test_killed_five_times_equals_one_that_was_not(environment, inputs, tmp_path):
+def test_a_command_killed_repeatedly_equals_one_that_was_not(environment, inputs, tmp_path):
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    said, _ = finish(launch(environment, *arguments(inputs, whole, ENGINE)))
-    assert f"{PROBLEMS} of {PROBLEMS} problems, " in said and "tokens/s" in said
-    wanted = rows(whole)
-    assert (
-        len(wanted) == PROBLEMS * N
-        and len({(row["id"], row["sample"]) for row in wanted}) == PROBLEMS * N
-    )
-    assert (
-        len({row["completion"] for row in wanted}) > PROBLEMS
-    )  # noise differs between chunks and samples
-    for i in range(5):
+    printed, _ = finish(launch(environment, *arguments(inputs, whole, ENGINE)))
+    assert f"{PROBLEMS} of {PROBLEMS} problems, " in printed and "tokens/s" in printed
+    expected = rows(whole)
+    assert len(expected) == PROBLEMS * N
+    assert len({(row["id"], row["sample"]) for row in expected}) == PROBLEMS * N
+    # The noise differs between samples and between chunks.
+    assert len({row["completion"] for row in expected}) > PROBLEMS
+
+    for attempt in range(2):
         process = launch(environment, *arguments(inputs, out, ENGINE))
-        wait_for(process, out, min(len(rows(out)) + CHUNK * N, (PROBLEMS - 1) * N))
+        wait_for(process, out, min(len(rows(out)) + CHUNK_ROWS, (PROBLEMS - 1) * N))
         time.sleep(random.random() * 0.05)
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert whole.read_bytes().startswith(out.read_bytes())
-        if i == 2:  # as if it had died while it wrote a chunk: some whole lines, and a torn one
+        if attempt == 0:
+            # As if it had died while it wrote a chunk: some complete lines, and a torn one.
             out.write_bytes(whole.read_bytes()[: out.stat().st_size + 500])
-    done = len(rows(out)) // (CHUNK * N) * CHUNK
-    said, _ = finish(launch(environment, *arguments(inputs, out, ENGINE)))
-    first = f"{min(done + CHUNK, PROBLEMS)} of {PROBLEMS} problems"
-    assert said.split(",")[0].endswith(first) or done == PROBLEMS
+
+    complete = len(rows(out)) // CHUNK_ROWS * CHUNK
+    printed, _ = finish(launch(environment, *arguments(inputs, out, ENGINE)))
+    first = f"{min(complete + CHUNK, PROBLEMS)} of {PROBLEMS} problems"
+    assert printed.split(",")[0].endswith(first) or complete == PROBLEMS
     assert out.read_bytes() == whole.read_bytes()
 
 
+# -- A server --------------------------------------------------------------------------------------
+
+
 class Server(Stand):
-    """Speaks the OpenAI API; the answer is a function of the prompt and the seed. The first answers are failures."""
+    """Answers requests of the OpenAI API.
+
+    The first requests get the statuses `failures`, the last entry first; status 0 answers later
+    than the client waits. Once `broken_from` requests have succeeded all others fail. With
+    `body_instead` every answer is that text.
+    """
 
     request_queue_size = 64
 
-    def __init__(self, failures: list[int], broken_from: int = 10**9):
+    def __init__(
+        self,
+        failures: tuple[int, ...] = (),
+        broken_from: int = 10**9,
+        body_instead: str | None = None,
+    ):
         super().__init__(Handler)
-        self.failures, self.broken_from, self.lock = failures, broken_from, threading.Lock()
-        self.now = self.most = self.served = 0
-        self.asked: list[tuple[str, dict]] = []
+        self.failures = list(failures)
+        self.broken_from = broken_from
+        self.body_instead = body_instead
+        self.lock = threading.Lock()
+        self.open_requests = 0
+        self.most_open_requests = 0
+        self.served = 0
+        self.requests: list[tuple[str, dict]] = []  # path and body
 
     def handle_error(self, request, client_address):
-        pass  # the client has gone: it ran out of time
+        pass  # the client has given up on a late answer
+
+    def begin(self, path: str, body: dict) -> int:
+        """Counts a request; returns the status of its answer."""
+        with self.lock:
+            self.requests.append((path, body))
+            self.open_requests += 1
+            self.most_open_requests = max(self.most_open_requests, self.open_requests)
+            if self.failures:
+                return self.failures.pop()
+            self.served += 1
+            return 200 if self.served <= self.broken_from else 400
+
+    def end(self) -> None:
+        with self.lock:
+            self.open_requests -= 1
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -115,43 +172,16 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_POST(self):
-        asked, server = (
-            json.loads(self.rfile.read(int(self.headers["content-length"]))),
-            self.server,
-        )
-        with server.lock:
-            server.asked.append((self.path, asked))
-            server.now += 1
-            server.most = max(server.most, server.now)
-            status = server.failures.pop() if server.failures else 200
-            server.served += status == 200
-            status = 400 if server.served > server.broken_from else status
-        time.sleep(2.0 if status == 0 else 0.02)  # 0: longer than the client waits
-        with server.lock:
-            server.now -= 1
-        text = f"it is \\boxed{{{asked['seed'] % 5 * 2}}}"
-        said = (
-            {"message": {"role": "assistant", "content": text}}
-            if "messages" in asked
-            else {"text": text}
-        )
-        choice = {
-            "index": 0,
-            "finish_reason": "stop",
-            "stop_reason": (asked.get("stop") or [None])[0],
-            **said,
-        }
-        body = {
-            "id": "x",
-            "object": "x",
-            "created": 0,
-            "model": asked["model"],
-            "choices": [choice],
-        }
-        body = body | {"usage": {"prompt_tokens": 1, "completion_tokens": 7, "total_tokens": 8}}
-        data = json.dumps(
-            body if status in (0, 200) else {"error": {"message": "not now"}}
-        ).encode()
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        status = self.server.begin(self.path, body)
+        time.sleep(2.0 if status == 0 else 0.02)
+        self.server.end()
+        if self.server.body_instead is not None:
+            data = self.server.body_instead.encode()
+        elif status in (0, 200):
+            data = json.dumps(completion(body)).encode()
+        else:
+            data = json.dumps({"error": {"message": "not now"}}).encode()
         self.send_response(status or 200)
         self.send_header("content-length", str(len(data)))
         self.send_header("content-type", "application/json")
@@ -159,41 +189,61 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
+def completion(request: dict) -> dict:
+    """Returns the answer to a request: text or a message that depends on the seed."""
+    text = f"it is \\boxed{{{request['seed'] % 5 * 2}}}"
+    choice = {
+        "index": 0,
+        "finish_reason": "stop",
+        "stop_reason": (request.get("stop") or [None])[0],
+    }
+    if "messages" in request:
+        choice["message"] = {"role": "assistant", "content": text}
+    else:
+        choice["text"] = text
+    return {
+        "id": "x",
+        "object": "x",
+        "created": 0,
+        "model": request["model"],
+        "choices": [choice],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 7, "total_tokens": 8},
+    }
+
+
 def url(server: Server) -> str:
     return f"--base-url=http://127.0.0.1:{server.server_port}/v1"
 
 
-def test_a_server_that_fails_at_first(inputs, tmp_path, monkeypatch):
+def test_a_server_that_fails_at_first_gives_the_same_rows(inputs, tmp_path, monkeypatch):
     pytest.importorskip("openai")
-    failing, steady, settings = (
-        tmp_path / "failing.jsonl",
-        tmp_path / "steady.jsonl",
-        "rollout.num_slots=4 task.template=no",
-    )
-    failures = [429, 500, 0, 503, 429, 408, 0]
-    with Server(list(failures)) as server:
+    failing, steady = tmp_path / "failing.jsonl", tmp_path / "steady.jsonl"
+    settings = "rollout.num_slots=4 task.template=no"
+    failures = (429, 500, 0, 503, 408)
+
+    with Server(failures) as server:
         call(monkeypatch, *arguments(inputs, failing, settings, url(server), "--timeout=0.5"))
-        assert (
-            2 <= server.most <= 4 + failures.count(0)
-        )  # the client has given up on those that hang
-        assert len(server.asked) == PROBLEMS * N + len(failures)
-        path, asked = server.asked[0]
-        assert (
-            path == "/v1/completions"
-            and asked["max_tokens"] == 3000
-            and asked["model"] == str(inputs / "model")
-        )
-        assert len({asked["seed"] for _, asked in server.asked}) == PROBLEMS * N
-    with Server([]) as server:
+        # A request that hangs is still open when the client has given up on it.
+        assert 2 <= server.most_open_requests <= 4 + failures.count(0)
+        assert len(server.requests) == PROBLEMS * N + len(failures)
+        path, request = server.requests[0]
+        assert path == "/v1/completions"
+        assert request["max_tokens"] == 3000
+        assert request["model"] == str(inputs / "model")
+        assert len({request["seed"] for _, request in server.requests}) == PROBLEMS * N
+    with Server() as server:
         call(monkeypatch, *arguments(inputs, steady, settings, url(server)))
-        assert 2 <= server.most <= 4
+        assert 2 <= server.most_open_requests <= 4
+
     assert failing.read_bytes() == steady.read_bytes()
-    read = rows(steady)
-    assert len(read) == PROBLEMS * N and {row["tokens"] for row in read} == {7}
-    for row in read:
-        right = f"{{{json.loads(row['gold'])['answer']}}}" in row["completion"]
-        assert row["correct"] == right == (row["score"] == 1.0)
-    assert any(row["correct"] for row in read) and not all(row["correct"] for row in read)
+    written = rows(steady)
+    assert len(written) == PROBLEMS * N
+    assert {row["tokens"] for row in written} == {7}
+    for row in written:
+        is_right = f"{{{json.loads(row['gold'])['answer']}}}" in row["completion"]
+        assert row["correct"] == is_right == (row["score"] == 1.0)
+    assert any(row["correct"] for row in written)
+    assert not all(row["correct"] for row in written)
 
 
 def test_a_server_that_breaks_is_one_line_and_the_same_command_goes_on(
@@ -201,19 +251,52 @@ def test_a_server_that_breaks_is_one_line_and_the_same_command_goes_on(
 ):
     pytest.importorskip("openai")
     out, steady = tmp_path / "out.jsonl", tmp_path / "steady.jsonl"
-    with Server([], broken_from=13) as server, pytest.raises(SystemExit):
+    two_chunks = 2 * CHUNK_ROWS
+    with Server(broken_from=two_chunks + 1) as server, pytest.raises(SystemExit):
         call(monkeypatch, *arguments(inputs, out, "task.template=r1", url(server)))
-    err = capsys.readouterr().err
-    assert err.startswith("error: --base-url http") and "not now" in err and err.count("\n") == 1
-    assert len(rows(out)) == 2 * CHUNK * N
-    for path in (out, steady):
-        with Server([]) as server:
+    error = capsys.readouterr().err
+    assert error.startswith("error: --base-url http") and error.count("\n") == 1
+    assert "not now" in error
+    assert len(rows(out)) == two_chunks
+
+    for path, left in ((out, PROBLEMS * N - two_chunks), (steady, PROBLEMS * N)):
+        with Server() as server:
             call(monkeypatch, *arguments(inputs, path, "task.template=r1", url(server)))
-            assert server.served == PROBLEMS * N - (2 * CHUNK * N if path == out else 0)
+            assert server.served == left
     assert out.read_bytes() == steady.read_bytes()
-    assert all(
-        row["completion"].endswith("</answer>") for row in rows(out)
-    )  # the template's stop, which the server cut
+    # The stop string of the template, which the server removes, is in the text again.
+    assert all(row["completion"].endswith("</answer>") for row in rows(out))
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("<html>It works!</html>", "Invalid JSON"),
+        ('{"choices": []}', "choices: List should have at least 1 item"),
+        ('{"object": "list"}', "choices: Field required"),
+        ('{"choices": [{"text": 7}]}', "choices.0.text: Input should be a valid string"),
+    ],
+)
+def test_an_answer_of_another_kind_is_one_line(body, reason, inputs, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("openai")
+    with Server(body_instead=body) as server, pytest.raises(SystemExit) as stop:
+        call(monkeypatch, *arguments(inputs, tmp_path / "out.jsonl", "", url(server)))
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert error.startswith("error: --base-url http") and error.count("\n") == 1
+    assert reason in error and "the same command goes on from here" in error
+
+
+@pytest.mark.parametrize("mistake", [TypeError, AttributeError, LookupError])
+def test_a_mistake_of_ours_is_not_blamed_on_the_server(mistake, inputs, tmp_path, monkeypatch):
+    pytest.importorskip("openai")
+
+    def submit(*_):
+        raise mistake("a fault of jzero")
+
+    monkeypatch.setattr(Pool, "submit", submit)
+    with Server() as server, pytest.raises(mistake, match="a fault of jzero"):
+        call(monkeypatch, *arguments(inputs, tmp_path / "out.jsonl", "", url(server)))
 
 
 def test_rows_load_as_a_dataset_for_sft(inputs, tmp_path, monkeypatch):
@@ -230,35 +313,34 @@ def test_rows_load_as_a_dataset_for_sft(inputs, tmp_path, monkeypatch):
         "correct",
         "reason",
     }
-    for template in ("no", "chat"):
+    paths = {"no": "/v1/completions", "chat": "/v1/chat/completions"}
+    for template, path in paths.items():
         out = tmp_path / f"{template}.jsonl"
-        with Server([]) as server:
+        with Server() as server:
             call(monkeypatch, *arguments(inputs, out, f"task.template={template}", url(server)))
-            assert {path for path, _ in server.asked} == {
-                "/v1/chat/completions" if template == "chat" else "/v1/completions"
-            }
+            assert {path for path, _ in server.requests} == {path}
         loaded = datasets.load_dataset(
             "json", data_files=str(out), cache_dir=str(tmp_path / "cache"), split="train"
         )
         assert len(loaded) == PROBLEMS * N and set(loaded.column_names) == columns
         row = loaded[0]
-        assert json.loads(row["gold"]).keys() == {"answer", "question"}
+        gold = json.loads(row["gold"])
+        assert gold.keys() == {"answer", "question"}
         if template == "chat":
             assert [message["role"] for message in row["prompt"]] == ["system", "user"]
             assert [message["role"] for message in row["completion"]] == ["assistant"]
         else:
-            assert row["prompt"] == json.loads(row["gold"])["question"] and row[
-                "completion"
-            ].startswith("it is ")
+            assert row["prompt"] == gold["question"]
+            assert row["completion"].startswith("it is ")
 
 
 def test_another_command_does_not_append(inputs, tmp_path, monkeypatch, capsys):
     pytest.importorskip("openai")
     out = tmp_path / "out.jsonl"
-    with Server([]) as server:
+    with Server() as server:
         call(monkeypatch, *arguments(inputs, out, "task.template=no", url(server)))
         before = out.read_bytes()
-        for settings, more, change in (
+        for settings, flag, change in (
             ("task.template=no", "--n=3", "n: 2 -> 3"),
             ("task.template=qwen_math", "--n=2", 'config.task.template: "no" -> "qwen_math"'),
             ("task.template=no train.seed=1", "--n=2", "config.train.seed: 0 -> 1"),
@@ -266,74 +348,80 @@ def test_another_command_does_not_append(inputs, tmp_path, monkeypatch, capsys):
             ("task.template=no", "--model=other", "config.model.path: "),
         ):
             with pytest.raises(SystemExit):
-                call(monkeypatch, *arguments(inputs, out, settings, url(server), more))
-            assert change in capsys.readouterr().err and out.read_bytes() == before
+                call(monkeypatch, *arguments(inputs, out, settings, url(server), flag))
+            assert change in capsys.readouterr().err
+            assert out.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "command, message",
-    [
-        ("--out x.jsonl", "the following arguments are required: --model"),
-        ("--model /nope --out x.jsonl --data data.jsonl", "no such directory: /nope"),
-        ("--model /nope --out x.jsonl --data nope.jsonl", "data nope.jsonl cannot be loaded"),
-        (
-            "--model /nope --out data.jsonl --data data.jsonl",
-            "--out data.jsonl exists, and not from this command",
-        ),
-        (
-            "--model m --out x.jsonl --data data.jsonl --n 0 --base-url http://x",
-            "--n=0 and 22 problems must be 1 or more",
-        ),
-        (
-            "--model m --out x.jsonl --base-url http://x --config.task.name=countdown",
-            "task.template='qwen_math' is not",
-        ),
-        (
-            "--model m --out x.jsonl --data data.jsonl --config.task.template=x",
-            "task.template='x' is not one of",
-        ),
-        (
-            "--model m --out x.jsonl --data data.jsonl --config.rollout.num_slots=0",
-            "rollout.num_slots=0 must be at least 1",
-        ),
-        (
-            "--model m --out x.jsonl --data data.jsonl --chunk=3",
-            "Unknown command line flag 'chunk'",
-        ),
-        (
-            "--model m --out no/x.jsonl --data data.jsonl --n two",
-            "argument --n: invalid int value: 'two'",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line(command, message, inputs, tmp_path, monkeypatch, capsys):
+# In these commands {tmp} is the test's own folder, which holds data.jsonl and nothing else.
+MISTAKES = {
+    "--out x.jsonl": "the following arguments are required: --model",
+    "--model {tmp}/no --out x.jsonl --data data.jsonl": "no such directory: {tmp}/no",
+    "--model m --out x.jsonl --data nope.jsonl": "data nope.jsonl cannot be loaded",
+    "--model m --out data.jsonl --data data.jsonl": (
+        "--out data.jsonl exists, and not from this command"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --n 0 --base-url http://x": (
+        "--n=0 must be at least 1"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --config.rollout.max_turns=2": (
+        "rollout.max_turns=2"
+    ),
+    "--model m --out x.jsonl --base-url http://x --config.task.name=countdown": (
+        "task.template='qwen_math' is not"
+    ),
+    (
+        "--model m --out x.jsonl --base-url http://x --config.task.name=countdown "
+        "--config.task.template=plain"
+    ): "task.name=countdown makes problems without end: give their number with --limit",
+    "--model m --out x.jsonl --data data.jsonl --base-url http://x:port/v1": (
+        "--base-url http://x:port/v1: give an address like http://HOST:PORT/v1"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --base-url localhost:8000": (
+        "--base-url localhost:8000: give an address like"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --config.task.template=x": (
+        "task.template='x' is not one of"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --config.rollout.num_slots=0": (
+        "rollout.num_slots=0 must be at least 1"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --chunk=3": "Unknown command line flag 'chunk'",
+    "--model m --out no/x.jsonl --data data.jsonl --n two": (
+        "argument --n: invalid int value: 'two'"
+    ),
+}
+
+
+@pytest.mark.parametrize("command", MISTAKES)
+def test_a_mistake_is_one_line(command, inputs, tmp_path, monkeypatch, capsys):
     (tmp_path / "data.jsonl").write_bytes((inputs / "data.jsonl").read_bytes())
     monkeypatch.chdir(tmp_path)
-    problem_sets.load.cache_clear()  # of a data.jsonl in another directory
+    # These remember the data.jsonl of another folder.
+    problem_sets.load.cache_clear()
     math_problems._load_sets.cache_clear()
+
     with pytest.raises(SystemExit) as stop:
-        call(monkeypatch, *command.split())
-    err = capsys.readouterr().err
-    assert (
-        stop.value.code == 2
-        and err.startswith("error: ")
-        and err.count("\n") == 1
-        and message in err
-    )
+        call(monkeypatch, *command.replace("{tmp}", str(tmp_path)).split())
+
+    error = capsys.readouterr().err
+    assert stop.value.code == 2
+    assert error.startswith("error: ") and error.count("\n") == 1
+    assert MISTAKES[command].replace("{tmp}", str(tmp_path)) in error
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
 
 
-def test_procedural_problems_and_help(inputs, tmp_path, monkeypatch, capsys):
+def test_procedural_problems_need_a_limit_and_no_data(inputs, tmp_path, monkeypatch):
     pytest.importorskip("openai")
+    out = tmp_path / "x.jsonl"
     settings = "task.name=countdown task.template=plain"
-    with Server([]) as server:
-        call(
-            monkeypatch,
-            *arguments(inputs, tmp_path / "x.jsonl", settings, url(server), "--data=", "--limit=4"),
-        )
-    assert [row["id"] for row in rows(tmp_path / "x.jsonl")[::N]] == [
-        f"countdown/train/{i}" for i in range(4)
-    ]
+    with Server() as server:
+        flags = (url(server), "--data=", "--limit=4")
+        call(monkeypatch, *arguments(inputs, out, settings, *flags))
+    assert [row["id"] for row in rows(out)[::N]] == [f"countdown/train/{i}" for i in range(4)]
+
+
+def test_help_needs_no_device(monkeypatch, capsys):
     with pytest.raises(SystemExit) as stop:
         call(monkeypatch, "--help")
     assert stop.value.code == 0 and "--base-url" in capsys.readouterr().out
