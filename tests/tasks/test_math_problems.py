@@ -1,4 +1,4 @@
-"""gsm8k and math: reading sets of every kind, mixing them, what is refused and dropped, templates, and a whole run."""
+"""gsm8k and math: sets of every kind, mixtures, refused and dropped rows, templates, a whole run."""
 
 import collections
 import importlib.util
@@ -12,6 +12,7 @@ from jzero import config, evaluate, train
 from jzero.model import tokenizer
 from jzero.tasks import TASKS, countdown, math_problems, problem_sets, suites
 from jzero.tasks.prompts import MATH_TEMPLATES
+from jzero.types import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,9 +96,12 @@ def test_mixtures(tmp_path):
         write(tmp_path / f"{name}.jsonl", rows(count, name))
         for name, count in (("a", 30), ("b", 10))
     ]
-    named = lambda one, count: [
-        p.prompt.split()[0] for p in math_problems.train_problems(one, 3, 0, count)
-    ]
+
+    def named(one: config.TaskConfig, count: int) -> list[str]:
+        """Returns the name of the set that each of `count` problems is from."""
+        problems = math_problems.train_problems(one, 3, 0, count)
+        return [problem.prompt.split()[0] for problem in problems]
+
     joined = task(",".join(sources))
     assert collections.Counter(named(joined, 40)) == {"a": 30, "b": 10}
     mixed = task(",".join(sources), weights=(0.25, 0.75))
@@ -200,12 +204,16 @@ def test_templates_hold_the_question():
 def test_chat_template_with_a_system_prompt(shared):
     tok = tokenizer.load(str(shared / "data/qwen2_tokenizer"))
     row = problem_sets.Row("Q?", "1")
-    make = lambda system: math_problems.to_problem(
-        config.TaskConfig(template="chat", system_prompt=system), "math", "x", row
-    )
+
+    def make(system_prompt: str) -> Problem:
+        task = config.TaskConfig(template="chat", system_prompt=system_prompt)
+        return math_problems.to_problem(task, "math", "x", row)
+
     text = tokenizer.render(tok, make("Be brief.").prompt)
     assert text == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nQ?<|im_end|>\n<|im_start|>assistant\n"
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        "<|im_start|>user\nQ?<|im_end|>\n"
+        "<|im_start|>assistant\n"
     )
     assert (
         tokenizer.render(tok, make("").prompt)
@@ -380,7 +388,10 @@ def test_gsm8k_trains_and_is_evaluated_on_math500(shared, tmp_path, quick_runs):
         "--out",
         str(tmp_path / "eval"),
     ]
-    sizes = "rollout.max_new_tokens=8 rollout.max_prompt_tokens=256 rollout.num_slots=16 rollout.page_size=32 rollout.decode_steps=8 eval.limit=8"
+    sizes = (
+        "rollout.max_new_tokens=8 rollout.max_prompt_tokens=256 rollout.num_slots=16 "
+        "rollout.page_size=32 rollout.decode_steps=8 eval.limit=8"
+    )
     changes = [
         f"--config.{each}" for each in f"{sizes} eval.samples=2 mesh.data=-1 mesh.fsdp=1".split()
     ]
