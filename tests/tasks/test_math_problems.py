@@ -1,4 +1,4 @@
-"""gsm8k and math: sets of every kind, mixtures, refused and dropped rows, templates, a whole run."""
+"""gsm8k and math: sets of every kind, mixtures, rows that are dropped, templates, a whole run."""
 
 import collections
 import importlib.util
