@@ -21,7 +21,7 @@ from typing import NamedTuple
 import pytest
 from runs import ROOT, RUN
 
-BLOCK = re.compile(r"(?:<!-- (.*?) -->\n)?```sh\n(.*?)```", re.DOTALL)
+BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?```sh\n(.*?)```", re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 STOPPED_BY_TERM = 143  # the exit status of a shell whose last command killed its server
 
