@@ -1,128 +1,337 @@
 """`python -m jzero.export --workdir W --out DIR [--step N] [--push-to-hub USER/NAME [--revision BRANCH]]`
 
-A checkpoint as a directory that `transformers` loads, with a model card; no accelerator, also while the run goes on."""
+Exports a checkpoint of a run as a directory that `transformers` loads, with a model card. The
+command needs no accelerator, and it may read the workdir while the run goes on.
+"""  # noqa: E501 (the first line is the usage that --help prints)
 
 import json
 import os
 import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import jax
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from jzero import cli, config
 from jzero.errors import UserError
-from jzero.files import read_jsonl
+from jzero.files import JsonObject, read_jsonl
 from jzero.model import hub, huggingface, qwen
-from jzero.run import checkpoint, metrics
 from jzero.run.base_model import BaseModel, read_base_model
+from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_model
+from jzero.run.metrics import METRICS, STEP_LINE
 from jzero.tasks import suites
 from jzero.tasks.problem_sets import DEFAULT_SETS
+from jzero.types import JsonValue
+
+CURVE_ROWS = 12  # about so many steps of a run are in the card's table
+
+# The evaluations of a run by name ("before", "after", ...), each {"eval/accuracy": 0.5, ...}.
+Evaluations = Mapping[str, Mapping[str, float]]
 
 
-def card(
-    run: config.Config, step: int, found: dict[str, dict], base: BaseModel, given: Any
-) -> ModelCard:
-    """card.md, filled in; found: evaluations by their name, each {"eval/accuracy": ...}."""
-    on_hub = lambda name: name.count("/") == 1 and name[0] not in "./~" and not os.path.exists(name)
-    short = lambda x: (
-        Path(x).name if isinstance(x, str) and "/" in x and not on_hub(x) else x
-    )  # no one's directories
-    flat = lambda of: {
-        n: json.dumps(short(x)) for n, x in config.flatten(json.loads(config.to_json(of))).items()
-    }
-    sources = suites.split_commas(run.task.data or DEFAULT_SETS.get(run.task.name, ""))
-    data = [source.rpartition("@")[2] for source in sources]
-    rows = [row for row in read_jsonl(given.workdir / "metrics.jsonl") if row["step"] <= step]
-    accuracy = {
-        name: x for name, x in [{}, *found.values()][-1].items() if name.endswith("accuracy")
-    }
-    suite = lambda name: (name.split("/")[1:-1] or [run.task.name])[0]
-    result = lambda name, x: EvalResult(
-        "text-generation", suite(name), suite(name), "accuracy", x, metric_name=name
-    )
-    header = ModelCardData(
-        model_name=f"{run.name or 'jzero'}-{step}",
-        license=given.license,
-        library_name="transformers",
-        pipeline_tag="text-generation",
-        base_model=run.model.path if on_hub(run.model.path) else None,
-        datasets=[name for name in data if on_hub(name)] or None,
-        tags=["jzero", "jax", "reinforcement-learning", run.algorithm.name, run.task.name],
-        eval_results=[result(name, x) for name, x in accuracy.items()] or None,
-    )
-    recipe = dict(sorted(flat(run).items() - flat(config.Config()).items()))
-    columns = {
-        name: metrics.METRICS[name].label
-        for name in metrics.STEP_LINE
-        if any(name in row for row in rows)
-    }
-    curve = rows[:: -1 - len(rows) // 12][::-1]  # a dozen, the last among them
-    parameters, versions = (
-        qwen.num_params(base.model),
-        json.loads((given.workdir / "versions.json").read_text("utf-8")),
-    )
-    return ModelCard.from_template(header, str(Path(__file__).with_name("card.md")), **locals())
+@dataclass(frozen=True)
+class Options:
+    """The flags of the command."""
+
+    workdir: Path
+    out: Path
+    step: int | None = None  # None: the newest checkpoint
+    dtype: str = "float32"
+    license: str = "unknown"
+    force: bool = False
+    push_to_hub: str | None = None  # "user/name" of a model on the hub
+    revision: str | None = None  # branch of that model
 
 
-def run(given: Any) -> str:
-    workdir, out, name = given.workdir, given.out, given.push_to_hub
-    if out.exists() and not (given.force and (out / "config.json").exists()):
+def run(options: Options) -> str:
+    """Exports a checkpoint; returns the directory, or the address on the hub after a push."""
+    check(options)
+    settings, checkpoints = open_workdir(options.workdir)
+    steps = checkpoints.steps()
+    if not steps or options.step not in (None, *steps):
         raise UserError(
-            f"--out {out} exists: give another, or --force to replace what was exported there"
+            f"--step={options.step}: {options.workdir} has checkpoints of steps {steps}"
         )
-    if given.revision and not name:
+    step = steps[-1] if options.step is None else options.step
+    base = read_base_model(settings.model)
+    items, record = checkpoints.read_items(step, {"params": qwen.abstract(base.model)})
+
+    # The directory gets its name when it is complete.
+    unfinished = options.out.with_name(f".{options.out.name}.partial")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    export_model(unfinished, base, settings.rollout, items["params"], options.dtype)
+    card = make_card(settings, step, record["eval"], base, options)
+    card.save(unfinished / "README.md")
+    shutil.rmtree(options.out, ignore_errors=True)
+    os.replace(unfinished, options.out)
+
+    if options.push_to_hub:
+        return hub.push(options.out, options.push_to_hub, options.revision, options.force)
+    return str(options.out)
+
+
+def check(options: Options) -> None:
+    """Raises UserError for flags that do not go together, or that would overwrite something."""
+    if options.out.exists():
+        is_model = (options.out / "config.json").exists()
+        if not (options.force and is_model):
+            raise UserError(
+                f"--out {options.out} exists: give another, "
+                "or --force to replace what was exported there"
+            )
+    if options.revision and not options.push_to_hub:
         raise UserError(
-            f"--revision={given.revision} is a branch on the hub: give --push-to-hub, too"
+            f"--revision={options.revision} is a branch on the hub: give --push-to-hub, too"
         )
+
+
+def open_workdir(workdir: Path) -> tuple[config.Config, Checkpoints]:
+    """Returns the settings and the checkpoints of a run, for reading."""
     try:
         path = workdir / "config.json"
-        settings = config.from_json(path.read_text("utf-8"), str(path))
-        saved = checkpoint.Checkpoints(workdir, None)
+        settings = config.from_json(path.read_text(encoding="utf-8"), str(path))
+        return settings, Checkpoints(workdir, keep=None)
     except (OSError, ValueError) as error:
         raise UserError(
             f"--workdir {workdir} has no run of this version of jzero: {error}"
         ) from None
-    if not (steps := saved.steps()) or given.step not in (None, *steps):
-        raise UserError(f"--step={given.step}: {workdir} has checkpoints of steps {steps}")
-    step, base = steps[-1] if given.step is None else given.step, read_base_model(settings.model)
-    items, host = saved.read_items(step, {"params": qwen.abstract(base.model)})
-    unfinished = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    export_model(unfinished, base, settings.rollout, items["params"], given.dtype)
-    card(settings, step, host["eval"], base, given).save(unfinished / "README.md")
-    shutil.rmtree(out, ignore_errors=True)
-    os.replace(unfinished, out)
-    return hub.push(out, name, given.revision, given.force) if name else str(out)
+
+
+# -- The model card --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CardValues:
+    """The placeholders of card.md, as Markdown."""
+
+    header: str  # YAML, read by the hub
+    model_name: str
+    model_type: str
+    parameters_in_millions: str
+    base_model: str
+    step: int
+    steps: int
+    algorithm: str
+    task: str
+    template: str
+    dtype: str
+    stop_tokens: str
+    data: str
+    recipe: str
+    evaluations: str
+    curve: str
+    versions: str
+    license: str
+
+
+def make_card(
+    settings: config.Config,
+    step: int,
+    evaluations: Evaluations,
+    base: BaseModel,
+    options: Options,
+) -> ModelCard:
+    """Returns the model card of the checkpoint `step`.
+
+    The card names models and data sets of the hub, and no directories of whoever made the run.
+    """
+    data = data_sources(settings)
+    header = card_header(settings, step, evaluations, data, options)
+    rows = read_jsonl(options.workdir / "metrics.jsonl")
+    versions_json = (options.workdir / "versions.json").read_text(encoding="utf-8")
+    license_note = ": whoever publishes this model says which"
+    values = CardValues(
+        header=header.to_yaml(),
+        model_name=str(header.model_name),
+        model_type=base.model.model_type,
+        parameters_in_millions=f"{qwen.num_params(base.model) / 1e6:.4g}",
+        base_model=public_name(settings.model.path) or "random weights",
+        step=step,
+        steps=settings.train.steps,
+        algorithm=settings.algorithm.name,
+        task=settings.task.name,
+        template=settings.task.template,
+        dtype=options.dtype,
+        stop_tokens=" or ".join(str(token) for token in base.stop_tokens),
+        data=", ".join(public_name(name) for name in data)
+        or "Problems are made procedurally; none is taken from a data set.",
+        recipe=recipe_table(settings),
+        evaluations=evaluations_section(settings, evaluations),
+        curve=curve_table([row for row in rows if row["step"] <= step]),
+        versions=table(["", ""], json.loads(versions_json).items()),
+        license=f"`{options.license}`" + (license_note if options.license == "unknown" else ""),
+    )
+    text = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
+    return ModelCard(text.format(**vars(values)))
+
+
+def card_header(
+    settings: config.Config,
+    step: int,
+    evaluations: Evaluations,
+    data: Sequence[str],
+    options: Options,
+) -> ModelCardData:
+    """Returns the part of the card that the hub reads."""
+    results = []
+    for name, accuracy in last_accuracies(evaluations).items():
+        suite = (name.split("/")[1:-1] or [settings.task.name])[0]
+        results.append(
+            EvalResult(
+                task_type="text-generation",
+                dataset_type=suite,
+                dataset_name=suite,
+                metric_type="accuracy",
+                metric_value=accuracy,
+                metric_name=name,
+            )
+        )
+    return ModelCardData(
+        model_name=f"{settings.name or 'jzero'}-{step}",
+        license=options.license,
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=settings.model.path if is_on_hub(settings.model.path) else None,
+        datasets=[name for name in data if is_on_hub(name)] or None,
+        tags=[
+            "jzero",
+            "jax",
+            "reinforcement-learning",
+            settings.algorithm.name,
+            settings.task.name,
+        ],
+        eval_results=results or None,
+    )
+
+
+def data_sources(settings: config.Config) -> list[str]:
+    """Returns the data sets that the run trained on, without the config that `config@id` names."""
+    sources = settings.task.data or DEFAULT_SETS.get(settings.task.name, "")
+    return [source.rpartition("@")[2] for source in suites.split_commas(sources)]
+
+
+def is_on_hub(name: str) -> bool:
+    """Says whether a name is an id of the hub, like Qwen/Qwen2.5-3B, and no path."""
+    return name.count("/") == 1 and name[0] not in "./~" and not os.path.exists(name)
+
+
+def public_name(name: str) -> str:
+    """Returns an id of the hub as it is, and the last part of a path."""
+    return name if "/" not in name or is_on_hub(name) else Path(name).name
+
+
+def last_accuracies(evaluations: Evaluations) -> dict[str, float]:
+    """Returns the accuracies of the last evaluation."""
+    if not evaluations:
+        return {}
+    last = list(evaluations.values())[-1]
+    return {name: value for name, value in last.items() if name.endswith("accuracy")}
+
+
+def recipe_table(settings: config.Config) -> str:
+    """Returns a table of the settings that differ from the defaults, sorted by name."""
+    changed = sorted(flat_values(settings).items() - flat_values(config.Config()).items())
+    rows = []
+    for name, value in changed:
+        escaped = value.replace("|", "\\|")
+        rows.append((f"`{name}`", f"`{escaped}`"))
+    return table(["setting", "value"], rows)
+
+
+def flat_values(settings: config.Config) -> dict[str, str]:
+    """Returns {"section.field": value as JSON}, with public names in place of paths."""
+    values: dict[str, str] = {}
+    for name, value in config.flatten(json.loads(config.to_json(settings))).items():
+        values[name] = json.dumps(public_name(value) if isinstance(value, str) else value)
+    return values
+
+
+def evaluations_section(settings: config.Config, evaluations: Evaluations) -> str:
+    """Returns a note and the accuracies of all evaluations; empty without an evaluation."""
+    if not evaluations:
+        return ""
+    names = list(last_accuracies(evaluations))
+    rows = []
+    for evaluation, values in evaluations.items():
+        rows.append([evaluation, *(format_number(values.get(name), ".3f") for name in names)])
+    return (
+        f"\nAccuracy on held-out problems: `eval` is the mean over {settings.eval.samples} "
+        f"samples at temperature\n{settings.rollout.temperature}, `eval_greedy` is greedy.\n\n"
+        f"{table(['', *names], rows)}\n"
+    )
+
+
+def curve_table(rows: Sequence[JsonObject]) -> str:
+    """Returns a table of the step line's metrics at about CURVE_ROWS steps, the last among them."""
+    names = [name for name in STEP_LINE if any(name in row for row in rows)]
+    every = 1 + len(rows) // CURVE_ROWS
+    shown = rows[::-every][::-1]
+    lines = []
+    for row in shown:
+        lines.append([row["step"], *(format_number(row.get(name), ".4g") for name in names)])
+    return table(["step", *(METRICS[name].label for name in names)], lines)
+
+
+def format_number(number: float | None, form: str) -> str:
+    """Returns the number as text, and no text for None."""
+    return "" if number is None else format(number, form)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[JsonValue]]) -> str:
+    """Returns a Markdown table."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    for row in rows:
+        lines.append("| " + " | ".join(str(cell) for cell in row) + " |")
+    return "\n".join(lines)
+
+
+# -- The command -----------------------------------------------------------------------------------
 
 
 def main() -> None:
     parser = cli.make_parser("jzero.export", __doc__)
-    parser.add_argument("--workdir", required=True, type=Path, help="of the run")
+    parser.add_argument("--workdir", required=True, type=Path, help="workdir of a run")
     parser.add_argument("--out", required=True, type=Path, help="directory to write")
-    parser.add_argument("--step", type=int, help="of a checkpoint; default the newest")
+    parser.add_argument("--step", type=int, help="step of a checkpoint; default the newest")
     parser.add_argument(
         "--dtype",
         choices=huggingface.DTYPES,
         default="float32",
-        help="of the weights; float32, as trained",
+        help="type of the weights; default float32, as trained",
     )
     parser.add_argument(
-        "--license", default="unknown", help="of the model, as the hub names it: apache-2.0, ..."
+        "--license",
+        default="unknown",
+        help="license of the model, as the hub names it: apache-2.0, ...",
     )
     parser.add_argument(
-        "--force", action="store_true", help="replace an earlier export, push to a branch there is"
+        "--force",
+        action="store_true",
+        help="replace an earlier export, and push to a branch that exists",
     )
     parser.add_argument(
-        "--push-to-hub", metavar="USER/NAME", help="a model of the hub, made if there is none"
+        "--push-to-hub", metavar="USER/NAME", help="model on the hub; created if there is none"
     )
-    parser.add_argument("--revision", help="branch to push to, made if there is none; default main")
-    given = parser.parse_args()
+    parser.add_argument(
+        "--revision", help="branch to push to, created if there is none; default main"
+    )
+    args = parser.parse_args()
+    options = Options(
+        workdir=args.workdir,
+        out=args.out,
+        step=args.step,
+        dtype=args.dtype,
+        license=args.license,
+        force=args.force,
+        push_to_hub=args.push_to_hub,
+        revision=args.revision,
+    )
     jax.config.update("jax_platforms", "cpu")
     with cli.user_errors():
-        print(run(given))
+        print(run(options))
 
 
 if __name__ == "__main__":

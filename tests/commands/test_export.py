@@ -7,7 +7,6 @@ import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from huggingface_hub import ModelCard
 from runs import ROOT, Stand, finish, rows
 
 from jzero import config, export, train
+from jzero.export import Options
 from jzero.model import huggingface, tokenizer
 from jzero.run import checkpoint
 from jzero.run.base_model import read_base_model
@@ -57,16 +57,8 @@ def workdir(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def exported(workdir, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("exports") / "model"
-    export.run(given(workdir, out, license="apache-2.0"))
+    export.run(Options(workdir, out, license="apache-2.0"))
     return out
-
-
-def given(workdir: Path, out: Path, **more) -> SimpleNamespace:
-    """What the command line says."""
-    plain = {"step": None, "dtype": "float32", "license": "unknown", "force": False}
-    return SimpleNamespace(
-        workdir=workdir, out=out, **plain | {"push_to_hub": None, "revision": None} | more
-    )
 
 
 def read_config(workdir: Path) -> config.Config:
@@ -93,7 +85,7 @@ def test_weights_are_the_checkpoints_bit_for_bit(workdir, exported, tmp_path):
         same(huggingface.load(exported, model), params_of(workdir, 4))
         and hf_config["dtype"] == "float32"
     )
-    export.run(given(workdir, tmp_path / "two", step=2, dtype="bfloat16"))
+    export.run(Options(workdir, tmp_path / "two", step=2, dtype="bfloat16"))
     half = jax.tree.map(
         lambda x: jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32), params_of(workdir, 2)
     )
@@ -143,7 +135,7 @@ def test_the_card_says_how_it_was_made(workdir, exported):
 
 
 def test_the_card_names_the_hubs_and_no_directory(workdir, tmp_path):
-    asked, run = given(workdir, tmp_path / "x"), read_config(workdir)
+    options, run = Options(workdir, tmp_path / "x"), read_config(workdir)
     run.model.path, run.task.name, run.task.data = (
         "Qwen/Qwen2.5-3B",
         "math",
@@ -155,7 +147,7 @@ def test_the_card_names_the_hubs_and_no_directory(workdir, tmp_path):
         "before": {},
         "after": {"eval/accuracy": 0.5, "eval/math500/accuracy": 0.25, "eval/length": 3.0},
     }
-    card = export.card(run, 3, found, base, asked)
+    card = export.make_card(run, 3, found, base, options)
     card.save(tmp_path / "README.md")
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model == "Qwen/Qwen2.5-3B" and card.data.datasets == ["openai/gsm8k"]
@@ -172,13 +164,13 @@ def test_the_card_names_the_hubs_and_no_directory(workdir, tmp_path):
     assert (
         "| 3 |" in card.text and "| 4 |" not in card.text
     )  # what came after that step is not of this model
-    assert export.card(run, 3, {}, base, asked).data.eval_results is None
+    assert export.make_card(run, 3, {}, base, options).data.eval_results is None
 
 
 @pytest.mark.parametrize(
     "command, message",
     [
-        ("--workdir /nope --out x", "--workdir /nope has no run"),
+        ("--workdir {tmp}/nope --out x", "--workdir {tmp}/nope has no run"),
         ("--out x", "the following arguments are required: --workdir"),
         ("--workdir {run} --out x --step 3", "--step=3: {run} has checkpoints of steps [2, 4]"),
         ("--workdir {run} --out there", "--out there exists: give another, or --force"),
@@ -221,9 +213,9 @@ def test_force_replaces_an_export(workdir, exported, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(exported, out)
     (out / "model-00001-of-00002.safetensors").write_text("of another")
-    export.run(given(workdir, tmp_path / "two", step=2))
+    export.run(Options(workdir, tmp_path / "two", step=2))
     weights = (tmp_path / "two/model.safetensors").read_bytes()
-    export.run(given(workdir, out, step=2, force=True))
+    export.run(Options(workdir, out, step=2, force=True))
     assert {path.name for path in out.iterdir()} == {path.name for path in exported.iterdir()}
     assert (out / "model.safetensors").read_bytes() == weights
 
@@ -232,7 +224,7 @@ def test_reading_leaves_the_workdir_of_a_live_run_alone(workdir, tmp_path):
     unfinished = workdir / "checkpoints/6.orbax-checkpoint-tmp-7"  # which a run may be writing
     unfinished.mkdir()
     before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
-    export.run(given(workdir, tmp_path / "out"))
+    export.run(Options(workdir, tmp_path / "out"))
     assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
     unfinished.rmdir()
 
