@@ -121,7 +121,7 @@ METRICS: dict[str, Metric] = {
         "mismatch",
         ".1e",
     ),
-    "policy/ratio_shift": Metric("Mean of |ratio - 1|.", ""),
+    "policy/ratio_shift": Metric("Mean of |ratio - 1|, the distance of the ratio from 1.", ""),
     "policy/correction": Metric("Mean weight that `algorithm.correction` gives a token.", ""),
     "policy/kl": Metric(
         "Mean estimate of the KL divergence from the reference policy (`algorithm.kl_estimator`).",

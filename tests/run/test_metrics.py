@@ -149,3 +149,45 @@ def test_versions_are_strings():
     found = versions()
     assert found["device"].startswith("8 x ") or "x" in found["device"]
     assert all(isinstance(value, str) and value for value in found.values())
+
+
+# -- The table of metrics --------------------------------------------------------------------------
+
+
+def test_the_page_lists_every_metric_as_the_table_defines_it():
+    page = (Path(__file__).parents[2] / "docs/metrics.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(.*?)` \| (.*?) \| (.*) \|$", page, re.MULTILINE)
+    defined = [
+        (name, metric.unit, metric.meaning.replace("|", "\\|"))
+        for name, metric in metrics.METRICS.items()
+    ]
+    assert listed == defined
+    on_the_step_line = re.findall(r"^\| ([a-z/ -]+) \| `(.*?)` \|$", page, re.MULTILINE)
+    assert on_the_step_line == [(metrics.METRICS[name].label, name) for name in metrics.STEP_LINE]
+
+
+@pytest.mark.parametrize(
+    ("name", "entry"),
+    [
+        ("reward/mean", "reward/mean"),
+        ("reward/my_rewards.brevity", "reward/<function>"),
+        ("time/step", "time/step"),
+        ("time/sample", "time/<phase>"),
+        ("async/staleness_3", "async/staleness_<n>"),
+        ("eval/pass@4", "eval[/<suite>]/pass@<k>"),
+        ("eval/math500/pass@4", "eval[/<suite>]/pass@<k>"),
+        ("eval_greedy/accuracy", "eval_greedy[/<suite>]/accuracy"),
+    ],
+)
+def test_a_name_is_found_under_its_entry(name, entry):
+    assert metrics.find_metric(name) is metrics.METRICS[entry]
+
+
+@pytest.mark.parametrize("name", ["loss", "reward", "eval/accuracy2", "async/staleness_", "x/mean"])
+def test_a_name_that_the_table_does_not_define_is_refused(tmp_path, name):
+    assert metrics.find_metric(name) is None
+    writer = MetricsWriter(tmp_path, None)
+    with pytest.raises(AssertionError, match=name):
+        writer.write(1, {name: 1.0})
+    writer.close()
+    assert rows(tmp_path / "metrics.jsonl") == []
