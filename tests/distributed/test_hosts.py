@@ -1,8 +1,11 @@
-"""Several hosts: shares, what they tell each other, and real runs of two processes that are stopped and killed."""
+"""Several hosts: shares of work, gathered values, and runs of two processes that are killed."""
 
 import signal
 import socket
+import subprocess
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -16,37 +19,24 @@ from runs import finish, launch, rows, timeless, wait_for
 from jzero import cli
 from jzero.distributed import collectives, interrupt, processes
 from jzero.distributed.mesh import make_mesh, train_mesh
-from jzero.model import huggingface
+from jzero.model.huggingface.reading import tensor_files
 from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 
-STEPS = 8
-# Several updates of different rewards, and both kinds of evaluation over a number of problems that does not divide.
-CHANGES = [
-    f"--config.train.steps={STEPS}",
-    "--config.train.checkpoint_every=1",
-    "--config.eval.problems=5",
-    "--config.eval.every=4",
-    "--config.rollout.num_prompts=5",
-    "--config.mesh.data=2",
-    "--config.mesh.fsdp=-1",
-    "--config.task.reward.functions=('accuracy', 'length')",
-    "--config.warm_start.steps=20",
-    "--config.warm_start.lr=5e-3",
-    "--config.rollout.kv_dtype=float32",  # rounding to 16 bits makes a large difference of a small one, now and then
-    "--config.train.microbatch_tokens=640",
-]
+Environment = dict[str, str]
+
+# -- one process -----------------------------------------------------------------------------------
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
-def test_shares_are_neighbours_and_even(count, processes):
+def test_shares_are_neighbors_and_even(count: int, num_processes: int):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("jax.process_count", lambda: processes)
-        taken = []
-        for index in range(processes):
+        patch.setattr("jax.process_count", lambda: num_processes)
+        shares = []
+        for index in range(num_processes):
             patch.setattr("jax.process_index", lambda index=index: index)
-            taken.append(range(count)[collectives.local_share(count)])
-    assert [i for each in taken for i in each] == list(range(count))
-    assert max(map(len, taken)) - min(map(len, taken)) <= 1
+            shares.append(range(count)[collectives.local_share(count)])
+    assert [i for share in shares for i in share] == list(range(count))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 def test_rollouts_cross_hosts_as_they_are():
@@ -58,19 +48,20 @@ def test_rollouts_cross_hosts_as_they_are():
     ]
     for got, want in zip(rollouts_from_bytes(parts), rollouts, strict=True):
         for name, value in vars(want).items():
-            np.testing.assert_array_equal(
-                getattr(got, name), value, strict=isinstance(value, np.ndarray)
-            )
+            is_array = isinstance(value, np.ndarray)
+            np.testing.assert_array_equal(getattr(got, name), value, strict=is_array)
 
 
-def test_alone_everything_is_immediate(tmp_path):
-    assert collectives.gather_json({"a": [1]}) == [{"a": [1]}] and collectives.sum_over_hosts(
-        {"a": 2}
-    ) == {"a": 2}
+def test_alone_everything_is_immediate(tmp_path: Path):
+    assert collectives.gather_json({"a": [1]}) == [{"a": [1]}]
+    assert collectives.sum_over_hosts({"a": 2}) == {"a": 2}
     assert collectives.local_share(3) == slice(0, 3)
     interrupt.raise_if_any_host_stopped()
     with pytest.raises(interrupt.Interrupted, match="enough"):
         interrupt.raise_if_any_host_stopped("enough")
+
+
+def test_a_workdir_that_hosts_do_not_share_is_refused(tmp_path: Path):
     processes.write_once(tmp_path / "new/file", "x")
     collectives.check_shared(tmp_path / "new/file")
     with pytest.raises(ValueError, match="not the same directory on every host"):
@@ -78,143 +69,204 @@ def test_alone_everything_is_immediate(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [("localhost:1", None, None), (None, 2, 0), (None, None, 1)])
-def test_joining_needs_all_of_it(arguments):
+def test_joining_needs_all_arguments(arguments: tuple[str | None, int | None, int | None]):
     with pytest.raises(ValueError, match="together"):
         processes.join_processes(*arguments)
 
 
-def test_a_mesh_keeps_tensor_inside_a_host(monkeypatch):
-    class Device:
-        def __init__(self, id, process_index):
-            self.id, self.process_index = id, process_index
+@dataclass(frozen=True)
+class FakeDevice:
+    """What a mesh looks at of a device."""
 
-    devices = [Device(i, i % 2) for i in range(8)]  # ids that alternate between hosts
+    id: int
+    process_index: int
+
+
+def test_a_mesh_keeps_tensor_inside_a_host(monkeypatch: pytest.MonkeyPatch):
+    # Ids that alternate between two hosts.
+    devices = [FakeDevice(i, process_index=i % 2) for i in range(8)]
     with pytest.raises(ValueError, match="mesh.tensor=8 must divide the 4 devices of a host"):
         train_mesh(1, 1, 8, devices)
-    monkeypatch.setattr(
-        "jzero.distributed.mesh.make_mesh",
-        lambda devices, sizes: SimpleNamespace(devices=devices, shape=sizes),
-    )
-    assert [device.process_index for device in train_mesh(1, -1, 2, devices).devices] == [0] * 4 + [
-        1
-    ] * 4
+
+    def make_plain_mesh(devices: list, sizes: dict[str, int]) -> SimpleNamespace:
+        return SimpleNamespace(devices=devices, shape=sizes)
+
+    monkeypatch.setattr("jzero.distributed.mesh.make_mesh", make_plain_mesh)
+    mesh = train_mesh(1, -1, 2, devices)
+    assert [device.process_index for device in mesh.devices] == [0] * 4 + [1] * 4
     assert make_mesh(jax.devices(), {"data": 8}).size == 8
 
 
-def test_programs_are_kept_in_the_workdir_unless_told_otherwise(tmp_path):
-    before = jax.config.values["jax_compilation_cache_dir"]
+def test_programs_are_kept_in_the_workdir_unless_told_otherwise(tmp_path: Path):
+    name = "jax_compilation_cache_dir"
+    before = jax.config.values[name]
     try:
-        for given in (None, "/elsewhere"):
-            jax.config.update("jax_compilation_cache_dir", given)
+        for configured, expected in (
+            (None, str(tmp_path / "programs")),
+            ("/elsewhere", "/elsewhere"),
+        ):
+            jax.config.update(name, configured)
             cli.keep_compiled_programs(tmp_path / "programs")
-            assert jax.config.values["jax_compilation_cache_dir"] == (
-                given or str(tmp_path / "programs")
-            )
+            assert jax.config.values[name] == expected
     finally:
-        jax.config.update("jax_compilation_cache_dir", before)
+        jax.config.update(name, before)
 
 
-def two(environment, workdir, *changes: str) -> list:
-    """Two processes of 4 devices each, on one run."""
+# -- runs of two processes -------------------------------------------------------------------------
+
+NUM_STEPS = 8
+
+# Several updates of different rewards, and both kinds of evaluation over a number of problems that
+# the number of hosts does not divide.
+CHANGES = [
+    f"--config.train.steps={NUM_STEPS}",
+    "--config.train.checkpoint_every=1",
+    "--config.eval.problems=5",
+    "--config.eval.every=4",
+    "--config.rollout.num_prompts=5",
+    "--config.mesh.data=2",
+    "--config.mesh.fsdp=-1",
+    "--config.task.reward.functions=('accuracy', 'length')",
+    "--config.warm_start.steps=20",
+    "--config.warm_start.lr=5e-3",
+    # Rounding to 16 bits now and then makes a large difference of a small one.
+    "--config.rollout.kv_dtype=float32",
+    "--config.train.microbatch_tokens=640",
+    # As many as a group has, so that both run the same programs.
+    "--config.eval.samples=4",
+]
+
+# The relative difference by which sums over devices in another order may differ, by kind of metric.
+NEAR = {"policy": 1e-3, "optimizer": 1e-3, "critic": 1e-3}
+
+
+def launch_two(environment: Environment, workdir: Path, *changes: str) -> list[subprocess.Popen]:
+    """Starts two processes of 4 devices each on one run."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     devices = environment | {"JAX_NUM_CPU_DEVICES": "4"}
-    names = [f"--coordinator=localhost:{port}", "--num_processes=2"]
+    joining = [f"--coordinator=localhost:{port}", "--num_processes=2"]
     return [
-        launch(devices, workdir, *CHANGES, *changes, *names, f"--process_id={i}") for i in range(2)
+        launch(devices, workdir, *CHANGES, *changes, *joining, f"--process_id={index}")
+        for index in range(2)
     ]
+
+
+def stop_second_process(environment: Environment, workdir: Path) -> None:
+    """Runs until the second step and sends SIGTERM to process 1 alone: both stop after a step."""
+    log = workdir / "metrics.jsonl"
+    first, second = launch_two(environment, workdir)
+    wait_for(first, log, 2)
+    second.send_signal(signal.SIGTERM)
+    first_output, _ = finish(first)
+    second_output, second_errors = finish(second)
+    assert "SIGTERM on host 1: stopped after step" in first_output
+    assert "saving a checkpoint" in second_errors
+    assert "step" not in second_output
+    assert 2 <= len(rows(log)) < NUM_STEPS
+
+
+def kill_second_process(environment: Environment, workdir: Path) -> None:
+    """Resumes for two steps and kills process 1: process 0 ends soon, and says what to do."""
+    log = workdir / "metrics.jsonl"
+    num_done = len(rows(log))
+    first, second = launch_two(environment, workdir)
+    wait_for(first, log, num_done + 2)
+    second.kill()
+    start = time.monotonic()
+    _, errors = first.communicate(timeout=120)
+    assert first.returncode not in (0, None)
+    assert time.monotonic() - start < 2 * processes.PATIENCE
+    assert "Start the same command on all hosts again" in errors or "another task died" in errors
+    second.communicate()
 
 
 def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
-    environment, tmp_path
+    environment: Environment, tmp_path: Path
 ):
-    """2 x 4 devices, told to stop (process 1 alone), killed (process 1 alone), resumed = 1 x 8 devices in one go."""
-    workdir, log = tmp_path / "two", tmp_path / "two/metrics.jsonl"
-    processes = two(environment, workdir)
-    wait_for(processes[0], log, 2)
-    processes[1].send_signal(signal.SIGTERM)
-    (out, _), (silent, err) = [finish(process) for process in processes]
-    assert (
-        "SIGTERM on host 1: stopped after step" in out
-        and "saving a checkpoint" in err
-        and "step" not in silent
-    )
-    stopped = len(rows(log))
-    assert 2 <= stopped < STEPS
-
-    processes = two(environment, workdir)
-    wait_for(processes[0], log, stopped + 2)
-    processes[1].kill()
-    begin = time.monotonic()
-    _, err = processes[0].communicate(timeout=120)
-    assert (
-        processes[0].returncode not in (0, None)
-        and time.monotonic() - begin < 2 * processes.PATIENCE
-    )
-    assert "Start the same command on all hosts again" in err or "another task died" in err
-    processes[1].communicate()
-
-    for process in two(environment, workdir):
+    """2 x 4 devices, stopped, killed and resumed, are 1 x 8 devices in one go."""
+    stop_second_process(environment, tmp_path / "two")
+    kill_second_process(environment, tmp_path / "two")
+    for process in launch_two(environment, tmp_path / "two"):
         finish(process)
     finish(launch(environment | {"JAX_NUM_CPU_DEVICES": "8"}, tmp_path / "one", *CHANGES))
-    pairs = list(zip(timeless(log), timeless(tmp_path / "one/metrics.jsonl"), strict=True))
-    assert len(pairs) == STEPS and any(one["optimizer/grad_norm"] > 0 for _, one in pairs)
-    for got, want in pairs:
+
+    got_rows, want_rows = (timeless(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
+    assert len(got_rows) == len(want_rows) == NUM_STEPS
+    assert any(row["optimizer/grad_norm"] > 0 for row in want_rows)
+    for got, want in zip(got_rows, want_rows, strict=True):
         assert got.keys() == want.keys()
         for name in want.keys() - {"rollout/slot_utilization"}:  # hosts wait for each other
-            # Rollouts are the same tokens; sums over devices differ in the last digits, of which the mismatch consists.
-            near = {"policy": 1e-3, "optimizer": 1e-3, "critic": 1e-3}.get(name.split("/")[0], 1e-9)
-            near = 0.1 if name == "policy/mismatch" else near
+            # Rollouts are the same tokens; sums over devices differ in the last digits, and the
+            # mismatch consists of those.
+            near = 0.1 if name == "policy/mismatch" else NEAR.get(name.split("/")[0], 1e-9)
             assert got[name] == pytest.approx(want[name], rel=near, abs=1e-6), (want["step"], name)
-    assert rows(workdir / "samples.jsonl") == rows(tmp_path / "one/samples.jsonl")
-    exports = [
-        huggingface.tensor_files(path / f"export-{STEPS}") for path in (workdir, tmp_path / "one")
-    ]
-    assert exports[0].keys() == exports[1].keys()
+    assert rows(tmp_path / "two/samples.jsonl") == rows(tmp_path / "one/samples.jsonl")
+    got_export, want_export = (
+        tensor_files(tmp_path / name / f"export-{NUM_STEPS}") for name in ("two", "one")
+    )
+    assert got_export.keys() == want_export.keys()
 
 
-SUMS = """
-import sys, zlib
-import jax, numpy as np
+# `python -m jzero.main` that prints a checksum of this host's shards of the weights at every step.
+PRINT_CHECKSUMS = """
+import zlib
+import jax
+import numpy as np
 from jzero import main, train
-inner = train.update_on_rollouts
-def optimize(trainer, state, rollouts, step):
-    state, *rest = inner(trainer, state, rollouts, step)
-    shards = [np.asarray(shard.data) for leaf in jax.tree.leaves(state.params) for shard in leaf.addressable_shards]
-    print("weights", step, zlib.crc32(b"".join(shard.tobytes() for shard in shards)), flush=True)
+
+update = train.update_on_rollouts
+
+def update_and_print(trainer, state, rollouts, step):
+    state, *rest = update(trainer, state, rollouts, step)
+    checksum = 0
+    for leaf in jax.tree.leaves(state.params):
+        for shard in leaf.addressable_shards:
+            checksum = zlib.crc32(np.asarray(shard.data).tobytes(), checksum)
+    print("weights", step, checksum, flush=True)
     return state, *rest
-train.update_on_rollouts = optimize
+
+train.update_on_rollouts = update_and_print
 main.run()
 """
 
 
-@pytest.mark.parametrize("steps", [6, pytest.param(200, marks=pytest.mark.slow)])
-def test_hosts_whose_episodes_differ_go_on_together(environment, tmp_path, monkeypatch, steps):
-    """Carried rollouts of two turns: each host decodes as many calls as its own take. Both hold the same weights."""
+@pytest.mark.parametrize("num_steps", [6, pytest.param(200, marks=pytest.mark.slow)])
+def test_hosts_whose_episodes_differ_go_on_together(
+    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
+):
+    """Carried rollouts of two turns: each host decodes as many calls as its own rollouts take.
+
+    Both hosts hold the same weights after every step.
+    """
     changes = {
         "rollout.max_staleness": 1,
         "rollout.max_turns": 2,
         "rollout.max_reply_tokens": 96,
-        "train.steps": steps,
-        "eval.every": 0,
-    }
-    changes |= {
-        "eval.problems": 0,
+        "train.steps": num_steps,
         "train.checkpoint_every": 50,
-        "mesh.fsdp": 4,
         "train.microbatch_tokens": 1280,
+        "task.turn_reward": "score",
+        "eval.every": 0,
+        "eval.problems": 0,
+        "mesh.fsdp": 4,
     }
-    changes |= {"task.turn_reward": "score"}
     flags = [f"--config.{name}={value}" for name, value in changes.items()]
-    monkeypatch.setattr("runs.PROGRAM", ["-c", SUMS])
-    outs = [finish(process, seconds=1500)[0] for process in two(environment, tmp_path, *flags)]
-    mine, other = (
-        [line for line in out.splitlines() if line.startswith("weights")] for out in outs
-    )
-    assert mine == other and len(mine) == steps == len({line.split()[2] for line in mine})
-    written = rows(tmp_path / "metrics.jsonl")
-    assert len(written) == steps and sum(row["async/staleness_1"] for row in written) > 0
-    assert all(
-        row["async/staleness_0"] + row["async/staleness_1"] == pytest.approx(1) for row in written
-    )
+    monkeypatch.setattr("runs.PROGRAM", ["-c", PRINT_CHECKSUMS])
+
+    outputs = []
+    for process in launch_two(environment, tmp_path, *flags):
+        outputs.append(finish(process, seconds=1500)[0])
+
+    checksums = [
+        [line for line in output.splitlines() if line.startswith("weights")] for output in outputs
+    ]
+    assert checksums[0] == checksums[1]
+    assert len(checksums[0]) == num_steps
+    assert len({line.split()[2] for line in checksums[0]}) == num_steps
+    metrics = rows(tmp_path / "metrics.jsonl")
+    assert len(metrics) == num_steps
+    assert sum(row["async/staleness_1"] for row in metrics) > 0
+    for row in metrics:
+        assert row["async/staleness_0"] + row["async/staleness_1"] == pytest.approx(1)

@@ -1,201 +1,264 @@
-"""Asynchronous rollouts: what may be stale and by how much; without staleness they are the synchronous ones."""
+"""Asynchronous rollouts: what may be stale, and by how much; without staleness nothing changes."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import runs
+from episodes import make_untrained_sampler, tiny_settings
 from hypothesis import given
-from hypothesis import settings as examples
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from test_turns import sampler_of, tiny
 
 from jzero import config, train
 from jzero.distributed import interrupt
+from jzero.grading.pool import Pool
+from jzero.model import tokenizer
 from jzero.rollout.async_stream import RolloutStream, admission_capacity
+from jzero.rollout.sampler import Sampler
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_runs")
 
-# -- admission --------------------------------------------------------------------------------------------------------
+# -- admission -------------------------------------------------------------------------------------
 
 
-@examples(max_examples=200, deadline=None)
+@pytest.fixture(scope="module")
+def sampler() -> Sampler:
+    """Returns a sampler for streams that decode nothing."""
+    return make_untrained_sampler(tiny_settings())
+
+
+@hypothesis_settings(max_examples=200, deadline=None)
 @given(st.integers(0, 3), st.integers(1, 4), st.integers(0, 9), st.data())
-def test_no_group_is_too_old_and_none_waits_forever(eta, prompts, most, data):
-    """Groups end in any order, between any two steps; some are refused; the process is killed and resumes."""
-    rollout = {
-        "max_staleness": eta,
-        "num_prompts": prompts,
-        "max_running_groups": most,
-        "group_size": 2,
-        "max_turns": 1,
-        "num_slots": 4,
-    }
-    settings = tiny(rollout=rollout)
-    stream = RolloutStream(sampler_of()[1], settings)
+def test_no_group_is_too_old_and_none_waits_forever(
+    sampler: Sampler, max_staleness: int, num_prompts: int, max_running: int, data: st.DataObject
+):
+    """Groups end in any order, between any two steps; some are lost; the process is killed."""
+    settings = tiny_settings(
+        rollout={
+            "max_staleness": max_staleness,
+            "num_prompts": num_prompts,
+            "max_running_groups": max_running,
+            "group_size": 2,
+            "max_turns": 1,
+            "num_slots": 4,
+        }
+    )
+    stream = RolloutStream(sampler, settings)
     seen: list[int] = []
     for version in range(data.draw(st.integers(1, 6), "steps")):
         if data.draw(st.booleans(), "killed"):
-            data_of = stream.to_bytes()
-            stream = RolloutStream(sampler_of()[1], settings)
-            stream.restore(data_of)
-        looks = 0
+            saved = stream.to_bytes()
+            stream = RolloutStream(sampler, settings)
+            stream.restore(saved)
+
+        num_looks = 0
         while not stream.has_enough(version):
             stream.admit(version)
             running = [group for group in stream.groups if not group.is_finished]
             assert running, "nothing runs, and the step has not enough"
-            assert len(running) <= (most or (eta + 1) * prompts)
-            assert len(stream.groups) + stream.num_trained <= (eta + version + 1) * prompts
+            assert len(running) <= (max_running or (max_staleness + 1) * num_prompts)
+            num_groups = len(stream.groups) + stream.num_trained
+            assert num_groups <= (max_staleness + version + 1) * num_prompts
             for group in running:
-                fate = data.draw(st.sampled_from(["goes on", "over", "over", "refused"]), "fate")
-                if looks > 20 or fate == "over":  # every group ends at last
+                fates = ["goes on", "finishes", "finishes", "is lost"]
+                fate = data.draw(st.sampled_from(fates), "fate")
+                if num_looks > 20 or fate == "finishes":  # every group finishes at last
                     for sequence in group.sequences:
                         sequence.is_finished = True
-                elif fate == "refused":
+                elif fate == "is lost":
                     stream.groups.remove(group)
-            looks += 1
-        before = [group.problem_number for group in stream.groups if group.is_finished]
-        late = [group.problem_number for group in stream.groups if group.version <= version - eta]
-        taken = [group for group in stream.groups if group.is_finished][:prompts]
-        assert (
-            len(stream.take_rollouts(version)) == 2 * prompts
-        )  # asserts that none is older than eta
-        numbers = [group.problem_number for group in taken]
-        assert numbers == before[:prompts] and set(late) <= set(numbers)
-        seen += numbers
+            num_looks += 1
+
+        finished = [group.problem_number for group in stream.groups if group.is_finished]
+        too_old_next = {
+            group.problem_number
+            for group in stream.groups
+            if group.version <= version - max_staleness
+        }
+        rollouts = stream.take_rollouts(version)  # asserts that no group is older than allowed
+        assert len(rollouts) == 2 * num_prompts
+        taken = finished[:num_prompts]
+        assert too_old_next <= set(taken)
+        left = [group.problem_number for group in stream.groups if group.is_finished]
+        assert left == finished[num_prompts:]
+        seen += taken
     assert len(seen) == len(set(seen))
 
 
 def test_capacity_is_the_papers():
-    """floor((N - 1) / B) <= i + eta for the N-th trajectory at version i: eq. 3, counted one by one."""
-    for eta, version, batch in np.ndindex(4, 5, 4):
-        batch += 1
-        admitted = 0
-        while admitted // batch <= version + eta:  # the next one is number N = admitted + 1
-            admitted += 1
-        assert admission_capacity(eta, version, batch, 10**6, 0, 0) == admitted
-        assert admission_capacity(eta, version, batch, 10**6, 3, 2) == admitted - 5
+    """floor((N - 1) / B) <= i + eta for the N-th trajectory at version i: eq. 3, one by one."""
+    for max_staleness, version, i in np.ndindex(4, 5, 4):
+        groups_per_step = i + 1
+        num_admitted = 0
+        while num_admitted // groups_per_step <= version + max_staleness:  # of N = num_admitted + 1
+            num_admitted += 1
+        rule = (max_staleness, version, groups_per_step, 10**6)
+        assert admission_capacity(*rule, 0, 0) == num_admitted
+        assert admission_capacity(*rule, 3, 2) == num_admitted - 5
     assert admission_capacity(2, 0, 8, 5, 0, 4) == 1
 
 
-# -- whole runs -------------------------------------------------------------------------------------------------------
+def test_admission_tokenizes_each_prompt_once(sampler: Sampler, monkeypatch: pytest.MonkeyPatch):
+    """Neither a later step nor a resumed run tokenizes the prompt of a carried group again."""
+    texts: list[str] = []
+    encode = tokenizer.encode
+
+    def record(tok: tokenizer.PreTrainedTokenizerFast, text: str) -> list[int]:
+        texts.append(text)
+        return encode(tok, text)
+
+    monkeypatch.setattr(tokenizer, "encode", record)
+    settings = tiny_settings(rollout={"max_staleness": 2, "max_turns": 1})
+    stream = RolloutStream(sampler, settings)
+    for version in range(2):
+        stream.admit(version)
+    resumed = RolloutStream(sampler, settings)
+    resumed.restore(stream.to_bytes())
+    resumed.admit(1)
+
+    assert len(texts) == len(resumed.groups) == stream.num_drawn
 
 
-def asynchronous(eta: int = 1, **sections) -> config.Config:
-    """One turn of up to 8 tokens: episodes differ in length."""
-    rollout = {
-        "max_turns": 1,
-        "max_new_tokens": 8,
-        "max_staleness": eta,
-        "num_slots": 8,
-    } | sections.pop("rollout", {})
-    warm = {"steps": 5, "tries": 1.0} | sections.pop("warm_start", {})
-    task = {"reward": config.RewardConfig(functions=("accuracy", "length"))}
-    eval = {"every": 0, "problems": 0}
-    return tiny(rollout=rollout, warm_start=warm, task=task, eval=eval, **sections)
+# -- whole runs ------------------------------------------------------------------------------------
 
 
-def rows(workdir) -> list[dict]:
+def asynchronous(
+    max_staleness: int = 1, warm_start_steps: int = 5, **sections: dict[str, object]
+) -> config.Config:
+    """Returns settings of a run with one turn of up to 8 tokens: episodes differ in length."""
+    return tiny_settings(
+        rollout={
+            "max_turns": 1,
+            "max_new_tokens": 8,
+            "max_staleness": max_staleness,
+            "num_slots": 8,
+        },
+        warm_start={"steps": warm_start_steps, "tries": 1.0},
+        task={"reward": config.RewardConfig(functions=("accuracy", "length"))},
+        eval={"every": 0, "problems": 0},
+        **sections,
+    )
+
+
+def rows_of(workdir: Path) -> list[dict]:
+    """Returns the metrics of a run, a row for each step."""
     return runs.rows(workdir / "metrics.jsonl")
 
 
-def weights(workdir) -> bytes:
-    path = max(workdir.glob("export-*/model.safetensors"))
-    return path.read_bytes()
+def timeless_rows_of(workdir: Path) -> list[dict]:
+    """Returns the metrics of a run without times."""
+    return runs.timeless(workdir / "metrics.jsonl")
 
 
-def test_without_staleness_it_is_the_synchronous_run(tmp_path, quick_runs, monkeypatch):
+def weights_of(workdir: Path) -> bytes:
+    """Returns the weights that a run exported last."""
+    return max(workdir.glob("export-*/model.safetensors")).read_bytes()
+
+
+def test_without_staleness_it_is_the_synchronous_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """Bit for bit, weights and metrics."""
-    settings = asynchronous(eta=0, train={"steps": 3})
+    settings = asynchronous(0, train={"steps": 3})
     train.train(settings, tmp_path / "synchronous")
     build = train.build
 
-    def with_stream(config, pool):
-        run = build(config, pool)
-        return replace(run, stream=RolloutStream(run.sampler, config))
+    def build_with_stream(settings: config.Config, pool: Pool) -> train.Run:
+        run = build(settings, pool)
+        return replace(run, stream=RolloutStream(run.sampler, settings))
 
-    monkeypatch.setattr(train, "build", with_stream)
+    monkeypatch.setattr(train, "build", build_with_stream)
     train.train(settings, tmp_path / "stream")
-    want, got = (
-        runs.timeless(tmp_path / name / "metrics.jsonl") for name in ("synchronous", "stream")
-    )
-    assert all(
-        row.pop("async/staleness_0") == 1.0 and row.pop("async/staleness") == 0.0 for row in got
-    )
-    assert all(row.pop("async/carried_tokens") == row.pop("async/ready_groups") == 0 for row in got)
-    assert all(row.pop("async/wasted_tokens") >= 0 for row in got)
-    assert got == want and weights(tmp_path / "stream") == weights(tmp_path / "synchronous")
+
+    got = timeless_rows_of(tmp_path / "stream")
+    for row in got:
+        assert row.pop("async/staleness_0") == 1.0
+        assert row.pop("async/staleness") == 0.0
+        assert row.pop("async/carried_tokens") == row.pop("async/ready_groups") == 0
+        assert row.pop("async/wasted_tokens") >= 0
+    assert got == timeless_rows_of(tmp_path / "synchronous")
+    assert weights_of(tmp_path / "stream") == weights_of(tmp_path / "synchronous")
 
 
-def test_rollouts_carry_over(tmp_path, quick_runs):
-    """Up to eta versions, token by token; and a run that was stopped ends in the numbers of one that was not."""
-    settings = lambda steps: asynchronous(eta=2, train={"steps": steps, "logged_rollouts": 16})
-    train.train(settings(6), tmp_path / "whole")
-    for steps in (2, 6):
-        train.train(settings(steps), tmp_path / "resumed")
-    whole, resumed = (
-        runs.timeless(tmp_path / name / "metrics.jsonl") for name in ("whole", "resumed")
-    )
-    assert (
-        whole == resumed
-        and len(whole) == 6
-        and weights(tmp_path / "whole") == weights(tmp_path / "resumed")
-    )
+def test_rollouts_carry_over_and_a_stopped_run_ends_in_the_same_numbers(tmp_path: Path):
+    """Tokens are up to max_staleness versions old; a run is stopped between steps and resumes."""
+
+    def train_in(name: str, num_steps: int) -> None:
+        settings = asynchronous(2, train={"steps": num_steps, "logged_rollouts": 16})
+        train.train(settings, tmp_path / name)
+
+    train_in("whole", 6)
+    train_in("resumed", 2)
+    train_in("resumed", 6)
+
+    whole = timeless_rows_of(tmp_path / "whole")
+    assert len(whole) == 6
+    assert timeless_rows_of(tmp_path / "resumed") == whole
+    assert weights_of(tmp_path / "resumed") == weights_of(tmp_path / "whole")
     assert sum(row["async/carried_tokens"] for row in whole) > 0
     assert sum(row["async/staleness_1"] + row["async/staleness_2"] for row in whole) > 0
-    assert all(
-        sum(row[f"async/staleness_{lag}"] for lag in range(3)) == pytest.approx(1) for row in whole
-    )
-    assert all(row["policy/correction"] > 0 for row in whole)  # decoupled PPO
+    for row in whole:
+        shares = [row[f"async/staleness_{versions}"] for versions in range(3)]
+        assert sum(shares) == pytest.approx(1)
+        assert row["policy/correction"] > 0  # decoupled PPO
 
 
-def test_a_signal_while_episodes_decode_changes_nothing(tmp_path, quick_runs, monkeypatch):
+def test_a_signal_while_episodes_decode_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     """What had been decoded of the step is decoded again: the same numbers."""
     settings = asynchronous(train={"steps": 6, "checkpoint_every": 6})
     train.train(settings, tmp_path / "whole")
-    ended = []  # after three steps
+    checks_after_three_steps = []
 
-    def raise_if_stopped_here(self) -> None:
-        if len(rows(tmp_path / "stopped")) >= 3:
-            ended.append(1)
-        if len(ended) == 3:
+    def stop_at_the_third_check(self: interrupt.StopSignal) -> None:
+        if len(rows_of(tmp_path / "stopped")) >= 3:
+            checks_after_three_steps.append(1)
+        if len(checks_after_three_steps) == 3:
             raise interrupt.Interrupted("SIGINT")
 
     with monkeypatch.context() as patch:
-        patch.setattr(interrupt.StopSignal, "raise_if_stopped_here", raise_if_stopped_here)
+        patch.setattr(interrupt.StopSignal, "raise_if_stopped_here", stop_at_the_third_check)
         train.train(settings, tmp_path / "stopped")
-    assert 3 <= len(rows(tmp_path / "stopped")) < 6
+    assert 3 <= len(rows_of(tmp_path / "stopped")) < 6
     train.train(settings, tmp_path / "stopped")
-    whole, stopped = (
-        runs.timeless(tmp_path / name / "metrics.jsonl") for name in ("whole", "stopped")
-    )
-    assert whole == stopped and weights(tmp_path / "whole") == weights(tmp_path / "stopped")
+
+    assert timeless_rows_of(tmp_path / "stopped") == timeless_rows_of(tmp_path / "whole")
+    assert weights_of(tmp_path / "stopped") == weights_of(tmp_path / "whole")
 
 
-def test_sampler_and_trainer_agree_without_learning(tmp_path, quick_runs):
-    """lr = 0: what carries over is of the same policy, and its log-probs are the trainer's."""
-    flat = lambda eta: asynchronous(
-        eta, optimizer={"lr": 0.0}, train={"steps": 6, "checkpoint_every": 9}
-    )
-    for eta in (0, 2):
-        train.train(flat(eta), tmp_path / str(eta))
-    fresh, stale = ([row["policy/mismatch"] for row in rows(tmp_path / str(eta))] for eta in (0, 2))
-    assert max(stale) < 2 * max(fresh) < 1e-3 and max(stale[3:]) < 2 * max(stale[:3])
-    assert max(row["async/staleness"] for row in rows(tmp_path / "2")) > 0.3
+def test_sampler_and_trainer_agree_without_learning(tmp_path: Path):
+    """With a learning rate of 0 all versions are one policy: its log-probs are the trainer's."""
+    mismatch = {}
+    for max_staleness in (0, 2):
+        settings = asynchronous(
+            max_staleness, optimizer={"lr": 0.0}, train={"steps": 6, "checkpoint_every": 9}
+        )
+        train.train(settings, tmp_path / str(max_staleness))
+        rows = rows_of(tmp_path / str(max_staleness))
+        mismatch[max_staleness] = [row["policy/mismatch"] for row in rows]
+
+    assert max(mismatch[2]) < 2 * max(mismatch[0]) < 1e-3
+    assert max(mismatch[2][3:]) < 2 * max(mismatch[2][:3])
+    assert max(row["async/staleness"] for row in rows) > 0.3
 
 
-def test_other_devices_decode_meanwhile(tmp_path, quick_runs):
-    """The split placement: a run, stopped and resumed; nothing older than eta."""
-    changes = {"mesh": {"decode_devices": 2, "fsdp": 2}, "optimizer": {"lr": 1e-5}}
-    settings = lambda steps: asynchronous(train={"steps": steps, "logged_rollouts": 16}, **changes)
-    for steps in (3, 6):
-        train.train(settings(steps), tmp_path)
-    every = rows(tmp_path)
-    assert [row["step"] for row in every] == [1, 2, 3, 4, 5, 6]
-    assert all(
-        row["async/staleness_0"] + row["async/staleness_1"] == pytest.approx(1) for row in every
-    )
-    assert (
-        sum(row["async/staleness_1"] for row in every) > 0
-        and max(row["policy/mismatch"] for row in every) < 1e-3
-    )
+def test_other_devices_decode_meanwhile(tmp_path: Path):
+    """The split placement: a run, stopped and resumed; nothing is older than max_staleness."""
+    for num_steps in (3, 6):
+        settings = asynchronous(
+            warm_start_steps=0,
+            mesh={"decode_devices": 2, "fsdp": 2},
+            optimizer={"lr": 1e-5},
+            train={"steps": num_steps, "logged_rollouts": 16},
+        )
+        train.train(settings, tmp_path)
+
+    rows = rows_of(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    for row in rows:
+        assert row["async/staleness_0"] + row["async/staleness_1"] == pytest.approx(1)
+    assert sum(row["async/staleness_1"] for row in rows) > 0
+    assert max(row["policy/mismatch"] for row in rows) < 1e-3
