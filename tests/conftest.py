@@ -37,6 +37,7 @@ JAXTYPED = (
     "jzero.algorithms.ratios",
     "jzero.algorithms.surrogates",
     "jzero.algorithms.weights",
+    "jzero.model.layers",
 )
 jaxtyping.install_import_hook(JAXTYPED, "beartype.beartype")
 

@@ -3,7 +3,7 @@
 See `backend.py` for the interface and the dimension letters. G = H / K query heads share a KV head.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ QUERY_BLOCK = 512  # queries whose scores exist at the same time
 # -- packed rows -----------------------------------------------------------------------------------
 
 
+@runtime_checkable  # so that tests check annotations
 class AttendRows(Protocol):
     """Attention of rows whose queries are the last N of M tokens; the first M - N are shared keys.
 

@@ -5,7 +5,7 @@ Qwen3. A layer receives its attention as a function, so the same layer serves pa
 the prefill of prompts and paged decoding. See `architecture.py` for the dimension letters.
 """
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ ONES = initializers.ones
 ZEROS = initializers.zeros
 
 
+@runtime_checkable  # so that tests check annotations
 class Attend(Protocol):
     """Attention from the outside: queries, keys and values in, mixed values out.
 

@@ -16,6 +16,7 @@ from jzero import attention
 from jzero.attention import gpu, tpu, xla
 from jzero.config import RolloutConfig
 from jzero.distributed.mesh import make_mesh, param_shardings, train_mesh
+from jzero.errors import UserError
 from jzero.model.qwen import QwenConfig, abstract
 from jzero.rollout.engine import Engine
 from jzero.types import RowLayout
@@ -70,7 +71,16 @@ def inputs_of(layout: RowLayout, heads: tuple[int, int, int], rows: int):
     return q, k, v, segments, w * (segments > 0)[..., None, None]
 
 
-quick, slow = pytest.mark.usefixtures("quick_compilation"), pytest.mark.slow
+quick = pytest.mark.usefixtures("quick_compilation")
+slow = pytest.mark.slow
+
+
+def in_default_suite(names: set[str], table: dict) -> list:
+    """Returns the values of a table as test parameters; all but `names` need --slow."""
+    return [
+        pytest.param(value, id=name, marks=() if name in names else slow)
+        for name, value in table.items()
+    ]
 
 
 def both_ways(packed, q, k, v, segments, w, layout: RowLayout):
@@ -102,9 +112,14 @@ PACKED = pytest.mark.parametrize("packed", [splash, cudnn_by_xla], ids=["tpu", "
 
 @quick
 @pytest.mark.parametrize(
-    "heads, layout", list(zip(MODELS.values(), LAYOUTS, strict=True)), ids=MODELS
+    "case",
+    in_default_suite(
+        {"qwen2.5-0.5b", "qwen2.5-3b"},
+        dict(zip(MODELS, zip(MODELS.values(), LAYOUTS, strict=True), strict=True)),
+    ),
 )
-def test_splash_equals_the_definition(heads, layout, monkeypatch):
+def test_splash_equals_the_definition(case, monkeypatch):
+    heads, layout = case
     monkeypatch.setattr(tpu, "BLOCKS", (128,))
     agree(splash, layout, heads, rows=1)
 
@@ -218,7 +233,7 @@ gpu_paged = partial(gpu.paged, interpret=True)
 
 
 @quick
-@pytest.mark.parametrize("heads", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("heads", in_default_suite({"qwen2.5-0.5b", "qwen2.5-1.5b"}, MODELS))
 def test_paged_kernels_equal_the_definition(heads, interpreted):
     """The GPU's multiplies in bfloat16: queries, weights and its output are rounded by 2^-9 of themselves. The TPU's
     rounds nothing but what the pool holds."""
@@ -229,7 +244,7 @@ def test_paged_kernels_equal_the_definition(heads, interpreted):
 
 
 @quick
-@pytest.mark.parametrize("heads", SHARDS.values(), ids=SHARDS)
+@pytest.mark.parametrize("heads", in_default_suite({"three heads of 64"}, SHARDS))
 def test_rows_of_several_heads_equal_the_definition(heads, interpreted):
     check_paged(heads, jnp.bfloat16, {(tpu.paged, tpu.pool_rows(*heads[1:])): 1e-5})
 
@@ -259,6 +274,28 @@ def test_what_the_gpu_cannot_page_is_refused():
 
 
 # -- the programs that use them -------------------------------------------------------------------------------------
+
+
+def one_device_mesh():
+    return make_mesh(jax.devices()[:1], {"slots": 1, "tensor": 1})
+
+
+def test_a_backend_from_outside_is_one_entry_of_the_table(monkeypatch):
+    mine = attention.Backend(xla.packed, xla.paged, xla.pool_rows, attention.write)
+    monkeypatch.setitem(attention.BACKENDS, "mine", lambda: mine)
+    assert attention.choose("mine", one_device_mesh()) is mine
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("splash", "model.attention='splash' is not one of xla, tpu, gpu"),
+        ("tpu", "model.attention=tpu does not run on a device of platform cpu"),
+    ],
+)
+def test_a_backend_that_cannot_run_is_refused(name, message):
+    with pytest.raises(UserError, match=message):
+        attention.choose(name, one_device_mesh())
 
 
 def test_the_mesh_chooses():

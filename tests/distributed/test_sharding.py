@@ -114,8 +114,27 @@ def test_init_does_not_depend_on_the_mesh():
     assert float(np.std(first["layers"]["gate"])) == pytest.approx(0.02, rel=0.1)
 
 
-@every_mesh
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "sizes, dtype",
+    [
+        ((2, 2, 2), "float32"),
+        ((2, 2, 2), "bfloat16"),
+        ((1, 1, 1), "bfloat16"),
+        ((8, 1, 1), "bfloat16"),
+        *[
+            pytest.param(sizes, dtype, marks=pytest.mark.slow)
+            for sizes, dtype in [
+                ((1, 1, 1), "float32"),
+                ((8, 1, 1), "float32"),
+                ((1, 8, 1), "float32"),
+                ((1, 1, 2), "float32"),
+                ((1, 8, 1), "bfloat16"),
+                ((1, 1, 2), "bfloat16"),
+            ]
+        ],
+    ],
+    ids=str,
+)
 def test_publish_casts_and_keeps_values(sizes, dtype):
     train = make(sizes)
     decode = decode_mesh(train)
