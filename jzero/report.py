@@ -1,110 +1,152 @@
-"""`python -m jzero.report WORKDIR [WORKDIR ...] [--out FILE]`: runs as one HTML page that needs no network.
+"""`python -m jzero.report WORKDIR [WORKDIR ...] [--out FILE]`: runs as one HTML page.
 
-Curves, evaluations, sampled rollouts, settings and versions of a run that ended, was killed or still goes on; those of
-several are laid over each other. The page is `report.html` beside this file; it draws the JSON that `page` puts in."""
+The page shows curves, evaluations, sampled rollouts, settings and versions. A run may have ended,
+may have been killed, or may still go on; the curves of several runs are laid over each other. The
+page is one file that needs no network: report.html beside this module is its HTML, and a script in
+it draws the JSON that `render_page` puts in.
+"""
 
 import dataclasses
 import json
 import sys
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2
 import numpy as np
 
 from jzero import cli, config
 from jzero.errors import UserError
-from jzero.files import read_jsonl, write_atomic
-from jzero.run import metrics
+from jzero.files import JsonObject, read_jsonl, write_atomic
+from jzero.run.metrics import STEP_LINE, find_metric
 
-POINTS = 500  # of a curve
-ROWS, BYTES = 300, 2_000_000  # of sampled rollouts, all runs together
-LONGEST = 20_000  # characters of a text
+MAX_POINTS = 500  # of a curve
+MAX_ROLLOUTS = 300  # on the page, all runs together
+MAX_ROLLOUT_BYTES = 2_000_000  # of JSON, all runs together
+MAX_TEXT = 20_000  # characters of a prompt, response or gold answer
+
+# A point of a curve: first step, last step, mean, least and greatest value of the steps between.
+Point = list[float]
 
 
-def curve(steps: list[dict[str, Any]], name: str) -> list[list[float]]:
-    """[first step, last step, mean, least, greatest] of every point. A phase that a step does not have took 0 s."""
-    found = np.array(
-        [
-            (row["step"], row.get(name, 0))
-            for row in steps
-            if name in row or name.startswith("time/")
-        ]
-    )
+def render_page(workdirs: Sequence[Path]) -> str:
+    """Returns the HTML of the page, as ASCII: what HTML could take for markup is escaped."""
+    runs = [read_run(workdir, len(workdirs)) for workdir in workdirs]
+    data = {
+        "runs": runs,
+        "main": list(STEP_LINE),
+        "units": metric_units(name for run in runs for name in metric_names(run)),
+        "defaults": config.flatten(dataclasses.asdict(config.Config())),
+        "made": time.strftime("%Y-%m-%d %H:%M"),
+    }
+    template = Path(__file__).with_name("report.html").read_text(encoding="utf-8")
+    return jinja2.Template(template, autoescape=True).render(data=data)
+
+
+def read_run(workdir: Path, num_runs: int) -> JsonObject:
+    """Returns what the page shows of a workdir, as one of `num_runs`."""
+    if not (workdir / "metrics.jsonl").exists():
+        raise UserError(f"{workdir} has no metrics.jsonl: give the --workdir of a run")
+    steps = read_jsonl(workdir / "metrics.jsonl")
+    samples = read_jsonl(workdir / "samples.jsonl")
+    names = dict.fromkeys(name for row in steps for name in row if name != "step")
+    return {
+        "name": str(workdir),
+        "config": config.flatten(read_json(workdir / "config.json")),
+        "versions": read_json(workdir / "versions.json"),
+        "summary": read_json(workdir / "summary.json"),
+        "curves": {name: make_curve(steps, name) for name in names},
+        "sampled": len(samples),
+        "samples": choose_samples(samples, num_runs),
+    }
+
+
+def read_json(path: Path) -> JsonObject:
+    """Reads a JSON object; a file that does not exist (yet) is an empty one."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
+def metric_names(run: JsonObject) -> set[str]:
+    """Returns the metrics of a run's steps and of its evaluations before the first step."""
+    evaluations = run["summary"].get("eval_all", {})
+    return set(run["curves"]).union(*evaluations.values())
+
+
+def metric_units(names: Iterable[str]) -> dict[str, str]:
+    """Returns the unit of each metric; "" for a metric of another version of jzero."""
+    units = {}
+    for name in sorted(set(names)):
+        metric = find_metric(name)
+        units[name] = metric.unit if metric else ""
+    return units
+
+
+def make_curve(steps: Sequence[JsonObject], name: str) -> list[Point]:
+    """Returns a metric over the steps of a run, in at most MAX_POINTS points.
+
+    A phase that a step does not have took 0 seconds. Other metrics that a step lacks are left out.
+    """
+    found = []
+    for row in steps:
+        if name in row or name.startswith("time/"):
+            found.append((row["step"], row.get(name, 0)))
     points = []
-    for part in np.array_split(found, min(len(found), POINTS)):
-        numbers = part[:, 1].mean(), part[:, 1].min(), part[:, 1].max()
-        points.append([int(part[0, 0]), int(part[-1, 0]), *(float(f"{x:.5g}") for x in numbers)])
+    for part in np.array_split(np.array(found), min(len(found), MAX_POINTS)):
+        values = part[:, 1]
+        numbers = (values.mean(), values.min(), values.max())
+        rounded = [float(f"{number:.5g}") for number in numbers]
+        points.append([int(part[0, 0]), int(part[-1, 0]), *rounded])
     return points
 
 
-def shown(value: Any) -> str:
-    """A prompt, a response or a gold answer as text, without the middle of a long one."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    cut = f"\n[... {len(text) - LONGEST} characters are left out here ...]\n"
-    return text if len(text) <= LONGEST else text[: LONGEST // 2] + cut + text[-LONGEST // 2 :]
+def choose_samples(samples: Sequence[JsonObject], num_runs: int) -> list[JsonObject]:
+    """Returns the rollouts that the page shows of one of `num_runs` runs.
 
-
-def spread(samples: list[dict[str, Any]], runs: int) -> list[dict[str, Any]]:
-    """Those of the last step, and of as many before it, evenly apart, as one of `runs` has room for."""
-    steps: dict[int, list[dict[str, Any]]] = {}
+    They are those of the last step, and of as many steps before it, at even distances, as the
+    limits have room for.
+    """
+    rows_by_step: dict[int, list[JsonObject]] = {}
     for row in samples:
-        steps.setdefault(row["step"], []).append(
-            row | {n: shown(row[n]) for n in ("prompt", "response", "gold")}
-        )
-    order, kept, room = sorted(steps), [], ROWS // runs
-    for count in range(min(len(steps), room), 0, -1):
-        chosen = sorted(order[round(i)] for i in np.linspace(len(order) - 1, 0, count))
-        kept = [row for step in chosen for row in steps[step][:room]]
-        if len(kept) <= room and len(json.dumps(kept)) <= BYTES // runs:
+        texts = {name: shorten(row[name]) for name in ("prompt", "response", "gold")}
+        rows_by_step.setdefault(row["step"], []).append(row | texts)
+
+    steps = sorted(rows_by_step)
+    max_rows = MAX_ROLLOUTS // num_runs
+    kept: list[JsonObject] = []
+    for count in range(min(len(steps), max_rows), 0, -1):
+        # From the last step on, so that it is always among them.
+        positions = np.linspace(len(steps) - 1, 0, count)
+        chosen = sorted(steps[round(position)] for position in positions)
+        kept = [row for step in chosen for row in rows_by_step[step][:max_rows]]
+        if len(kept) <= max_rows and len(json.dumps(kept)) <= MAX_ROLLOUT_BYTES // num_runs:
             break
     return kept
 
 
-def read(workdir: Path, runs: int) -> dict[str, Any]:
-    """What the page has of one of `runs` workdirs."""
-    if not (workdir / "metrics.jsonl").exists():
-        raise UserError(f"{workdir} has no metrics.jsonl: give the --workdir of a run")
-    steps, samples = (read_jsonl(workdir / f"{name}.jsonl") for name in ("metrics", "samples"))
-    files = {name: workdir / f"{name}.json" for name in ("config", "versions", "summary")}
-    run = {
-        name: json.loads(file.read_text("utf-8")) if file.exists() else {}
-        for name, file in files.items()
-    }
-    names = dict.fromkeys(name for row in steps for name in row if name != "step")
-    run |= {"name": str(workdir), "config": config.flatten(run["config"]), "sampled": len(samples)}
-    return run | {
-        "curves": {name: curve(steps, name) for name in names},
-        "samples": spread(samples, runs),
-    }
-
-
-def page(workdirs: list[Path]) -> str:
-    """All of it as ASCII: what JSON and HTML would take for markup is escaped."""
-    data = {
-        "runs": [read(workdir, len(workdirs)) for workdir in workdirs],
-        "main": list(metrics.STEP_LINE),
-    }
-    data |= {
-        "defaults": config.flatten(dataclasses.asdict(config.Config())),
-        "made": time.strftime("%Y-%m-%d %H:%M"),
-    }
-    source = Path(__file__).with_name("report.html").read_text("utf-8")
-    return jinja2.Template(source, autoescape=True).render(data=data)
+def shorten(value: object) -> str:
+    """Returns a prompt, response or gold answer as text, without the middle of a long one."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if len(text) <= MAX_TEXT:
+        return text
+    half = MAX_TEXT // 2
+    note = f"\n[... {len(text) - MAX_TEXT} characters are left out here ...]\n"
+    return text[:half] + note + text[-half:]
 
 
 def main() -> None:
     parser = cli.make_parser("jzero.report", __doc__)
-    parser.add_argument("workdirs", nargs="+", metavar="WORKDIR", type=Path, help="of a run")
     parser.add_argument(
-        "--out", type=Path, help="file to write; default: report.html in the first WORKDIR"
+        "workdirs", nargs="+", metavar="WORKDIR", type=Path, help="workdir of a run"
     )
-    given = parser.parse_args(sys.argv[1:])
+    parser.add_argument(
+        "--out", type=Path, help="file to write; default report.html in the first WORKDIR"
+    )
+    args = parser.parse_args(sys.argv[1:])
     with cli.user_errors():
-        out = given.out or given.workdirs[0] / "report.html"
+        out = args.out or args.workdirs[0] / "report.html"
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, page(given.workdirs))
+        write_atomic(out, render_page(args.workdirs))
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
 

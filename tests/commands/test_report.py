@@ -116,8 +116,8 @@ def data(page: str) -> dict:
 def test_a_point_is_of_every_step_in_its_bin(steps):
     chance = random.Random(1)
     rows = [{"step": step, "a": chance.gauss(0, 1)} for step in range(1, steps + 1)]
-    points = report.curve(rows, "a")
-    assert len(points) == min(steps, report.POINTS)
+    points = report.make_curve(rows, "a")
+    assert len(points) == min(steps, report.MAX_POINTS)
     covered = []
     for first, last, *numbers in points:
         inside = [row["a"] for row in rows if first <= row["step"] <= last]
@@ -130,8 +130,8 @@ def test_a_point_is_of_every_step_in_its_bin(steps):
 
 def test_a_phase_that_did_not_happen_took_no_time_and_an_evaluation_is_no_zero():
     rows = [{"step": 1, "time/eval": 2.0, "eval/accuracy": 0.5}, {"step": 2}]
-    assert [point[2] for point in report.curve(rows, "time/eval")] == [2.0, 0.0]
-    assert report.curve(rows, "eval/accuracy") == [[1, 1, 0.5, 0.5, 0.5]]
+    assert [point[2] for point in report.make_curve(rows, "time/eval")] == [2.0, 0.0]
+    assert report.make_curve(rows, "eval/accuracy") == [[1, 1, 0.5, 0.5, 0.5]]
 
 
 def test_a_run_that_goes_on_and_a_line_that_a_kill_cut(tmp_path):
@@ -141,22 +141,22 @@ def test_a_run_that_goes_on_and_a_line_that_a_kill_cut(tmp_path):
             file.write('{"step": 6, "é'.encode()[:-1])
     for name in ("config", "versions"):
         (run / f"{name}.json").unlink()
-    (found,) = data(report.page([run]))["runs"]
+    (found,) = data(report.render_page([run]))["runs"]
     assert found["curves"]["reward/mean"][-1][:2] == [5, 5] and found["samples"][-1]["step"] == 5
     assert found["config"] == found["versions"] == found["summary"] == {}
     (run / "metrics.jsonl").write_text("")
-    assert data(report.page([run]))["runs"][0]["curves"] == {}  # before the first step
+    assert data(report.render_page([run]))["runs"][0]["curves"] == {}  # before the first step
 
 
 def test_text_stays_text(tmp_path):
     run = write(tmp_path / "run", len(HOSTILE), responses=HOSTILE)
-    page = report.page([run])
+    page = report.render_page([run])
     assert page.isascii() and "\0" not in page and len(scripts(page)) == 2
     texts = [row["response"] for row in data(page)["runs"][0]["samples"]]
-    assert sorted(map(report.shown, HOSTILE * 2)) == sorted(texts)
-    cut = report.shown(HOSTILE[-1])
+    assert sorted(map(report.shorten, HOSTILE * 2)) == sorted(texts)
+    cut = report.shorten(HOSTILE[-1])
     assert (
-        len(cut) < report.LONGEST + 100
+        len(cut) < report.MAX_TEXT + 100
         and "180000 characters are left out" in cut
         and cut.endswith("long")
     )
@@ -166,14 +166,14 @@ def test_text_stays_text(tmp_path):
 @pytest.mark.parametrize(("steps", "each"), [(10, 2), (400, 3), (7, 400), (1, 2)])
 def test_samples_are_of_steps_evenly_apart_and_of_the_last(steps, each):
     row = {"prompt": "p", "response": "r", "gold": 1}
-    kept = report.spread(
-        [row | {"step": step} for step in range(steps) for _ in range(each)], runs=2
+    kept = report.choose_samples(
+        [row | {"step": step} for step in range(steps) for _ in range(each)], num_runs=2
     )
     chosen = sorted({row["step"] for row in kept})
-    assert len(kept) <= report.ROWS // 2 and chosen[-1] == steps - 1
+    assert len(kept) <= report.MAX_ROLLOUTS // 2 and chosen[-1] == steps - 1
     apart = [b - a for a, b in pairwise(chosen)]
     assert max(apart, default=0) - min(apart, default=0) <= 1
-    assert len(kept) == min(steps * each, report.ROWS // 2 // each * each or report.ROWS // 2)
+    assert len(kept) == min(steps * each, report.MAX_ROLLOUTS // 2 // each * each or report.MAX_ROLLOUTS // 2)
 
 
 @pytest.mark.parametrize(("letter", "runs"), [("a", 1), ("数", 1), ("<", 2)])
@@ -208,7 +208,7 @@ def test_a_run_of_2000_steps_stays_under_5_megabytes(tmp_path, letter, runs):
                 json.dumps({"step": step} | row) + "\n" for step in range(1, 2001) for _ in range(8)
             )
         written.append(workdir)
-    page = report.page(written)
+    page = report.render_page(written)
     assert len(page) < 5e6
     for found in data(page)["runs"]:
         assert (
@@ -294,7 +294,7 @@ def test_a_browser_draws_it_without_a_network(tmp_path):
     one = write(tmp_path / "one", 10, responses=HOSTILE)
     two = write(tmp_path / "two", 1200, lr=2e-3, ended=False)
     page = tmp_path / "both.html"
-    page.write_text(report.page([one, two]))
+    page.write_text(report.render_page([one, two]))
     document, said, asked = browse(page, tmp_path)
     assert (said, asked) == ([], [])
     assert (
@@ -319,3 +319,15 @@ def test_a_browser_draws_it_without_a_network(tmp_path):
         and "grade |wrong value|" in text
     )
     assert not re.search("NaN|undefined|Infinity", drawn)
+
+
+def test_units_are_those_of_the_table(tmp_path):
+    """A count of groups is no share, though its name ends like one: it was drawn in per cent."""
+    workdir = write(tmp_path / "run", 2)
+    with (workdir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "async/ready_groups": 2.0, "of/another_version": 1.0}\n')
+    units = data(report.render_page([workdir]))["units"]
+    assert units["async/ready_groups"] == "groups"
+    assert units["reward/accuracy"] == units["eval/accuracy"] == "share"
+    assert units["time/sample"] == "seconds"
+    assert units["of/another_version"] == ""
