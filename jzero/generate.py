@@ -25,7 +25,7 @@ from typing import TypeAlias
 
 import pydantic
 
-from jzero import cli, config, evaluate, train
+from jzero import cli, config, evaluate, setup
 from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.files import JsonObject
@@ -97,7 +97,7 @@ def generate_here(
 
 def check(options: Options, settings: config.Config) -> None:
     """Raises UserError for options and settings that cannot work."""
-    train.check_task(settings)
+    setup.check_task(settings)
     if options.n < 1:
         raise UserError(f"--n={options.n} must be at least 1")
     if settings.rollout.max_turns > 1:

@@ -1,280 +1,234 @@
-"""Supervised fine-tuning: on conversations or prompts with completions, and as the warm start of RL. The packing,
-update and optimizer are RL's: with advantage and ratio 1 the policy gradient is the log-likelihood's."""
+"""The loop of supervised fine-tuning, on conversations or on prompts with completions.
 
-from collections.abc import Callable, Mapping, Sequence
+    examples -> packed rows -> update -> evaluate -> checkpoint
+
+It runs instead of RL if sft.data is set, for example with
+`python -m jzero.main --config=configs/sft.py --workdir=runs/sft --config.sft.data=rows.jsonl`.
+
+Packing, the update program and the optimizer are those of RL (`training.supervised`), and so are
+workdir, checkpoints and exports. A run that is killed resumes to the same numbers.
+"""
+
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from jax.sharding import Mesh
-from tqdm import tqdm
-
-from jzero import config
-from jzero.algorithms import grpo
-from jzero.config import to_json, validate
-from jzero.distributed import collectives, interrupt, processes
+from jzero.config import Config, to_json, validate
+from jzero.distributed import interrupt, processes
 from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
+from jzero.files import JsonObject
 from jzero.model import qwen, tokenizer
-from jzero.run.base_model import load_params, read_base_model
+from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.run.base_model import read_base_model
 from jzero.run.clock import Clock
 from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
-from jzero.tasks import TASKS, find_task, problem_sets, suites
-from jzero.training import learner
+from jzero.tasks import TASKS, problem_sets, suites
+from jzero.training.examples import Example, ExampleRow, encode_row
+from jzero.training.heads import Stats
 from jzero.training.optimizer import learning_rate
-from jzero.training.packing import PackedBatch, TrainingSequence, best_fit, pack
-from jzero.training.step import microbatch_rows
-from jzero.types import RowLayout, State
-
-Example = tuple[list[int], list[bool]]  # token ids, and which of them are trained on
+from jzero.training.packing import PackedBatch
+from jzero.training.supervised import SupervisedTrainer
 
 
-class SupervisedTrainer:
-    """Steps of one model on rows of `length` tokens."""
+@dataclass(frozen=True)
+class SftData:
+    """The rows of a run, as text."""
 
-    def __init__(self, model: qwen.QwenConfig, mesh: Mesh, settings: config.Config, length: int):
-        objective = replace(
-            settings, algorithm=grpo(name="sft"), rollout=replace(settings.rollout, temperature=1.0)
-        )
-        self.learner = learner.policy_learner(model, objective, mesh)
-        self.layout = RowLayout(0, 1, length)
-        self.rows = microbatch_rows(settings, mesh, self.layout)
-
-    def pack(self, examples: Sequence[Example]) -> PackedBatch:
-        """Of at least one trained token. Microbatches are a power of two, so that few programs are compiled."""
-        weight = 1.0 / sum(sum(trained) for _, trained in examples)
-        weights = [np.array(trained, np.float32) * np.float32(weight) for _, trained in examples]
-        tokens = [np.array(tokens, np.int32) for tokens, _ in examples]
-        prompts = [trained.index(True) for _, trained in examples]
-        items = list(map(TrainingSequence, tokens, prompts, weights, map(np.zeros_like, weights)))
-        needed = -(
-            -len(best_fit([len(item.tokens) - 1 for item in items], self.layout.slot)) // self.rows
-        )
-        [packed] = pack([items], [self.layout], [self.rows], [1 << (needed - 1).bit_length()])
-        return packed
-
-    def step(self, state: State, packed: PackedBatch, lr: float) -> tuple[State, dict[str, Any]]:
-        batch = replace(packed.batch, advantages=np.ones_like(packed.batch.weights))
-        return self.learner.update(
-            state, *self.learner.put([replace(packed, batch=batch)]), [self.layout], lr
-        )
-
-    def loss(self, params: qwen.Params, packed: PackedBatch) -> float:
-        """Mean negative log-likelihood of the trained tokens."""
-        [logps] = self.learner.score(params, *self.learner.put([packed]), [self.layout])
-        return -float(np.vdot(packed.batch.weights, collectives.fetch_global(logps)))
+    rows: Sequence[ExampleRow]  # endless and shuffled; step s takes rows (s - 1) * batch_size on
+    num_examples: int  # rows of one epoch
+    held_out: list[ExampleRow]
 
 
-def warm_start(
-    policy: learner.Learner,
-    settings: config.Config,
-    tok: tokenizer.PreTrainedTokenizerFast,
-    params: qwen.Params,
-    interrupted: Callable[[], None],
-) -> qwen.Params:
-    """`warm_start.steps` supervised steps on the task's own examples; every step draws new ones."""
-    warm, example = settings.warm_start, find_task(settings.task.name).warm_start
-    if example is None:
-        raise UserError(
-            f"task.name={settings.task.name} has no warm-start examples; set warm_start.steps=0"
-        )
-    optimizer = replace(
-        settings.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine"
-    )
-    fitter = SupervisedTrainer(
-        policy.model, policy.mesh, settings, settings.rollout.longest_episode
-    )
-    state = fitter.learner.start(params)
-    for step in (
-        progress := tqdm(
-            range(warm.steps),
-            desc="warm start",
-            mininterval=1,
-            disable=not processes.is_first_process(),
-        )
-    ):
-        interrupted()
-        indices = range(step * warm.batch_size, (step + 1) * warm.batch_size)
-        pairs = [example(settings.task, settings.train.seed, i, warm.tries) for i in indices]
-        packed = fitter.pack([encode_completion(tok, *pair) for pair in pairs])
-        state, stats = fitter.step(state, packed, learning_rate(optimizer, step, warm.steps))
-        if step % 20 == 0:
-            progress.set_postfix(
-                nll=f"{float(stats['nll']) / float(stats['tokens']):.3f}", refresh=False
-            )
-    return state.params
+def train(config: Config, workdir: Path) -> JsonObject:
+    """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
+    # ----------------------------------------------------------------------------------------------
+    # Set-up
+    validate(config)
+    check_workdir(workdir, to_json(config))
+    sft, clock = config.sft, Clock()
+    data = read_data(config)
+    last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
 
-
-def encode_completion(
-    tok: tokenizer.PreTrainedTokenizerFast, prompt: str, completion: str
-) -> Example:
-    """The completion is trained on, and the end-of-sequence token after it."""
-    before, after = (
-        tokenizer.encode(tok, prompt),
-        [*tokenizer.encode(tok, completion), tok.eos_token_id],
-    )
-    return before + after, [False] * len(before) + [True] * len(after)
-
-
-def encode_conversation(
-    tok: tokenizer.PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]], first: int
-) -> Example:
-    """Messages through the chat template; what the assistant says from message `first` on is trained on, its end of
-    turn included. Encoded piece by piece, as what decoding would have sampled after the generation prompt."""
-    whole, end = tokenizer.render(tok, messages, generate=False), tokenizer.end_of_turn(tok)
-    if any(end in str(message["content"]) for message in messages):
-        raise UserError(
-            f"a message of sft.data holds {end}, which ends turns in this chat template: remove it"
-        )
-    pieces, at = [], 0
-    for i, message in enumerate(messages):
-        if message["role"] == "assistant" and i >= first:
-            before = tokenizer.render(tok, messages[:i])
-            if not whole.startswith(before):
-                raise UserError(
-                    "the chat template writes earlier turns anew when later ones come: set sft.chat_template"
-                )
-            begin, stop = len(before), whole.index(end, len(before)) + len(end)
-            pieces += [(whole[at:begin], False), (whole[begin:stop], True)]
-            at = stop
-    encoded = [(tokenizer.encode(tok, text), trained) for text, trained in pieces]
-    return [i for ids, _ in encoded for i in ids], [
-        trained for ids, trained in encoded for _ in ids
-    ]
-
-
-def encode_row(
-    tok: tokenizer.PreTrainedTokenizerFast, row: Mapping[str, Any], loss: str
-) -> Example:
-    """A row with messages, or with a prompt and a completion, which are text or messages."""
-    if "messages" in row:
-        tokens, trained = encode_conversation(tok, row["messages"], 0)
-    elif isinstance(row["prompt"], str):
-        tokens, trained = encode_completion(tok, row["prompt"], row["completion"])
-    else:
-        tokens, trained = encode_conversation(
-            tok, [*row["prompt"], *row["completion"]], len(row["prompt"])
-        )
-    return tokens, trained if loss == "assistant" else [False] + [True] * (len(tokens) - 1)
-
-
-def read_examples(source: str, name: str, settings: config.Config) -> Any:
-    """The Dataset of a set's split, with the columns that are used; of a task, its warm-start examples."""
-    if source in TASKS and (example := TASKS[source].warm_start):
-        warm, seed = settings.warm_start, settings.train.seed
-        seed, count = (
-            (seed, warm.steps * warm.batch_size)
-            if name == "train"
-            else (seed + 1, settings.eval.problems)
-        )
-        pairs = [example(settings.task, seed, i, warm.tries) for i in range(count)]
-        return [{"prompt": prompt, "completion": completion} for prompt, completion in pairs]
-    dataset = problem_sets.load_split(source, name)
-    for columns in (["messages"], ["prompt", "completion"]):
-        if set(columns) <= set(dataset.column_names):
-            return dataset.select_columns(columns)
-    there = ", ".join(dataset.column_names)
-    raise UserError(
-        f"sft.data={source} has columns {there}: it needs messages, or prompt and completion"
-    )
-
-
-def train(settings: config.Config, workdir: Path) -> dict[str, Any]:
-    """Run or resume `settings` in `workdir`; returns what summary.json holds."""
-    validate(settings)
-    check_workdir(workdir, to_json(settings))
-    sft, clock = settings.sft, Clock()
-    sources = suites.split_commas(sft.data)
-    tested = (
-        [sft.eval_data]
-        if sft.eval_data
-        else [x for x in sources if x in TASKS or "test" in problem_sets.load(x)]
-    )
-    sets = [read_examples(each, "train", settings) for each in sources]
-    held_out = [row for each in tested for row in read_examples(each, "test", settings)]
-    rows, count = problem_sets.stream(sets, sft.weights, settings.train.seed), sum(map(len, sets))
-    last = max(1, int(sft.epochs * count) // sft.batch_size)
-    base = read_base_model(settings.model)
-    if sft.chat_template:
-        if not Path(sft.chat_template).is_file():
-            raise UserError(
-                f"sft.chat_template={sft.chat_template} is no file: give one with a chat template in Jinja"
-            )
-        base.tokenizer.chat_template = Path(sft.chat_template).read_text(encoding="utf-8")
-    if base.tokenizer.chat_template:
-        base.tokenizer.eos_token = tokenizer.end_of_turn(base.tokenizer)  # in exports, too
-    mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
-    fitter = SupervisedTrainer(base.model, mesh, settings, sft.pack_length)
-
-    def fitting(rows: Sequence[Mapping[str, Any]]) -> list[Example]:
-        examples = [encode_row(base.tokenizer, row, sft.loss) for row in rows]
-        return [each for each in examples if len(each[0]) <= sft.pack_length and any(each[1])]
+    base = read_base_model(config.model)
+    set_chat_template(base.tokenizer, sft.chat_template)
+    mesh = train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    trainer = SupervisedTrainer(base.model, mesh, config, sft.pack_length)
 
     with (
         interrupt.StopSignal() as stop,
-        closing(RunSession(settings, workdir, base, clock, last)) as run,
+        closing(RunSession(config, workdir, base, clock, last_step)) as session,
     ):
         processes.print_once(
-            f"{count} examples, {len(held_out)} held out; {last} steps of {sft.batch_size}"
+            f"{data.num_examples} examples, {len(data.held_out)} held out; "
+            f"{last_step} steps of {sft.batch_size}"
         )
-        tests = fitting(held_out[: settings.eval.problems])
-        test = fitter.pack(tests) if tests else None
+        test_examples = encode_rows(base.tokenizer, data.held_out[: config.eval.problems], config)
+        test = trainer.pack(test_examples) if test_examples else None
 
-        def assess(name: str, params: qwen.Params) -> dict[str, float]:
-            if test is None:
-                return {}
-            with clock("eval"):
-                values = {"eval/loss": fitter.loss(params, test)}
-            run.record_evaluation(name, values)
-            return values
-
-        if run.resume_step is None:
-            state = fitter.learner.start(load_params(base, fitter.learner, settings.train.seed))
-            assess("before", state.params)
+        if session.resume_step is None:
+            params = trainer.learner.load_params(base.directory, config.train.seed)
+            state = trainer.learner.start(params)
+            evaluate_loss(trainer, session, test, "before", state.params)
         else:
-            state = run.restore(fitter.learner.abstract_state())
+            state = session.restore(trainer.learner.abstract_state())
+
+        # ------------------------------------------------------------------------------------------
+        # The loop
         try:
-            progress = run.progress("SFT")
+            progress = session.progress("SFT")
             for step in progress:
+                # -- Examples -> packed rows.
                 with clock("pack"):
-                    wanted = range((step - 1) * sft.batch_size, step * sft.batch_size)
-                    examples = fitting([rows[i] for i in wanted])
+                    indices = range((step - 1) * sft.batch_size, step * sft.batch_size)
+                    rows = [data.rows[index] for index in indices]
+                    examples = encode_rows(base.tokenizer, rows, config)
                     if not examples:
                         raise UserError(
-                            f"step {step}: every example is longer than sft.pack_length={sft.pack_length} tokens"
+                            f"step {step}: every example is longer than "
+                            f"sft.pack_length={sft.pack_length} tokens; raise it"
                         )
-                    packed = fitter.pack(examples)
-                lr = learning_rate(settings.optimizer, step - 1, last)
+                    packed = trainer.pack(examples)
+
+                # -- Update. Reading the stats waits for the device.
+                lr = learning_rate(config.optimizer, step - 1, last_step)
                 with clock("update"):
-                    state, sums = fitter.step(state, packed, lr)
-                    stats = {
-                        name: float(sums[name])
-                        for name in ("nll", "tokens", "grad_norm", "skipped")
-                    }
-                values = {
-                    "sft/loss": stats["nll"] / stats["tokens"],
-                    "sft/tokens": stats["tokens"],
+                    state, stats = trainer.step(state, packed, lr)
+                    metrics = update_metrics(stats)
+                metrics |= {
                     "optimizer/lr": lr,
-                }
-                values |= {f"optimizer/{name}": stats[name] for name in ("grad_norm", "skipped")}
-                values |= {
-                    "sft/epoch": step * sft.batch_size / count,
+                    "sft/epoch": step * sft.batch_size / data.num_examples,
                     "sft/dropped": sft.batch_size - len(examples),
+                    "update/padding": 1 - packed.num_inputs / packed.computed_inputs,
                 }
-                values |= {
-                    "update/padding": 1 - packed.real / (packed.count * packed.batch.tokens[0].size)
-                }
-                values |= progress.step_metrics()
-                values["update/tokens_per_second"] = packed.real / values["time/update"]
-                if label := run.schedule.evaluation_after(step):
-                    values |= assess(label, state.params)
-                run.end_step(step, values, state)
+                metrics |= progress.step_metrics()
+                metrics["update/tokens_per_second"] = packed.num_inputs / metrics["time/update"]
+
+                # -- Evaluate.
+                if name := session.schedule.evaluation_after(step):
+                    metrics |= evaluate_loss(trainer, session, test, name, state.params)
+
+                # -- Write metrics; checkpoint and export if they are due.
+                session.end_step(step, metrics, state)
                 stop.raise_if_stopped_anywhere()
         except interrupt.Interrupted as reason:
             processes.print_once(
-                f"{reason}: stopped after step {run.record.step}; the same command resumes"
+                f"{reason}: stopped after step {session.record.step}; the same command resumes"
             )
-        return run.finish(state)
+        return session.finish(state)
+
+
+# -- data ------------------------------------------------------------------------------------------
+
+
+def read_data(config: Config) -> SftData:
+    """Reads the sets of sft.data, and held-out rows: sft.eval_data or the sets' test splits."""
+    sft = config.sft
+    sources = suites.split_commas(sft.data)
+    held_out_sources = [sft.eval_data]
+    if not sft.eval_data:
+        held_out_sources = [source for source in sources if has_test_split(source)]
+
+    sets = [read_rows(source, "train", config) for source in sources]
+    held_out = [row for source in held_out_sources for row in read_rows(source, "test", config)]
+    rows = problem_sets.stream(sets, sft.weights, config.train.seed)
+    return SftData(rows, sum(map(len, sets)), held_out)
+
+
+def has_test_split(source: str) -> bool:
+    """Returns whether a set has held-out rows. A task draws as many as are asked for."""
+    return source in TASKS or "test" in problem_sets.load(source)
+
+
+def read_rows(source: str, split: str, config: Config) -> Sequence[ExampleRow]:
+    """Returns a split of a set, or warm-start examples if `source` is a task.
+
+    Raises UserError if the set has neither messages nor prompts with completions.
+    """
+    if source in TASKS and TASKS[source].warm_start is not None:
+        return draw_task_rows(source, split, config)
+    dataset = problem_sets.load_split(source, split)
+    for columns in (["messages"], ["prompt", "completion"]):
+        if set(columns) <= set(dataset.column_names):
+            return dataset.select_columns(columns)
+    raise UserError(
+        f"sft.data={source} has columns {', '.join(dataset.column_names)}: "
+        "it needs messages, or prompt and completion"
+    )
+
+
+def draw_task_rows(task_name: str, split: str, config: Config) -> list[ExampleRow]:
+    """Returns warm-start examples of a task. The held-out ones have a seed of their own."""
+    make_example = TASKS[task_name].warm_start
+    assert make_example is not None, f"{task_name=}"
+    warm = config.warm_start
+    if split == "train":
+        seed, count = config.train.seed, warm.steps * warm.batch_size
+    else:
+        seed, count = config.train.seed + 1, config.eval.problems
+
+    rows: list[ExampleRow] = []
+    for index in range(count):
+        prompt, completion = make_example(config.task, seed, index, warm.tries)
+        rows.append({"prompt": prompt, "completion": completion})
+    return rows
+
+
+def set_chat_template(tok: PreTrainedTokenizerFast, path: str) -> None:
+    """Gives the tokenizer the template in the file `path`, unless it is empty.
+
+    With a template, the tokenizer's end of sequence becomes the token that ends a turn. Exports of
+    the run have both.
+    """
+    if path:
+        if not Path(path).is_file():
+            raise UserError(
+                f"sft.chat_template={path} is no file: give one with a chat template in Jinja"
+            )
+        tok.chat_template = Path(path).read_text(encoding="utf-8")
+    if tok.chat_template:
+        tok.eos_token = tokenizer.end_of_turn(tok)
+
+
+def encode_rows(
+    tok: PreTrainedTokenizerFast, rows: Sequence[ExampleRow], config: Config
+) -> list[Example]:
+    """Encodes rows. Examples that are longer than a packed row, or train nothing, are left out."""
+    examples = [encode_row(tok, row, config.sft.loss) for row in rows]
+    return [
+        example
+        for example in examples
+        if len(example.tokens) <= config.sft.pack_length and any(example.trained)
+    ]
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def update_metrics(stats: Stats) -> dict[str, float]:
+    """Returns the metrics of one optimizer step from the sums that the update returns."""
+    tokens = float(stats["tokens"])
+    return {
+        "sft/loss": float(stats["nll"]) / tokens,
+        "sft/tokens": tokens,
+        "optimizer/grad_norm": float(stats["grad_norm"]),
+        "optimizer/skipped": float(stats["skipped"]),
+    }
+
+
+def evaluate_loss(
+    trainer: SupervisedTrainer,
+    session: RunSession,
+    test: PackedBatch | None,
+    name: str,
+    params: qwen.Params,
+) -> dict[str, float]:
+    """Computes the loss of the held-out examples, if there are any, and records it under `name`."""
+    if test is None:
+        return {}
+    with session.clock("eval"):
+        metrics = {"eval/loss": trainer.loss(params, test)}
+    session.record_evaluation(name, metrics)
+    return metrics

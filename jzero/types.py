@@ -16,7 +16,7 @@ Processes that grade responses import this module and must start quickly, so it 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Never, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -33,6 +33,10 @@ JsonValue: TypeAlias = Any
 
 # The type of the arrays of a `Batch`.
 ArrayType = TypeVar("ArrayType")
+
+# None, as the default of the fields of a `Batch` that only some algorithms need. The type lets code
+# read such a field without a check: whoever reads the field knows that the field is set.
+NOT_SET = cast(Never, None)
 
 # A model's parameters: a nested dict of arrays. `jzero.model.qwen` says which names it has.
 Params: TypeAlias = "dict[str, jax.Array | Params]"
@@ -162,14 +166,14 @@ class Batch(Generic[ArrayType]):
     positions: ArrayType  # i32 position within the sequence, for RoPE
     # f32 weight of the target's loss term, normalized over the whole optimizer step. 0 means that
     # the target is not trained.
-    weights: ArrayType | None = None
-    sampler_logps: ArrayType | None = None  # f32 log-probability of the target under the sampler
-    advantages: ArrayType | None = None  # f32
-    old_logps: ArrayType | None = None  # f32 under pi_old, the denominator of the ratio
-    ref_logps: ArrayType | None = None  # f32 under the reference policy
+    weights: ArrayType = NOT_SET
+    sampler_logps: ArrayType = NOT_SET  # f32 log-probability of the target under the sampler
+    advantages: ArrayType = NOT_SET  # f32
+    old_logps: ArrayType = NOT_SET  # f32 under pi_old, the denominator of the ratio
+    ref_logps: ArrayType = NOT_SET  # f32 under the reference policy
     kl_weights: ArrayType | None = None  # f32 weight of the KL term; None = `weights`
-    old_values: ArrayType | None = None  # f32 the critic's values before the step
-    returns: ArrayType | None = None  # f32 the critic's targets
+    old_values: ArrayType = NOT_SET  # f32 the critic's values before the step
+    returns: ArrayType = NOT_SET  # f32 the critic's targets
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ LAYERS = [
     ("rollout", "training"),
     ("run",),
     ("cli",),
-    ("sft",),
+    ("setup", "sft"),
     ("train",),
     ("evaluate",),
     ("main", "generate", "export", "report", "serve", "filter", "grade"),
@@ -37,7 +37,7 @@ LAYERS = [
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 # A grader process looks up the grader of its task, so `grading.worker` is the one place where
 # grading knows of tasks.
-ALLOWED = {("grading.worker", "tasks"), ("tasks", "grading"), ("run.base_model", "training")}
+ALLOWED = {("grading.worker", "tasks"), ("tasks", "grading")}
 
 MOST_ANY = 40  # uses of `Any` in the package: values that have no type that could be written down
 

@@ -1,4 +1,4 @@
-"""The model that a run starts from: its configuration, its tokenizer and its first parameters."""
+"""The model that a run starts from: its configuration and its tokenizer."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -6,11 +6,10 @@ from typing import NamedTuple
 from jzero.config import ModelConfig
 from jzero.files import JsonObject
 from jzero.model import huggingface, qwen, tokenizer
-from jzero.training import learner
 
 
 class BaseModel(NamedTuple):
-    """A model without its weights, which `load_params` reads."""
+    """A model without its weights, which `Learner.load_params` reads."""
 
     directory: Path | None  # of the model to load; None for random parameters
     model: qwen.QwenConfig
@@ -36,10 +35,3 @@ def read_base_model(config: ModelConfig) -> BaseModel:
     tok = tokenizer.load(config.tokenizer)
     model = qwen.QwenConfig(vocab_size=len(tok), **vars(config.arch))
     return BaseModel(None, model, {}, tok)
-
-
-def load_params(base: BaseModel, policy: learner.Learner, seed: int) -> qwen.Params:
-    """Returns the first parameters of `policy`, sharded: those of the directory, or random ones."""
-    if base.directory is None:
-        return policy.init_params(seed)
-    return huggingface.load(base.directory, policy.model, policy.shardings)

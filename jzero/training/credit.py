@@ -1,81 +1,157 @@
-"""Moved from jzero.learn."""
+"""From the grades of rollouts to advantages and token weights, on the host in NumPy.
 
+    rollouts -> training_sequences -> token_weights       how much every token counts in the loss
+    rollouts -> make_episodes -> compute_advantages -> spread_over_tokens
+
+Everything is computed over all rollouts of a step, before they are packed. The row, the microbatch
+and the device that a token comes to lie on cannot change its advantage or its weight.
+"""
+
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from jzero import algorithms, config
+from jzero import algorithms
 from jzero.algorithms import Episodes
+from jzero.config import Config
 from jzero.types import Rollout, grade_of
 
 
 def training_sequences(
-    rollouts: list[Rollout], config: config.Config
+    rollouts: Sequence[Rollout], config: Config
 ) -> tuple[list[Rollout], list[int]]:
-    """What is trained on, and which rollout each is of: the rollouts or, if train.sequence_per_turn, all of their turns."""
+    """Returns the sequences that are trained on, and the index of the rollout each is taken from.
+
+    The sequences are the rollouts. With train.sequence_per_turn they are the turns: each sequence
+    then holds everything up to the end of one turn, and only that turn counts as sampled.
+    """
     if not config.train.sequence_per_turn:
-        return rollouts, list(range(len(rollouts)))
-    rows, source = [], []
-    for i, rollout in enumerate(rollouts):
-        for t, turn in enumerate(rollout.turns):
-            tokens, logps, versions = (
-                x[: turn.end] for x in (rollout.tokens, rollout.logps, rollout.versions)
+        return list(rollouts), list(range(len(rollouts)))
+
+    sequences = []
+    sources = []
+    for source, rollout in enumerate(rollouts):
+        for number, turn in enumerate(rollout.turns):
+            in_turn = np.arange(turn.end) >= turn.start
+            sequence = replace(
+                rollout,
+                tokens=rollout.tokens[: turn.end],
+                sampled=rollout.sampled[: turn.end] & in_turn,
+                logps=rollout.logps[: turn.end],
+                versions=rollout.versions[: turn.end],
+                turns=rollout.turns[: number + 1],
+                grade=turn.grade,
             )
-            sampled = rollout.sampled[: turn.end] & (np.arange(turn.end) >= turn.start)
-            fields = {"tokens": tokens, "logps": logps, "versions": versions, "sampled": sampled}
-            rows.append(replace(rollout, **fields, turns=rollout.turns[: t + 1], grade=turn.grade))
-            source.append(i)
-    return rows, source
+            sequences.append(sequence)
+            sources.append(source)
+    return sequences, sources
 
 
 def token_weights(
-    rollouts: list[Rollout], chosen: list[int], weight: str, config: config.Config
+    sequences: Sequence[Rollout],
+    chosen: Sequence[int],
+    weight: str,
+    config: Config,
 ) -> dict[int, np.ndarray]:
-    """For each chosen rollout (of one optimizer step), f32[T]: the weight of its trained tokens, 0 elsewhere."""
+    """Returns the weight of every token in the loss of one optimizer step.
+
+    `chosen` are the indices of the sequences of that optimizer step; `sequences` are those of the
+    whole RL step, which some weights divide by. `weight` is a key of algorithms.WEIGHTS.
+
+    Returns f32[T] for each chosen index: the weight of tokens that are trained, 0 elsewhere.
+    """
     algorithm = config.algorithm
-    trained = [rollout.sampled.copy() for rollout in rollouts]
-    for mask, rollout in zip(trained, rollouts, strict=True):
-        for turn in rollout.turns if algorithm.truncated == "mask" else ():
-            mask[turn.start : turn.end] &= turn.finish_reason != "length"
-    every = np.array([mask.sum() for mask in trained], np.float64)
+    trained = [trained_tokens(sequence, algorithm) for sequence in sequences]
+    counts = np.array([mask.sum() for mask in trained], np.float64)
+
+    # The longest response there can be, for the weight that divides by a constant (Dr. GRPO).
     turns = 1 if config.train.sequence_per_turn else config.rollout.max_turns
     longest = algorithm.length_norm or turns * config.rollout.max_new_tokens
-    weights = algorithms.WEIGHTS[weight](every[chosen], every, longest) * (every[chosen] > 0)
-    return {i: (trained[i] * w).astype(np.float32) for i, w in zip(chosen, weights, strict=True)}
+
+    chosen_counts = counts[list(chosen)]
+    weights = algorithms.WEIGHTS[weight](chosen_counts, counts, longest) * (chosen_counts > 0)
+    return {
+        index: (trained[index] * token_weight).astype(np.float32)
+        for index, token_weight in zip(chosen, weights, strict=True)
+    }
 
 
-def make_episodes(rollouts: list[Rollout], config: config.Config, penalties, values) -> Episodes:
-    """Rewards over sampled tokens: minus the penalty of each, f32[T] a rollout, and every turn's at its last."""
+def trained_tokens(sequence: Rollout, algorithm: algorithms.Algorithm) -> np.ndarray:
+    """Returns bool[T]: the sampled tokens, without truncated turns if algorithm.truncated=mask."""
+    trained = sequence.sampled.copy()
+    if algorithm.truncated == "mask":
+        for turn in sequence.turns:
+            if turn.finish_reason == "length":
+                trained[turn.start : turn.end] = False
+    return trained
+
+
+def turn_rewards(rollout: Rollout, config: Config) -> list[float]:
+    """Returns the reward of each turn of `rollout`: the grader's score, shaped by the algorithm.
+
+    `algorithms.shape_score` applies the penalties for length and truncation.
+    """
+    rewards = []
+    for turn in rollout.turns:
+        score = grade_of(turn).score
+        length = int(rollout.sampled[turn.start : turn.end].sum())
+        is_truncated = turn.finish_reason == "length"
+        reward = algorithms.shape_score(
+            score, length, is_truncated, config.algorithm, config.rollout.max_new_tokens
+        )
+        rewards.append(reward)
+    return rewards
+
+
+def make_episodes(
+    rollouts: Sequence[Rollout],
+    config: Config,
+    penalties: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+) -> Episodes:
+    """Returns the rewards and values of rollouts over their sampled tokens.
+
+    The reward of a turn is put on the turn's last token. `penalties` (f32[T] for each rollout) are
+    subtracted from the reward of every sampled token, and `values` (f32[T] for each rollout) are
+    the critic's. Both are read at sampled tokens only.
+    """
     counts = np.array([rollout.sampled.sum() for rollout in rollouts])
     mask = np.arange(counts.max()) < counts[:, None]
-    group = np.arange(len(rollouts)) // config.rollout.group_size
-    turn = np.zeros(mask.shape, np.int64)
-    out = Episodes(
-        np.zeros(mask.shape), np.zeros(mask.shape), mask, group, turn, config.task.turn_discount
-    )
+    rewards_NT = np.zeros(mask.shape)
+    values_NT = np.zeros(mask.shape)
+    turns_NT = np.zeros(mask.shape, np.int64)
+
     for i, rollout in enumerate(rollouts):
-        out.rewards[i, : counts[i]] = -penalties[i][rollout.sampled]
-        out.values[i, : counts[i]] = values[i][rollout.sampled]
-        ends = [int(rollout.sampled[: each.end].sum()) for each in rollout.turns]
-        for t, (end, reward) in enumerate(zip(ends, turn_rewards(rollout, config), strict=True)):
-            out.rewards[i, end - 1] += reward
-            turn[i, end:] = t + 1 if t + 1 < len(ends) else t
-    return out if turn.any() else out._replace(turn=None)
+        rewards_NT[i, : counts[i]] = -penalties[i][rollout.sampled]
+        values_NT[i, : counts[i]] = values[i][rollout.sampled]
+
+        # Number of sampled tokens up to the end of each turn.
+        ends = [int(rollout.sampled[: turn.end].sum()) for turn in rollout.turns]
+        for end, reward in zip(ends, turn_rewards(rollout, config), strict=True):
+            rewards_NT[i, end - 1] += reward
+        # Tokens after the last turn are padding and keep its number.
+        for number, end in enumerate(ends[:-1], start=1):
+            turns_NT[i, end:] = number
+
+    return Episodes(
+        rewards=rewards_NT,
+        values=values_NT,
+        mask=mask,
+        group=np.arange(len(rollouts)) // config.rollout.group_size,
+        turn=turns_NT if turns_NT.any() else None,
+        turn_discount=config.task.turn_discount,
+    )
 
 
-def spread_over_tokens(x: np.ndarray, rollouts: list[Rollout]) -> list[np.ndarray]:
-    """x [N, T] over sampled tokens -> f32 over all tokens of each rollout, 0 where not sampled."""
-    out = [np.zeros(len(rollout.tokens), np.float32) for rollout in rollouts]
-    for row, mine, rollout in zip(x, out, rollouts, strict=True):
-        mine[rollout.sampled] = row[: rollout.sampled.sum()]
-    return out
+def spread_over_tokens(values_NT: np.ndarray, rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+    """Does the reverse of the layout of Episodes: [N, T] over sampled tokens -> over all tokens.
 
-
-def turn_rewards(rollout: Rollout, config: config.Config) -> list[float]:
-    """Of its turns: their grades' scores, as the algorithm shapes them."""
-    length = lambda turn: int(rollout.sampled[turn.start : turn.end].sum())
-    settings = config.algorithm, config.rollout.max_new_tokens
-    return [
-        algorithms.shape_score(grade_of(t).score, length(t), t.finish_reason == "length", *settings)
-        for t in rollout.turns
-    ]
+    Returns f32[T] for each rollout, 0 where the token was not sampled.
+    """
+    spread = []
+    for row, rollout in zip(values_NT, rollouts, strict=True):
+        values = np.zeros(len(rollout.tokens), np.float32)
+        values[rollout.sampled] = row[: rollout.sampled.sum()]
+        spread.append(values)
+    return spread

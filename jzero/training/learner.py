@@ -1,12 +1,29 @@
-"""Score and update: the only places that differentiate, or run a model over packed rows. Everything is [M, B, T].
+"""The jitted programs of one model on one mesh: `score` and `update`.
 
-The gradient of the optimizer step is summed over microbatches inside one program. On a mesh of the data axis alone by
-shard_map, with one sum over devices at the end; on any other, rows are split and the rest follows the parameters."""
+These are the only places of training that run a model or differentiate. They read packed rows, as
+`types.Batch` of [M, B, T], one batch for each row layout.
+
+    score   parameters, batches -> log-probability (or value) of every target
+    update  State, batches      -> next State, and sums of diagnostics
+
+`update` makes one optimizer step. The gradient is summed over all microbatches of all layouts in
+one program. The loss is never averaged inside the program: the host has divided the weights of
+tokens by whatever the algorithm asks for, over the whole optimizer step. Therefore packing,
+microbatches and the mesh cannot change what is optimized. Diagnostics are sums for the same reason,
+and the host divides them.
+
+How rows and parameters are split:
+  data only         `shard_map`: every device sums the gradient of its own rows, and the devices are
+                    summed once, at the end of the step.
+  fsdp or tensor    rows are split, the parameters keep their shardings, and XLA places the
+                    collectives. `shard_map` over the data axis alone is not possible here: XLA
+                    aborts on a gather inside it while fsdp or tensor are automatic axes.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -16,291 +33,381 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jzero import algorithms, attention, config
+from jzero import attention
+from jzero.config import Config, ModelConfig, OptimizerConfig
 from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, param_shardings
-from jzero.model import qwen
-from jzero.model.logprobs import token_logps
+from jzero.model import huggingface, qwen
+from jzero.training.heads import Head, Stats, critic_head, make_sequence_sum, policy_head
 from jzero.training.optimizer import optimizer
 from jzero.training.packing import PackedBatch
 from jzero.types import Batch, RowLayout, State
 
-for _type in (Batch, State):
-    jax.tree_util.register_dataclass(_type, [f.name for f in fields(_type)], [])
-
-
-class Head(NamedTuple):
-    """What a model's hidden states become, and the loss of that."""
-
-    outputs: Callable[
-        ..., tuple[jax.Array, ...]
-    ]  # (params, hidden [B, T, E], targets [B, T]) -> [B, T] each
-    loss: Callable[
-        ..., tuple[jax.Array, dict]
-    ]  # (outputs, Batch [B, T], total, fresh) -> weighted terms, stats [B, T]
+# One batch for each row layout.
+Batches = tuple[Batch[jax.Array], ...]
+# A jitted function and the abstract arguments that it is compiled for ahead of time.
+Program = tuple[jax.stages.Wrapped, tuple]
 
 
 class Learner:
-    """The jitted programs of one model on one mesh; they share its static settings."""
+    """The jitted programs of one model on one mesh, with the settings that they share."""
 
     def __init__(
         self,
         model: qwen.QwenConfig,
-        compute: config.ModelConfig,
-        settings: config.OptimizerConfig,
+        compute: ModelConfig,
+        settings: OptimizerConfig,
         head: Head,
         mesh: Mesh,
-    ):
-        self.model, self.compute, self.settings, self.head, self.mesh = (
-            model,
-            compute,
-            settings,
-            head,
-            mesh,
-        )
+    ) -> None:
+        self.model = model
+        self.compute = compute
+        self.settings = settings
+        self.head = head
+        self.mesh = mesh
         self.optimizer = optimizer(settings)
-        self.whole, self.rows = NamedSharding(mesh, P()), NamedSharding(mesh, ROWS)
+
+        self.replicated = NamedSharding(mesh, P())
+        self.row_sharding = NamedSharding(mesh, ROWS)
         self.shardings = param_shardings(model, mesh)
-        # Only then by shard_map: XLA aborts on a gather where it is over data alone and fsdp or tensor are automatic.
-        self.data_parallel = mesh.shape["data"] == mesh.size
-        self.packed = attention.choose(compute.attention, mesh).packed
-        if not self.data_parallel:
-            self.packed = attention.split_over_mesh(
-                self.packed, mesh.shape["tensor"], ("data", "fsdp"), mesh
+        self.is_data_parallel = mesh.shape["data"] == mesh.size
+
+        self.packed_attention = attention.choose(compute.attention, mesh).packed
+        if not self.is_data_parallel:
+            # XLA cannot split a kernel by itself.
+            self.packed_attention = attention.split_over_mesh(
+                self.packed_attention, mesh.shape["tensor"], ("data", "fsdp"), mesh
             )
-        # As `put` places its rows: else the next call compiles again.
-        self.score_program = jax.jit(self._score, static_argnums=3, out_shardings=self.rows)
+
+    # -- state -----------------------------------------------------------------------------------
 
     def abstract_state(self) -> State:
-        """Shapes and shardings, for restoring a checkpoint into."""
+        """Returns the shapes and shardings of a State, as restoring a checkpoint needs them."""
         params = qwen.abstract(self.model)
         moments = jax.eval_shape(self.optimizer.init, params)
-        state = State(params, moments, jax.ShapeDtypeStruct((), jnp.int32))
-        copy = lambda x: jax.tree.structure(x) == jax.tree.structure(params)
-        places = jax.tree.map(
-            lambda x: self.shardings if copy(x) else self.whole, state, is_leaf=copy
-        )  # moments, too
-        return jax.tree.map(lambda x, place: x.update(sharding=place), state, places)
+        step = jax.eval_shape(lambda: jnp.int32(0))
+        state = State(params, moments, step)
+
+        # Adam's moments are trees like the parameters, and are split like them.
+        def is_like_params(tree: object) -> bool:
+            return jax.tree.structure(tree) == jax.tree.structure(params)
+
+        shardings = jax.tree.map(
+            lambda x: self.shardings if is_like_params(x) else self.replicated,
+            state,
+            is_leaf=is_like_params,
+        )
+        return jax.tree.map(lambda x, place: x.update(sharding=place), state, shardings)
 
     @cached_property
     def state_shardings(self) -> State:
+        """The sharding of every leaf of a State."""
         return jax.tree.map(lambda x: x.sharding, self.abstract_state())
 
     def init_params(self, seed: int) -> qwen.Params:
-        init = lambda seed: qwen.init(self.model, jax.random.key(seed))
-        return jax.jit(init, out_shardings=self.shardings)(
-            collectives.put_global(np.uint32(seed), self.whole)
-        )
+        """Returns random parameters, drawn where they will lie."""
+
+        def init(seed: jax.Array) -> qwen.Params:
+            return qwen.init(self.model, jax.random.key(seed))
+
+        draw = jax.jit(init, out_shardings=self.shardings)
+        return draw(collectives.put_global(np.uint32(seed), self.replicated))
+
+    def load_params(self, directory: Path | None, seed: int) -> qwen.Params:
+        """Returns the parameters in a Hugging Face directory, or random ones if it is None."""
+        if directory is None:
+            return self.init_params(seed)
+        return huggingface.load(directory, self.model, self.shardings)
 
     def start(self, params: qwen.Params) -> State:
-        """A fresh optimizer around params."""
-        opt_state = jax.jit(self.optimizer.init, out_shardings=self.state_shardings.opt_state)(
-            params
-        )
-        return State(params, opt_state, collectives.put_global(np.int32(0), self.whole))
+        """Returns a State with a fresh optimizer around `params`, which are not copied."""
+        init = jax.jit(self.optimizer.init, out_shardings=self.state_shardings.opt_state)
+        step = collectives.put_global(np.int32(0), self.replicated)
+        return State(params, init(params), step)
 
-    def put(self, packed: Sequence[PackedBatch]) -> tuple[tuple[Batch, ...], jax.Array]:
-        """Batches on the mesh, and how many microbatches of each hold something, i32[layouts]."""
+    # -- running the programs --------------------------------------------------------------------
+
+    def put(self, packed: Sequence[PackedBatch]) -> tuple[Batches, jax.Array]:
+        """Copies packed batches to the mesh.
+
+        Returns the batches, and i32[layouts] with the number of microbatches that hold something.
+        """
         batches = jax.tree.map(
-            lambda x: collectives.put_global(x, self.rows), tuple(p.batch for p in packed)
+            lambda x: collectives.put_global(x, self.row_sharding),
+            tuple(part.batch for part in packed),
         )
-        return batches, collectives.put_global(
-            np.array([p.count for p in packed], np.int32), self.whole
-        )
+        counts = np.array([part.num_microbatches for part in packed], np.int32)
+        return batches, collectives.put_global(counts, self.replicated)
 
     def update(
         self,
         state: State,
-        batches,
-        counts,
+        batches: Batches,
+        counts: jax.Array,
         layouts: Sequence[RowLayout],
         lr: float,
         fresh: bool = True,
-    ) -> tuple[State, dict]:
-        """One optimizer step over all microbatches of all layouts. State is donated. fresh: no step was made since the
-        scores were, so the old log-probs are the policy's own, and the ratio is exactly 1. Stats are fp32 scalars: sums
-        over trained tokens, `tokens` of them; `grad_norm`; `skipped`, 1 where the gradient was too large."""
-        numbers = (collectives.put_global(x, self.whole) for x in (np.float32(lr), np.bool_(fresh)))
-        return self.update_program(state, batches, counts, *numbers, tuple(layouts))
+    ) -> tuple[State, Stats]:
+        """Makes one optimizer step over all microbatches of all layouts.
 
-    def score(self, params, batches, counts, layouts: Sequence[RowLayout]) -> list[jax.Array]:
-        """The head's first output (log-prob of every target, or value), f32[M, B, T] a layout (0 beyond counts)."""
-        return self.score_program(params, scored(batches), counts, tuple(layouts))
+        `state` is donated: the next State takes its memory, and the caller must not use it again.
+
+        `fresh` says that no optimizer step has been made since the rollouts were scored. The policy
+        is then its own pi_old, and every ratio is exactly 1 whatever `old_logps` holds.
+
+        Returns the next State and fp32 scalars. They are sums over trained tokens (`tokens` counts
+        the tokens), but for two: `grad_norm` is the norm of the gradient before clipping, and
+        `skipped` is 1 if that norm was above optimizer.skip_norm, so that the State did not change.
+        """
+        return self.update_program(
+            state,
+            batches,
+            counts,
+            collectives.put_global(np.float32(lr), self.replicated),
+            collectives.put_global(np.bool_(fresh), self.replicated),
+            tuple(layouts),
+        )
+
+    def score(
+        self,
+        params: qwen.Params,
+        batches: Batches,
+        counts: jax.Array,
+        layouts: Sequence[RowLayout],
+    ) -> list[jax.Array]:
+        """Returns the head's first output: the log-probability of every target, or its value.
+
+        One f32[M, B, T] for each layout; 0 in microbatches beyond `counts` and in the prefix.
+        """
+        return self.score_program(params, scored_fields(batches), counts, tuple(layouts))
 
     @cached_property
-    def update_program(self):
-        place = self.state_shardings, self.whole
-        return jax.jit(self._update, static_argnums=5, donate_argnums=0, out_shardings=place)
+    def score_program(self) -> jax.stages.Wrapped:
+        # Scores lie as `put` places rows. If they lay elsewhere, the program that reads them as a
+        # field of a batch would be compiled once more.
+        return jax.jit(self._score, static_argnums=3, out_shardings=self.row_sharding)
+
+    @cached_property
+    def update_program(self) -> jax.stages.Wrapped:
+        return jax.jit(
+            self._update,
+            static_argnums=5,
+            donate_argnums=0,
+            out_shardings=(self.state_shardings, self.replicated),
+        )
 
     def programs(
         self, batches: Sequence[Batch], layouts: Sequence[RowLayout]
-    ) -> dict[str, tuple[Any, tuple]]:
-        """(jitted, abstract arguments) of `score` and `update` on abstract batches."""
-        struct = lambda place, x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
-        batches = jax.tree.map(partial(struct, self.rows), tuple(batches))
-        numbers = np.zeros(len(layouts), np.int32), np.float32(0), np.bool_(True)
-        counts, lr, fresh = map(partial(struct, self.whole), numbers)
-        state, layouts = self.abstract_state(), tuple(layouts)
+    ) -> dict[str, Program]:
+        """Returns `score` and `update` with abstract arguments for batches of these shapes."""
+
+        def abstract(
+            x: np.ndarray | np.generic | jax.ShapeDtypeStruct, place: NamedSharding
+        ) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+        placed = jax.tree.map(lambda x: abstract(x, self.row_sharding), tuple(batches))
+        counts = abstract(np.zeros(len(layouts), np.int32), self.replicated)
+        lr = abstract(np.float32(0), self.replicated)
+        fresh = abstract(np.bool_(True), self.replicated)
+        state = self.abstract_state()
+        static = tuple(layouts)
         return {
-            "score": (self.score_program, (state.params, scored(batches), counts, layouts)),
-            "update": (self.update_program, (state, batches, counts, lr, fresh, layouts)),
+            "score": (self.score_program, (state.params, scored_fields(placed), counts, static)),
+            "update": (self.update_program, (state, placed, counts, lr, fresh, static)),
         }
 
-    def _outputs(self, params, batch: Batch, layout: RowLayout) -> tuple[jax.Array, ...]:
-        """The head's outputs at the body's inputs, f32[B, T - prefix]; the prefix predicts nothing."""
-        attend = lambda q, k, v, _, carry: (self.packed(q, k, v, batch.segments, layout), carry)
-        dtype, remat = jnp.dtype(self.compute.dtype), self.compute.remat
+    # -- what the programs compute ---------------------------------------------------------------
+
+    def _outputs(
+        self, params: qwen.Params, batch: Batch[jax.Array], layout: RowLayout
+    ) -> tuple[jax.Array, ...]:
+        """Returns the head's outputs at the inputs after the prefix, f32[B, T - prefix] each.
+
+        The prefix is left out because nothing in it predicts a trained token: the prompt's last
+        token is an input of every response.
+        """
+
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, _: jax.Array, carry: object
+        ) -> tuple[jax.Array, object]:
+            return self.packed_attention(q, k, v, batch.segments, layout), carry
+
         hidden, _ = qwen.forward(
-            self.model, params, batch.tokens, batch.positions, attend, dtype=dtype, remat=remat
+            self.model,
+            params,
+            batch.tokens,
+            batch.positions,
+            attend,
+            dtype=jnp.dtype(self.compute.dtype),
+            remat=self.compute.remat,
         )
-        if not self.data_parallel:
-            # By rows. Left alone XLA splits activations as fsdp splits the weights, and sums activations over devices
-            # in every layer, instead of gathering the layer's weights.
-            hidden = lax.with_sharding_constraint(
-                hidden, NamedSharding(self.mesh, P(("data", "fsdp")))
-            )
+        if not self.is_data_parallel:
+            # Left alone, XLA splits the activations as fsdp splits the weights, and sums
+            # activations over devices in every layer instead of gathering the layer's weights.
+            rows = NamedSharding(self.mesh, P(("data", "fsdp")))
+            hidden = lax.with_sharding_constraint(hidden, rows)
         body = slice(layout.prefix, None)
         return self.head.outputs(params, hidden[:, body], batch.targets[:, body])
 
-    def _loss(self, params, batch: Batch, layout: RowLayout, fresh):
+    def _loss(
+        self,
+        params: qwen.Params,
+        batch: Batch[jax.Array],
+        layout: RowLayout,
+        fresh: jax.Array,
+    ) -> tuple[jax.Array, Stats]:
+        """Returns the loss of one microbatch and the sums of its diagnostics."""
         outputs = self._outputs(params, batch, layout)
         batch = jax.tree.map(lambda x: x[:, layout.prefix :], batch)
         trained = batch.weights > 0
-        terms, stats = self.head.loss(
-            outputs, batch, sequence_total(batch.segments, trained, layout), fresh
-        )
+        sequence_sum = make_sequence_sum(batch.segments, trained, layout)
+        terms, stats = self.head.loss(outputs, batch, sequence_sum, fresh)
         stats |= {"tokens": jnp.ones_like(terms), "loss": terms}
+
+        # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is NaN.
         sums = {
             name: jnp.where(trained, lax.stop_gradient(x), 0).sum() for name, x in stats.items()
         }
         return jnp.where(trained, terms, 0).sum(), sums
 
-    def _over_data(self, run: Callable, in_specs: tuple, out_specs: P) -> Callable:
-        """By shard_map where rows are all that is split; else the rest follows the arguments' shardings."""
-        if not self.data_parallel:
-            return run
-        return jax.shard_map(
-            run, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
-        )
+    def _microbatch_gradient(
+        self,
+        params: qwen.Params,
+        batch: Batch[jax.Array],
+        layout: RowLayout,
+        fresh: jax.Array,
+        index: jax.Array | int,
+    ) -> tuple[qwen.Params, Stats]:
+        """Returns the gradient and the stats of microbatch `index` of a batch."""
+        microbatch = jax.tree.map(lambda x: x[index], batch)
+        return jax.grad(self._loss, has_aux=True)(params, microbatch, layout, fresh)
 
-    def _gradient(self, params, batches, counts, fresh, layouts):
-        """(gradient, stats), summed over every microbatch."""
-        total: Any = None
-        for i, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
-            one = lambda m, batch=batch, layout=layout: jax.grad(self._loss, has_aux=True)(
-                params, jax.tree.map(lambda x: x[m], batch), layout, fresh
-            )
+    def _gradient(
+        self,
+        params: qwen.Params,
+        batches: Batches,
+        counts: jax.Array,
+        fresh: jax.Array,
+        layouts: tuple[RowLayout, ...],
+    ) -> tuple[qwen.Params, Stats]:
+        """Returns the gradient and the stats, summed over every microbatch and every data shard."""
+        total = None
+        for number, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
+            gradient = partial(self._microbatch_gradient, params, batch, layout, fresh)
             if total is None:
-                total = jax.tree.map(
-                    lambda x: jnp.zeros(x.shape, jnp.float32), jax.eval_shape(one, 0)
-                )
-            total = lax.fori_loop(
-                0, counts[i], lambda m, t, one=one: jax.tree.map(jnp.add, t, one(m)), total
-            )
-        return lax.psum(total, "data") if self.data_parallel else total
+                shapes = jax.eval_shape(gradient, 0)
+                total = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
 
-    def _update(self, state: State, batches, counts, lr, fresh, layouts):
-        total = self._over_data(
-            partial(self._gradient, layouts=layouts), (P(), P(None, "data"), P(), P()), P()
+            def add(
+                index: jax.Array,
+                total: tuple[qwen.Params, Stats],
+                gradient: Callable = gradient,
+            ) -> tuple[qwen.Params, Stats]:
+                return jax.tree.map(jnp.add, total, gradient(index))
+
+            # The number of microbatches is data: a step with fewer of them does not compile anew.
+            total = lax.fori_loop(0, counts[number], add, total)
+        assert total is not None, f"{layouts=}"
+        return lax.psum(total, "data") if self.is_data_parallel else total
+
+    def _update(
+        self,
+        state: State,
+        batches: Batches,
+        counts: jax.Array,
+        lr: jax.Array,
+        fresh: jax.Array,
+        layouts: tuple[RowLayout, ...],
+    ) -> tuple[State, Stats]:
+        summed_gradient = self._over_data(
+            partial(self._gradient, layouts=layouts),
+            in_specs=(P(), P(None, "data"), P(), P()),
+            out_specs=P(),
         )
-        gradient, stats = total(state.params, batches, counts, fresh)
+        gradient, stats = summed_gradient(state.params, batches, counts, fresh)
         step, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
-        params = jax.tree.map(lambda p, u: p - lr * u, state.params, step)
-        new = State(params, opt_state, state.step + 1)
-        stats |= {"grad_norm": optax.tree.norm(gradient), "skipped": jnp.float32(0)}
+        params = jax.tree.map(lambda param, change: param - lr * change, state.params, step)
+        next_state = State(params, opt_state, state.step + 1)
+
+        grad_norm = optax.tree.norm(gradient)
+        stats |= {"grad_norm": grad_norm, "skipped": jnp.float32(0)}
         if self.settings.skip_norm:
-            keep = stats["grad_norm"] <= self.settings.skip_norm
-            new = jax.tree.map(lambda new, old: jnp.where(keep, new, old), new, state)
+            # A norm that is NaN is not kept either: the comparison is false.
+            keep = grad_norm <= self.settings.skip_norm
+            next_state = jax.tree.map(
+                lambda after, before: jnp.where(keep, after, before), next_state, state
+            )
             stats["skipped"] = 1 - keep.astype(jnp.float32)
-        return new, stats
+        return next_state, stats
 
-    def _score(self, params, batches, counts, layouts):
-        def one(params, batch, layout, count):
-            def body(m, out):
-                values, *_ = self._outputs(params, jax.tree.map(lambda x: x[m], batch), layout)
-                return out.at[m, :, layout.prefix :].set(values)
+    def _score(
+        self,
+        params: qwen.Params,
+        batches: Batches,
+        counts: jax.Array,
+        layouts: tuple[RowLayout, ...],
+    ) -> list[jax.Array]:
+        def score_layouts(
+            params: qwen.Params, batches: Batches, counts: jax.Array
+        ) -> list[jax.Array]:
+            return [
+                self._score_layout(params, batch, layout, count)
+                for batch, layout, count in zip(batches, layouts, counts, strict=True)
+            ]
 
-            return lax.fori_loop(0, count, body, jnp.zeros(batch.tokens.shape, jnp.float32))
-
-        every = lambda params, batches, counts: [
-            one(params, *x) for x in zip(batches, layouts, counts, strict=True)
-        ]
-        specs, rows = (P(), P(None, "data"), P()), P(None, "data")
-        return self._over_data(every, specs, rows)(params, batches, counts)
-
-
-def scored(batches: Sequence[Batch]) -> tuple[Batch, ...]:
-    """The fields that a score needs."""
-    return tuple(Batch(b.tokens, b.targets, b.segments, b.positions, None, None) for b in batches)
-
-
-def policy_learner(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":
-    """Log-probs of the targets (and entropies), and the policy loss.
-
-    Where fsdp splits the head's weight, it is split by vocabulary here, and every device takes the chunks' tokens of
-    all: they are few, and the weight, gathered for every chunk, and its gradient, summed for every chunk, are not."""
-    words, dtype = ("fsdp", "tensor"), jnp.dtype(settings.model.dtype)
-    name, split = ("embed", P(words)) if model.tie_word_embeddings else ("lm_head", P(None, words))
-    algorithm = algorithms.resolve_correction(settings.algorithm, settings.rollout.max_staleness)
-    moved = (
-        mesh.shape["fsdp"] > 1
-        and model.vocab_size % (mesh.shape["fsdp"] * mesh.shape["tensor"]) == 0
-    )
-    constrain = lambda x, spec: (
-        lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if moved else x
-    )
-    options: dict[str, Any] = {
-        "temperature": settings.rollout.temperature,
-        "chunk": settings.model.logit_chunk,
-    }
-    options["place"] = lambda hidden: constrain(hidden, P("data"))
-    if (
-        mesh.shape["data"] > 1
-    ):  # else XLA splits their gradient by rows, and gathers all of it to undo that
-        options["place_logits"] = lambda logits: constrain(logits, P("data", None, words))
-
-    def outputs(params, hidden, targets):
-        params = params | {name: constrain(params[name].astype(dtype), split)}
-        return token_logps(model, params, hidden, targets, dtype=dtype, **options)
-
-    def loss(outputs, batch: Batch, total, fresh):
-        logps, entropy = outputs
-        old = now = lax.stop_gradient(logps)
-        if batch.old_logps is not None:
-            old = jnp.where(fresh, now, batch.old_logps)
-        terms, stats = algorithms.policy_loss(
-            logps, entropy, replace(batch, old_logps=old), total, algorithm
+        score = self._over_data(
+            score_layouts,
+            in_specs=(P(), P(None, "data"), P()),
+            out_specs=P(None, "data"),
         )
-        return terms, stats | {
-            "entropy": entropy,
-            "mismatch": jnp.abs(batch.sampler_logps - logps),
-            "nll": -logps,
-        }
+        return score(params, batches, counts)
 
-    return Learner(model, settings.model, settings.optimizer, Head(outputs, loss), mesh)
+    def _score_layout(
+        self,
+        params: qwen.Params,
+        batch: Batch[jax.Array],
+        layout: RowLayout,
+        count: jax.Array,
+    ) -> jax.Array:
+        """Returns the scores of the first `count` microbatches of one layout, f32[M, B, T]."""
+
+        def score_microbatch(index: jax.Array, scores: jax.Array) -> jax.Array:
+            microbatch = jax.tree.map(lambda x: x[index], batch)
+            values, *_ = self._outputs(params, microbatch, layout)
+            return scores.at[index, :, layout.prefix :].set(values)
+
+        scores = jnp.zeros(batch.tokens.shape, jnp.float32)
+        return lax.fori_loop(0, count, score_microbatch, scores)
+
+    def _over_data(self, function: Callable, in_specs: tuple[P, ...], out_specs: P) -> Callable:
+        """Returns `function` under shard_map if rows are all that is split, else unchanged."""
+        if not self.is_data_parallel:
+            return function
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
 
 
-def critic_learner(model: qwen.QwenConfig, settings: config.Config, mesh: Mesh) -> "Learner":
-    """Values of the states before the targets, and the value loss."""
-    outputs = lambda params, hidden, targets: (
-        jnp.einsum("bte,e->bt", hidden.astype(jnp.float32), params["value"]),
+def policy_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learner:
+    """Returns the learner of the policy. `score` returns log-probabilities of the targets."""
+    head = policy_head(model, config, mesh)
+    return Learner(model, config.model, config.optimizer, head, mesh)
+
+
+def critic_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learner:
+    """Returns the learner of the critic. `score` returns values of the states before targets."""
+    head = critic_head(config.algorithm)
+    with_value = replace(model, value_head=True)
+    return Learner(with_value, config.model, config.critic.optimizer, head, mesh)
+
+
+def scored_fields(batches: Sequence[Batch]) -> tuple[Batch, ...]:
+    """Returns batches with only the fields that a score reads.
+
+    The other fields are set as a step goes on. If they were arguments of the score program, the
+    program would be compiled again for each set of fields that are not None.
+    """
+    return tuple(
+        Batch(batch.tokens, batch.targets, batch.segments, batch.positions) for batch in batches
     )
-    loss = lambda outputs, batch, total, fresh: algorithms.value_loss(
-        outputs[0], batch, settings.algorithm
-    )
-    model = replace(model, value_head=True)
-    return Learner(model, settings.model, settings.critic.optimizer, Head(outputs, loss), mesh)
-
-
-def sequence_total(segments: jax.Array, trained: jax.Array, layout: RowLayout) -> algorithms.SequenceSum:
-    """A function from x [B, slots * slot] to its sum over the trained tokens of each token's own sequence."""
-    slot = jnp.arange(layout.slots * layout.slot) // layout.slot
-    sequence = (
-        slot * (layout.slot + 1) + segments
-    )  # a segment's number is at most the slot's length
-
-    def total(x):
-        one = lambda x, at: jax.ops.segment_sum(x, at, layout.slots * (layout.slot + 1))[at]
-        return jax.vmap(one)(jnp.where(trained, x, 0), sequence)
-
-    return total

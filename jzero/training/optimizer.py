@@ -1,38 +1,59 @@
-"""Moved from jzero.update."""
+"""AdamW as a chain of Optax transformations, and the schedules of its learning rate.
+
+The learning rate is not part of the chain. The host computes it for every optimizer step and passes
+it to `Learner.update`, so one compiled program serves the whole schedule.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jzero import config
+from jzero.config import OptimizerConfig
+from jzero.model import qwen
 
 
-def optimizer(settings: config.OptimizerConfig) -> optax.GradientTransformation:
-    """AdamW without its learning rate, which is an argument of `update`. Only matrices decay: a bias is [H, D], too."""
-    decayed = lambda params: jax.tree.map_with_path(
-        lambda path, _: not path[-1].key.endswith(("bias", "norm")), params
+def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
+    """Returns AdamW (arXiv:1711.05101) without its learning rate, after clipping by global norm."""
+    clip = optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
+    adam = optax.scale_by_adam(
+        settings.b1,
+        settings.b2,
+        settings.eps,
+        mu_dtype=jnp.dtype(settings.mu_dtype),
     )
-    return optax.chain(
-        optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity(),
-        optax.scale_by_adam(
-            settings.b1, settings.b2, settings.eps, mu_dtype=jnp.dtype(settings.mu_dtype)
-        ),
-        optax.add_decayed_weights(settings.weight_decay, decayed)
-        if settings.weight_decay
-        else optax.identity(),
+    decay = optax.identity()
+    if settings.weight_decay:
+        decay = optax.add_decayed_weights(settings.weight_decay, decayed_parameters)
+    return optax.chain(clip, adam, decay)
+
+
+def decayed_parameters(params: qwen.Params) -> qwen.Params:
+    """Returns a tree of booleans: True for matrices, which decay, False for biases and norms.
+
+    The name decides and not the number of axes: a bias of q is [H, D].
+    """
+    return jax.tree.map_with_path(
+        lambda path, _: not path[-1].key.endswith(("bias", "norm")),
+        params,
     )
 
 
-def learning_rate(settings: config.OptimizerConfig, step: int, steps: int) -> float:
-    """Of optimizer step 0 <= step < steps: linear warm-up, then constant or a decay to min_lr_ratio after the last."""
-    warmup = settings.warmup_steps or int(np.ceil(settings.warmup_ratio * steps))
-    warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
-    done = min(1.0, max(0, step - warmup) / max(1, steps - warmup))
+def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> float:
+    """Returns the learning rate of optimizer step 0 <= step < total_steps.
+
+    The rate rises linearly over the warm-up. Then it is constant, or falls so that it would reach
+    min_lr_ratio * lr in the step after the last.
+    """
+    warmup = settings.warmup_steps or int(np.ceil(settings.warmup_ratio * total_steps))
+    warmed = min(1.0, (step + 1) / warmup) if warmup else 1.0
+
+    done = min(1.0, max(0, step - warmup) / max(1, total_steps - warmup))
     left = {
         "constant": 1.0,
         "linear": 1 - done,
         "polynomial": (1 - done) ** settings.power,
         "cosine": (1 + np.cos(np.pi * done)) / 2,
     }[settings.schedule]
-    return float(settings.lr * warm * (settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left))
+    ratio = settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left
+    return float(settings.lr * warmed * ratio)

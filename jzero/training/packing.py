@@ -1,6 +1,17 @@
-"""Packing ragged rollouts into rows of a few fixed layouts, on the host. Input t predicts target t: a response of n
-tokens takes n inputs, the prompt's last token and all but its own last. With a shared prefix a row holds a prompt
-(without its last token) once, and its responses in slots; with prefix 0 a sequence carries its own prompt."""
+"""Packs ragged sequences into rows of a few fixed layouts, on the host.
+
+The input at position t predicts the target at position t, which is the next token. A response of n
+tokens therefore takes n inputs: the prompt's last token, and all of its own tokens but the last.
+
+There are two kinds of rows (`types.RowLayout`):
+  shared prefix   a row holds a prompt once, without its last token, and the responses to that
+                  prompt in slots. A group of G responses costs one prompt instead of G.
+  plain           (prefix 0) every sequence carries its own prompt, and one slot is the whole row.
+
+    groups of TrainingSequence -> plan_rows -> pack -> one PackedBatch for each layout
+
+Every layout is one compiled shape, so a run has few of them: see `make_layouts`.
+"""
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
@@ -12,101 +23,196 @@ from jzero.errors import UserError
 from jzero.types import Batch, RowLayout
 
 INTEGER_FIELDS = ("tokens", "targets", "segments", "positions")
+FLOAT_FIELDS = ("weights", "sampler_logps")
 
 
 @dataclass(frozen=True)
 class TrainingSequence:
     """A sequence to train on."""
 
-    tokens: np.ndarray  # i32[T]
-    prompt: int  # length of the prompt
-    weights: np.ndarray  # f32[T] in the loss; 0 = not trained
-    logps: np.ndarray  # f32[T] under the sampler
+    tokens: np.ndarray  # i32[T] prompt and response
+    prompt_length: int
+    weights: np.ndarray  # f32[T] weight of the token's loss term; 0 = not trained
+    logps: np.ndarray  # f32[T] log-probability under the sampler
+
+
+@dataclass(frozen=True)
+class PlannedSlot:
+    """Indices of the sequences that one slot holds, one after the other."""
+
+    sequences: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """The slots of one row that hold something. With a shared prefix they have the same prompt."""
+
+    slots: tuple[PlannedSlot, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a sequence lies: its last `inputs` inputs are `row[column : column + inputs]`."""
+
+    sequence: int  # index among all sequences of the groups
+    row: int  # counted over all microbatches
+    column: int
+    inputs: int
 
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """A batch of one layout: fields [M, B, T], of which the first `count` microbatches hold something."""
+    """All rows of one layout, and where each sequence lies in them."""
 
     layout: RowLayout
-    batch: Batch
-    count: int
-    real: int  # input tokens that are not padding
-    where: list[
-        tuple[int, int, int, int]
-    ]  # (item, row, first column, inputs): the inputs before its last tokens
+    batch: Batch[np.ndarray]  # fields [M, B, T]
+    num_microbatches: int  # the first microbatches hold something; those after them are padding
+    num_inputs: int  # inputs that are not padding, shared prefixes included
+    placements: list[Placement]
 
-    def fill(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """One f32[T] an item, over its tokens -> f32[M, B, T] at the inputs that predict them."""
-        flat = np.zeros(
-            (self.batch.tokens.shape[0] * self.batch.tokens.shape[1], self.layout.tokens),
-            np.float32,
-        )
-        for item, row, column, inputs in self.where:
-            flat[row, column : column + inputs] = arrays[item][-inputs:]
+    @property
+    def computed_inputs(self) -> int:
+        """Number of inputs that a program computes for these rows, padding included."""
+        return self.num_microbatches * self.batch.tokens[0].size
+
+    def to_rows(self, values: Sequence[np.ndarray]) -> np.ndarray:
+        """Moves values of tokens to the inputs that predict those tokens.
+
+        `values` holds one f32[T] for each sequence, over its tokens. Returns f32[M, B, T], 0 in all
+        other places.
+        """
+        microbatches, rows, tokens = self.batch.tokens.shape
+        flat = np.zeros((microbatches * rows, tokens), np.float32)
+        for place in self.placements:
+            columns = slice(place.column, place.column + place.inputs)
+            flat[place.row, columns] = values[place.sequence][-place.inputs :]
         return flat.reshape(self.batch.tokens.shape)
 
-    def read(self, values: np.ndarray, arrays: Sequence[np.ndarray]) -> None:
-        """The other way: values [M, B, T] -> into the items' arrays."""
-        flat = np.asarray(values).reshape(-1, self.layout.tokens)
-        for item, row, column, inputs in self.where:
-            arrays[item][-inputs:] = flat[row, column : column + inputs]
+    def from_rows(self, rows: np.ndarray, values: Sequence[np.ndarray]) -> None:
+        """Does the reverse of `to_rows`: writes [M, B, T] into one array for each sequence.
+
+        A token that no input predicts, such as the first one of a sequence, keeps its value.
+        """
+        flat = np.asarray(rows).reshape(-1, self.layout.tokens)
+        for place in self.placements:
+            columns = slice(place.column, place.column + place.inputs)
+            values[place.sequence][-place.inputs :] = flat[place.row, columns]
 
 
-def make_layouts(max_prompt: int, slot: int, buckets: int, row_slots: int) -> list[RowLayout]:
-    """Slot lengths slot, slot/2, ..., longest first. row_slots = 0: no shared prefix, the slot holds the prompt too."""
-    prefix, slots, longest = (
-        (max_prompt, row_slots, slot) if row_slots else (0, 1, max_prompt + slot)
-    )
-    return [RowLayout(prefix, slots, longest >> b) for b in range(buckets)]
+def make_layouts(
+    max_prompt_tokens: int,
+    slot_tokens: int,
+    pack_buckets: int,
+    packs_per_row: int,
+) -> list[RowLayout]:
+    """Returns layouts with slots of slot_tokens, slot_tokens / 2, ..., longest first.
+
+    packs_per_row = 0 means rows without a shared prefix, whose slot holds the prompt as well.
+    """
+    if packs_per_row == 0:
+        longest = max_prompt_tokens + slot_tokens
+        return [RowLayout(0, 1, longest >> bucket) for bucket in range(pack_buckets)]
+    return [
+        RowLayout(max_prompt_tokens, packs_per_row, slot_tokens >> bucket)
+        for bucket in range(pack_buckets)
+    ]
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
-    """Best-fit decreasing: indices of `lengths` in bins of `capacity`."""
+    """Distributes items over as few bins as best-fit decreasing finds.
+
+    Items are taken from the longest to the shortest (ties: in order), and each item goes into the
+    fullest bin that still has room for it. Returns the indices of `lengths` in each bin.
+
+    Raises UserError if an item is longer than the capacity.
+    """
     bins: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (room left, bin), sorted
+    rooms: list[tuple[int, int]] = []  # (room that is left, index of the bin), sorted
     for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         length = lengths[index]
         if length > capacity:
             raise UserError(
-                f"a sequence of {length} tokens does not fit a slot of {capacity}; raise train.pack_length"
+                f"a sequence of {length} tokens does not fit a slot of {capacity}; "
+                "raise train.pack_length"
             )
-        at = bisect_left(room, (length, -1))
-        left, bin = room.pop(at) if at < len(room) else (capacity, len(bins))
-        if bin == len(bins):
+
+        # The first entry with room of at least `length` is the fullest bin that fits.
+        position = bisect_left(rooms, (length, -1))
+        if position < len(rooms):
+            room, number = rooms.pop(position)
+        else:
+            room, number = capacity, len(bins)
             bins.append([])
-        bins[bin].append(index)
-        insort(room, (left - length, bin))
+        bins[number].append(index)
+        insort(rooms, (room - length, number))
     return bins
 
 
 def plan_rows(
-    groups: Sequence[Sequence[TrainingSequence]], layouts: Sequence[RowLayout]
-) -> list[list[list[list[int]]]]:
-    """Rows of each layout: lists of slots, which are lists of items. A group goes to the layout that pads it least."""
-    rows: list[list[list[list[int]]]] = [[] for _ in layouts]
+    groups: Sequence[Sequence[TrainingSequence]],
+    layouts: Sequence[RowLayout],
+) -> list[list[PlannedRow]]:
+    """Decides which sequences share rows. Returns the rows of each layout.
+
+    Sequences are numbered through all groups, in order. A group has one prompt.
+    """
     if layouts[0].prefix == 0:
-        inputs = [len(item.tokens) - 1 for group in groups for item in group]
-        shortest = [
-            max((b for b, layout in enumerate(layouts) if n <= layout.slot), default=0)
-            for n in inputs
-        ]
-        for b, layout in enumerate(layouts):
-            mine = [n for n, its in enumerate(shortest) if its == b]
-            rows[b] = [
-                [[mine[n] for n in bin]] for bin in best_fit([inputs[n] for n in mine], layout.slot)
-            ]
-        return rows
-    first = 0
+        sequences = [sequence for group in groups for sequence in group]
+        return plan_plain_rows(sequences, layouts)
+    return plan_shared_rows(groups, layouts)
+
+
+def plan_plain_rows(
+    sequences: Sequence[TrainingSequence],
+    layouts: Sequence[RowLayout],
+) -> list[list[PlannedRow]]:
+    """Puts every sequence into the shortest layout that holds it, next to any other sequences."""
+    lengths = [len(sequence.tokens) - 1 for sequence in sequences]
+    members: list[list[int]] = [[] for _ in layouts]
+    for index, length in enumerate(lengths):
+        # Layouts come longest first, so the last one that fits is the shortest. A sequence that
+        # fits nowhere goes to the longest layout, where `best_fit` refuses it.
+        fits = [number for number, layout in enumerate(layouts) if length <= layout.slot]
+        members[fits[-1] if fits else 0].append(index)
+
+    rows: list[list[PlannedRow]] = []
+    for layout, indices in zip(layouts, members, strict=True):
+        bins = best_fit([lengths[index] for index in indices], layout.slot)
+        slots = [PlannedSlot(tuple(indices[item] for item in items)) for items in bins]
+        rows.append([PlannedRow((slot,)) for slot in slots])
+    return rows
+
+
+def plan_shared_rows(
+    groups: Sequence[Sequence[TrainingSequence]],
+    layouts: Sequence[RowLayout],
+) -> list[list[PlannedRow]]:
+    """Puts every group into the layout in which its rows have the fewest tokens."""
+    rows: list[list[PlannedRow]] = [[] for _ in layouts]
+    first = 0  # number of the group's first sequence
     for group in groups:
-        lengths = [len(item.tokens) - item.prompt for item in group]
-        fits = [b for b, layout in enumerate(layouts) if max(lengths) <= layout.slot] or [0]
-        packings = {b: best_fit(lengths, layouts[b].slot) for b in fits}
-        b = min(fits, key=lambda b: -(-len(packings[b]) // layouts[b].slots) * layouts[b].tokens)
-        slots = [[first + n for n in bin] for bin in packings[b]]
-        rows[b] += [slots[n : n + layouts[b].slots] for n in range(0, len(slots), layouts[b].slots)]
+        lengths = [len(sequence.tokens) - sequence.prompt_length for sequence in group]
+        longest = max(lengths)
+        # A group whose longest response fits nowhere goes to layout 0, where `best_fit` refuses it.
+        fits = [number for number, layout in enumerate(layouts) if longest <= layout.slot] or [0]
+        bins_of = {number: best_fit(lengths, layouts[number].slot) for number in fits}
+        tokens_of = {
+            number: num_rows(len(bins), layouts[number]) * layouts[number].tokens
+            for number, bins in bins_of.items()
+        }
+        best = min(fits, key=lambda number: tokens_of[number])
+
+        slots = [PlannedSlot(tuple(first + item for item in items)) for items in bins_of[best]]
+        per_row = layouts[best].slots
+        for start in range(0, len(slots), per_row):
+            rows[best].append(PlannedRow(tuple(slots[start : start + per_row])))
         first += len(group)
     return rows
+
+
+def num_rows(num_slots: int, layout: RowLayout) -> int:
+    """Returns how many rows of a layout hold that many slots."""
+    return -(-num_slots // layout.slots)
 
 
 def pack(
@@ -115,53 +221,77 @@ def pack(
     rows: Sequence[int],
     microbatches: Sequence[int],
 ) -> list[PackedBatch]:
-    """One Packed a layout, with `rows` B a microbatch and at least `microbatches` M; more recompiles."""
-    items = [item for group in groups for item in group]
-    out = []
-    for layout, B, M, planned in zip(
-        layouts, rows, microbatches, plan_rows(groups, layouts), strict=True
-    ):
-        count = -(-len(planned) // B)
-        shape = (max(count, M, 1) * B, layout.tokens)
-        flat = {name: np.zeros(shape, np.int32) for name in INTEGER_FIELDS}
-        flat |= {name: np.zeros(shape, np.float32) for name in ("weights", "sampler_logps")}
-        where, real = [], 0
-        for r, slots in enumerate(planned):
-            if layout.prefix:
-                item = items[slots[0][0]]
-                real += write_sequence(flat, r, 0, 1, item, 0, item.prompt - 1)
-            for s, members in enumerate(slots):
-                column = layout.prefix + s * layout.slot
-                for segment, n in enumerate(members, start=1):
-                    item, first = items[n], items[n].prompt - 1 if layout.prefix else 0
-                    inputs = write_sequence(
-                        flat, r, column, segment, item, first, len(item.tokens) - 1
-                    )
-                    where.append((n, r, column, inputs))
-                    column, real = column + inputs, real + inputs
-        batch = Batch(**{name: x.reshape(-1, B, layout.tokens) for name, x in flat.items()})
-        out.append(PackedBatch(layout, batch, count, real, where))
-    return out
+    """Packs groups of sequences into one PackedBatch for each layout.
+
+    A batch has `rows` rows in a microbatch (B) and at least `microbatches` microbatches (M), one
+    number for each layout. More microbatches than that make another shape, which is compiled anew.
+    """
+    sequences = [sequence for group in groups for sequence in group]
+    plan = plan_rows(groups, layouts)
+    return [
+        pack_layout(sequences, *arguments)
+        for arguments in zip(plan, layouts, rows, microbatches, strict=True)
+    ]
+
+
+def pack_layout(
+    sequences: Sequence[TrainingSequence],
+    planned_rows: Sequence[PlannedRow],
+    layout: RowLayout,
+    rows: int,
+    microbatches: int,
+) -> PackedBatch:
+    """Writes the planned rows of one layout."""
+    used = -(-len(planned_rows) // rows)
+    shape = (max(used, microbatches, 1), rows, layout.tokens)
+    batch = Batch(
+        **{name: np.zeros(shape, np.int32) for name in INTEGER_FIELDS},
+        **{name: np.zeros(shape, np.float32) for name in FLOAT_FIELDS},
+    )
+
+    placements = []
+    num_inputs = 0
+    for row, planned_row in enumerate(planned_rows):
+        if layout.prefix:
+            # Any sequence of the row has its prompt. The prompt's last token is an input of each
+            # response, since that input predicts the response's first token.
+            owner = sequences[planned_row.slots[0].sequences[0]]
+            num_inputs += write_sequence(batch, row, 0, 1, owner, 0, owner.prompt_length - 1)
+
+        for number, slot in enumerate(planned_row.slots):
+            column = layout.prefix + number * layout.slot
+            for segment, index in enumerate(slot.sequences, start=1):
+                sequence = sequences[index]
+                first = sequence.prompt_length - 1 if layout.prefix else 0
+                last = len(sequence.tokens) - 1
+                inputs = write_sequence(batch, row, column, segment, sequence, first, last)
+                placements.append(Placement(index, row, column, inputs))
+                column += inputs
+                num_inputs += inputs
+    return PackedBatch(layout, batch, used, num_inputs, placements)
 
 
 def write_sequence(
-    flat: dict[str, np.ndarray],
+    batch: Batch[np.ndarray],
     row: int,
     column: int,
     segment: int,
-    item: TrainingSequence,
+    sequence: TrainingSequence,
     first: int,
     last: int,
 ) -> int:
-    """An item's tokens first..last as inputs, with what follows each as its target, from `column` on; how many."""
-    at = (row, slice(column, column + last - first))
-    flat["tokens"][at] = item.tokens[first:last]
-    flat["segments"][at] = segment
-    flat["positions"][at] = np.arange(first, last)
-    for name, values in {
-        "targets": item.tokens,
-        "weights": item.weights,
-        "sampler_logps": item.logps,
-    }.items():
-        flat[name][at] = values[first + 1 : last + 1]
-    return last - first
+    """Writes tokens first..last of a sequence as inputs from `column` on, and returns their number.
+
+    Targets, weights and log-probabilities are those of the tokens that follow the inputs.
+    """
+    inputs = last - first
+    microbatch, row_of_microbatch = divmod(row, batch.tokens.shape[1])
+    place = (microbatch, row_of_microbatch, slice(column, column + inputs))
+    following = slice(first + 1, last + 1)
+    batch.tokens[place] = sequence.tokens[first:last]
+    batch.segments[place] = segment
+    batch.positions[place] = np.arange(first, last)
+    batch.targets[place] = sequence.tokens[following]
+    batch.weights[place] = sequence.weights[following]
+    batch.sampler_logps[place] = sequence.logps[following]
+    return inputs

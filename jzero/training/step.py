@@ -1,269 +1,427 @@
-"""From graded rollouts to the next state: rewards, advantages, packed batches, scores, optimizer steps."""
+"""One RL step of training: from graded rollouts to the next State.
+
+    pack     whole groups go to minibatches, and each minibatch is packed into rows
+    score    log-probabilities under pi_old and the reference policy, values of the critic
+    credit   advantages and returns, computed on the host over all rollouts of the step
+    update   train.epochs passes over the minibatches, with one optimizer step for each minibatch
+
+`update_on_rollouts` does all of it. The parts are functions of their own for tests and benchmarks.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from jzero import algorithms, config
-from jzero.distributed import collectives
-from jzero.errors import UserError
+from jzero import algorithms
+from jzero.distributed import collectives, processes
 from jzero.model import qwen
-from jzero.run.clock import Clock
-from jzero.training import learner
 from jzero.training.credit import (
     make_episodes,
     spread_over_tokens,
     token_weights,
     training_sequences,
 )
+from jzero.training.heads import Stats
+from jzero.training.learner import Learner
 from jzero.training.optimizer import learning_rate
-from jzero.training.packing import INTEGER_FIELDS, PackedBatch, TrainingSequence, make_layouts, pack
-from jzero.types import Batch, Rollout, RowLayout, State
+from jzero.training.packing import PackedBatch, TrainingSequence, pack
+from jzero.training.trainer import Trainer, needs_old_logps
+from jzero.types import Batch, Rollout, State
 
-
-@dataclass
-class Trainer:
-    """What an update uses and does not change."""
-
-    config: config.Config
-    policy: learner.Learner
-    critic: learner.Learner | None
-    layouts: list[RowLayout]
-    rows: list[int]  # of a microbatch, by layout
-    microbatches: list[int]  # of an optimizer step at most, by layout
-    reference: qwen.Params | None = None
-    clock: Clock = field(default_factory=Clock)
+# Stats of one optimizer step, fetched from the devices.
+HostStats = dict[str, np.ndarray]
 
 
 @dataclass
 class Minibatch:
-    """One optimizer step's share of the sequences of `sequences`, which are the rollouts but where train.sequence_per_turn."""
+    """The share of one optimizer step, packed and on the mesh.
 
-    chosen: list[int]  # their indices
-    packed: list[PackedBatch]
-    batches: tuple[Batch, ...]  # of `packed`, on the mesh
-    counts: jax.Array
+    Its fields are set in the course of a step: packing knows tokens and weights, scoring adds
+    log-probabilities and values, credit adds advantages.
+    """
 
-    def fill(
-        self,
-        learner: learner.Learner,
-        name: str,
-        arrays: Sequence[np.ndarray] | Mapping[int, np.ndarray],
-    ) -> None:
-        """Set a field of the batches from one f32[T] a sequence, of all of them or of the part's own."""
-        mine = [arrays[i] for i in self.chosen]
-        self.set(name, [collectives.put_global(p.fill(mine), learner.rows) for p in self.packed])
+    chosen: list[int]  # indices of its sequences among all sequences of the RL step
+    packed: list[PackedBatch]  # on the host, one for each layout
+    batches: tuple[Batch[jax.Array], ...]  # the batches of `packed`, on the mesh
+    counts: jax.Array  # i32[layouts] microbatches that hold something
 
-    def set(self, name: str, values) -> None:
+    def set_rows(self, name: str, rows: Sequence[jax.Array | None]) -> None:
+        """Sets a field of the batches from arrays [M, B, T] on the mesh, one for each layout."""
         self.batches = tuple(
-            replace(b, **{name: x}) for b, x in zip(self.batches, values, strict=True)
+            replace(batch, **{name: field}) for batch, field in zip(self.batches, rows, strict=True)
         )
 
+    def set_values(
+        self,
+        learner: Learner,
+        name: str,
+        values: Sequence[np.ndarray] | Mapping[int, np.ndarray],
+    ) -> None:
+        """Sets a field of the batches from one f32[T] on the host for each chosen sequence."""
+        chosen = [values[index] for index in self.chosen]
+        rows = [
+            collectives.put_global(packed.to_rows(chosen), learner.row_sharding)
+            for packed in self.packed
+        ]
+        self.set_rows(name, rows)
 
-def make_trainer(
-    config: config.Config, model: qwen.QwenConfig, critic: qwen.QwenConfig | None, mesh: Mesh
-) -> Trainer:
-    train = config.train
-    shapes = make_layouts(
-        config.rollout.max_prompt_tokens,
-        train.pack_length or config.rollout.longest_continuation,
-        train.pack_buckets,
-        train.packs_per_row,
-    )
-    groups = config.rollout.num_prompts // train.minibatches
-    each = config.rollout.group_size * (config.rollout.max_turns if train.sequence_per_turn else 1)
-    most = [
-        groups * -(-each // layout.slots) for layout in shapes
-    ]  # rows: a slot for every sequence
-    rows = [microbatch_rows(config, mesh, layout) for layout in shapes]
-    microbatches = [-(-m // r) for m, r in zip(most, rows, strict=True)]
-    learners = (
-        learner.policy_learner(model, config, mesh),
-        learner.critic_learner(critic, config, mesh) if critic else None,
-    )
-    return Trainer(config, *learners, shapes, rows, microbatches)
+    def get_values(self, name: str, values: Sequence[np.ndarray]) -> None:
+        """Copies a field of the batches to the host, into one f32[T] for each sequence.
 
-
-def microbatch_rows(config: config.Config, mesh: Mesh, layout: RowLayout) -> int:
-    """Rows of a microbatch: as many as train.microbatch_tokens hold, a multiple of the devices that split rows."""
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
-    rows = config.train.microbatch_tokens // (layout.tokens * shards) * shards
-    if rows == 0:
-        raise UserError(
-            f"train.microbatch_tokens={config.train.microbatch_tokens} holds less than one row of {layout.tokens} tokens on each of {shards} "
-            f"devices; set it to at least {layout.tokens * shards}, or lower train.packs_per_row"
-        )
-    return rows
+        `values` has an array for every sequence of the RL step. Only the chosen ones are written.
+        """
+        chosen = [values[index] for index in self.chosen]
+        for packed, batch in zip(self.packed, self.batches, strict=True):
+            packed.from_rows(collectives.fetch_global(getattr(batch, name)), chosen)
 
 
-def abstract_batches(trainer: Trainer) -> tuple[Batch, ...]:
-    """Shapes of the batches that an optimizer step sees: what `make_parts` packs and `score` sets."""
-    algorithm = trainer.config.algorithm
-    named = {
-        "old_logps": algorithm.old_policy == "sampler" or needs_old_logps(trainer.config),
-        "ref_logps": algorithms.needs_reference(algorithm),
-        "kl_weights": algorithm.kl_coef and algorithm.kl_weight,
-        "old_values": trainer.critic,
-        "returns": trainer.critic,
-    }
-    floats = [
-        "weights",
-        "sampler_logps",
-        "advantages",
-        *(name for name, used in named.items() if used),
-    ]
-    types = dict.fromkeys(INTEGER_FIELDS, np.int32) | dict.fromkeys(floats, np.float32)
-    shapes = zip(
-        trainer.microbatches,
-        trainer.rows,
-        (layout.tokens for layout in trainer.layouts),
-        strict=True,
-    )
-    struct = jax.ShapeDtypeStruct
-    return tuple(
-        Batch(**{name: struct(shape, dtype) for name, dtype in types.items()}) for shape in shapes
-    )
+@dataclass(frozen=True)
+class Scores:
+    """What the models say about every sequence before the first optimizer step.
+
+    One f32[T] for each sequence, over its tokens. Arrays that the algorithm does not need on the
+    host are 0.
+    """
+
+    old_logps: list[np.ndarray]
+    ref_logps: list[np.ndarray]
+    values: list[np.ndarray]
 
 
-def needs_old_logps(config: config.Config) -> bool:
-    """Whether the trainer computes log-probs before the first optimizer step."""
-    algorithm, train = config.algorithm, config.train
-    return algorithm.old_policy == "trainer" and (
-        train.minibatches * train.epochs > 1 or algorithm.kl_reward > 0
-    )
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an RL step of training leaves."""
+
+    state: State
+    metrics: dict[str, float]
+    rollouts: list[Rollout]  # with their advantages
+    batches: list[Batch[jax.Array]]  # everything that was trained on
 
 
-def update_on_rollouts(trainer: Trainer, state: State, rollouts: list[Rollout], step: int):
-    """`epochs` passes over the rollouts, `minibatches` optimizer steps each -> state, metrics, batches, rollouts."""
-    train, clock = trainer.config.train, trainer.clock
-    with clock("pack"):
-        parts = make_minibatches(trainer, rollouts, step)
-    with clock("score"):
-        rollouts = score_minibatches(trainer, state, parts, rollouts)
-    with clock("update"):
-        critic_only = trainer.critic is not None and step <= trainer.config.critic.warmup_steps
-        policy_state, critic_state = replace(state, critic=None), state.critic
-        stats, critic_stats, lr = [], [], 0.0
-        horizon = train.steps * train.epochs * train.minibatches
-        for epoch in range(train.epochs):
-            for n, part in enumerate(parts):
-                index = ((step - 1) * train.epochs + epoch) * train.minibatches + n
-                rate = lambda settings: learning_rate(settings, index, horizon)  # noqa: B023
-                arguments = part.batches, part.counts, trainer.layouts
-                if not critic_only:
-                    lr = rate(trainer.config.optimizer)
-                    fresh = epoch == n == 0 and trainer.config.algorithm.old_policy == "trainer"
-                    policy_state, sums = trainer.policy.update(policy_state, *arguments, lr, fresh)
-                    stats.append(sums)
-                if trainer.critic is not None and critic_state is not None:
-                    settings = trainer.config.critic.optimizer
-                    critic_state, sums = trainer.critic.update(
-                        critic_state, *arguments, rate(settings)
-                    )
-                    critic_stats.append(sums)
-        values = update_metrics(*jax.device_get((stats, critic_stats)))
-    packed = [p for part in parts for p in part.packed]
-    real, paid = sum(p.real for p in packed), sum(p.count * p.batch.tokens[0].size for p in packed)
-    values |= {"optimizer/lr": lr, "update/tokens": real, "update/padding": 1 - real / paid}
-    batches = [b for part in parts for b in part.batches]
-    return replace(policy_state, critic=critic_state), values, batches, rollouts
+def update_on_rollouts(
+    trainer: Trainer,
+    state: State,
+    rollouts: list[Rollout],
+    step: int,
+    reference: qwen.Params | None = None,
+) -> UpdateResult:
+    """Trains on the graded rollouts of RL step `step` >= 1.
+
+    `rollouts` are whole groups in order, `group_size` for each prompt. `reference` are the
+    parameters of the reference policy, None if the algorithm needs none. `state` is donated.
+    """
+    with trainer.clock("pack"):
+        minibatches = make_minibatches(trainer, rollouts, step)
+
+    with trainer.clock("score"):
+        rollouts = score_and_credit(trainer, state, minibatches, rollouts, reference)
+
+    with trainer.clock("update"):
+        state, metrics = run_optimizer_steps(trainer, state, minibatches, step)
+
+    metrics |= padding_metrics(minibatches)
+    batches = [batch for minibatch in minibatches for batch in minibatch.batches]
+    return UpdateResult(state, metrics, rollouts, batches)
+
+
+# -- pack ------------------------------------------------------------------------------------------
 
 
 def make_minibatches(trainer: Trainer, rollouts: list[Rollout], step: int) -> list[Minibatch]:
-    """Whole groups in random order, packed, on the mesh."""
-    train, group = trainer.config.train, trainer.config.rollout.group_size
-    order = np.arange(len(rollouts) // group)
-    rows, source = training_sequences(rollouts, trainer.config)
-    of_prompt = [np.flatnonzero(np.array(source) // group == p).tolist() for p in order]
+    """Distributes whole groups over minibatches, in random order, and packs each minibatch."""
+    train, group_size = trainer.config.train, trainer.config.rollout.group_size
+    sequences, sources = training_sequences(rollouts, trainer.config)
+    num_groups = len(rollouts) // group_size
+    group_members: list[list[int]] = [[] for _ in range(num_groups)]
+    for index, source in enumerate(sources):
+        group_members[source // group_size].append(index)
+
+    order = np.arange(num_groups)
     if train.minibatches > 1:
         order = np.random.default_rng((train.seed, step)).permutation(order)
-    parts = []
-    for prompts in np.array_split(order, train.minibatches):
-        chosen = [i for p in prompts for i in of_prompt[p]]
-        weights = token_weights(rows, chosen, trainer.config.algorithm.weight, trainer.config)
-        item = lambda i: TrainingSequence(
-            rows[i].tokens, rows[i].prompt_length, weights[i], rows[i].logps
-        )  # noqa: B023
-        groups = [list(map(item, of_prompt[p])) for p in prompts]
-        packed = pack(groups, trainer.layouts, trainer.rows, trainer.microbatches)
-        parts.append(Minibatch(chosen, packed, *trainer.policy.put(packed)))
-    return parts
-
-
-def score_minibatches(
-    trainer: Trainer, state: State, parts: list[Minibatch], rollouts: list[Rollout]
-) -> list[Rollout]:
-    """Set what the loss needs to know before the first optimizer step. -> the rollouts with their advantages."""
-    algorithm, policy = trainer.config.algorithm, trainer.policy
-    rows, source = training_sequences(rollouts, trainer.config)
-    blank = lambda each: [np.zeros(len(rollout.tokens), np.float32) for rollout in each]
-    old, ref, values = blank(rows), blank(rows), blank(rows)
-    for part in parts:
-        run = lambda learner, params: learner.score(
-            params, part.batches, part.counts, trainer.layouts
-        )  # noqa: B023
-        if algorithm.old_policy == "sampler":
-            part.set("old_logps", [batch.sampler_logps for batch in part.batches])
-        elif needs_old_logps(trainer.config):
-            part.set("old_logps", run(policy, state.params))
-        if trainer.reference is not None:
-            part.set("ref_logps", run(policy, trainer.reference))
-        if trainer.critic is not None and state.critic is not None:
-            part.set("old_values", run(trainer.critic, state.critic.params))
-        wanted = {"old_logps": old, "ref_logps": ref} if algorithm.kl_reward else {}
-        wanted |= {"old_values": values} if trainer.critic is not None else {}
-        for name, arrays in wanted.items():
-            mine = [arrays[i] for i in part.chosen]
-            for p, batch in zip(part.packed, part.batches, strict=True):
-                p.read(collectives.fetch_global(getattr(batch, name)), mine)
-    joined = []
-    for arrays in ([algorithm.kl_reward * (o - r) for o, r in zip(old, ref, strict=True)], values):
-        joined.append(blank(rollouts))
-        for x, row, i in zip(arrays, rows, source, strict=True):
-            joined[-1][i][: len(x)][row.sampled] = x[row.sampled]
-    A, returns = algorithms.compute_advantages(make_episodes(rollouts, trainer.config, *joined), algorithm)
-    cut = lambda x: [x[i][: len(row.tokens)] for row, i in zip(rows, source, strict=True)]
-    each = spread_over_tokens(A, rollouts)
-    fields = {"advantages": cut(each)}
-    if trainer.critic is not None:
-        fields["returns"] = cut(spread_over_tokens(returns, rollouts))
-    for part in parts:
-        for name, arrays in fields.items():
-            part.fill(policy, name, arrays)
-        if algorithm.kl_coef and algorithm.kl_weight:
-            part.fill(
-                policy,
-                "kl_weights",
-                token_weights(rows, part.chosen, algorithm.kl_weight, trainer.config),
-            )
-    jax.block_until_ready([part.batches for part in parts])
     return [
-        replace(r, advantage=float(a[r.sampled].mean()))
-        for r, a in zip(rollouts, each, strict=True)
+        make_minibatch(trainer, sequences, [group_members[group] for group in groups])
+        for groups in np.array_split(order, train.minibatches)
     ]
 
 
-def update_metrics(
-    stats: list[dict[str, Any]], critic_stats: list[dict[str, Any]]
-) -> dict[str, float]:
-    """Means over trained tokens of all optimizer steps of the RL step; the mismatch is the first's, before any."""
-    values: dict[str, float] = {}
-    table = (  # of these steps: means over tokens, means over steps
-        ("policy", stats, ("entropy", "clip_fraction", "ratio_shift", "correction", "kl"), ()),
-        ("policy", stats[:1], ("mismatch",), ()),
-        ("critic", critic_stats, ("value_loss", "value_clip_fraction"), ("grad_norm", "skipped")),
-        ("optimizer", stats, (), ("grad_norm", "skipped", "loss")),
+def make_minibatch(
+    trainer: Trainer,
+    sequences: list[Rollout],
+    groups: list[list[int]],
+) -> Minibatch:
+    """Packs the sequences of `groups` (indices of `sequences`) and copies them to the mesh."""
+    chosen = [index for group in groups for index in group]
+    weights = token_weights(sequences, chosen, trainer.config.algorithm.weight, trainer.config)
+
+    def training_sequence(index: int) -> TrainingSequence:
+        sequence = sequences[index]
+        return TrainingSequence(
+            sequence.tokens, sequence.prompt_length, weights[index], sequence.logps
+        )
+
+    packed = pack(
+        [[training_sequence(index) for index in group] for group in groups],
+        trainer.layouts,
+        trainer.rows,
+        trainer.microbatches,
     )
-    for prefix, steps, by_tokens, by_steps in table:
-        tokens = max(sum(s["tokens"] for s in steps), 1.0)
-        for name in (n for n in by_tokens if steps and n in steps[0]):
-            values[f"{prefix}/{name.removeprefix('value_')}"] = float(
-                sum(s[name] for s in steps) / tokens
-            )
-        for name in by_steps if steps else ():
-            values[f"{prefix}/{name}"] = float(np.mean([s[name] for s in steps]))
-    return values
+    batches, counts = trainer.policy.put(packed)
+    return Minibatch(chosen, packed, batches, counts)
+
+
+# -- score and credit ------------------------------------------------------------------------------
+
+
+def score_and_credit(
+    trainer: Trainer,
+    state: State,
+    minibatches: Sequence[Minibatch],
+    rollouts: list[Rollout],
+    reference: qwen.Params | None = None,
+) -> list[Rollout]:
+    """Sets everything that the loss reads and packing did not know. Returns the rollouts with their
+    advantages.
+
+    All of it is from before the first optimizer step, for all minibatches.
+    """
+    sequences, sources = training_sequences(rollouts, trainer.config)
+    scores = score_minibatches(trainer, state, minibatches, sequences, reference)
+    rollouts = assign_credit(trainer, minibatches, rollouts, sequences, sources, scores)
+    # Otherwise the time of this phase would be counted as that of the next one.
+    jax.block_until_ready([minibatch.batches for minibatch in minibatches])
+    return rollouts
+
+
+def score_minibatches(
+    trainer: Trainer,
+    state: State,
+    minibatches: Sequence[Minibatch],
+    sequences: list[Rollout],
+    reference: qwen.Params | None,
+) -> Scores:
+    """Sets old_logps, ref_logps and old_values of the minibatches, as far as the algorithm needs
+    them, and returns what `assign_credit` needs of them on the host.
+    """
+    config = trainer.config
+    scores = Scores(
+        old_logps=zeros_like_tokens(sequences),
+        ref_logps=zeros_like_tokens(sequences),
+        values=zeros_like_tokens(sequences),
+    )
+
+    def score(learner: Learner, params: qwen.Params, minibatch: Minibatch) -> list[jax.Array]:
+        return learner.score(params, minibatch.batches, minibatch.counts, trainer.layouts)
+
+    for minibatch in minibatches:
+        if config.algorithm.old_policy == "sampler":
+            sampler_logps = [batch.sampler_logps for batch in minibatch.batches]
+            minibatch.set_rows("old_logps", sampler_logps)
+        elif needs_old_logps(config):
+            minibatch.set_rows("old_logps", score(trainer.policy, state.params, minibatch))
+        if reference is not None:
+            minibatch.set_rows("ref_logps", score(trainer.policy, reference, minibatch))
+        if trainer.critic is not None and state.critic is not None:
+            values = score(trainer.critic, state.critic.params, minibatch)
+            minibatch.set_rows("old_values", values)
+
+        # Copies to the host wait for the devices, so only what credit needs is copied.
+        if config.algorithm.kl_reward:
+            minibatch.get_values("old_logps", scores.old_logps)
+            minibatch.get_values("ref_logps", scores.ref_logps)
+        if trainer.critic is not None:
+            minibatch.get_values("old_values", scores.values)
+    return scores
+
+
+def assign_credit(
+    trainer: Trainer,
+    minibatches: Sequence[Minibatch],
+    rollouts: list[Rollout],
+    sequences: list[Rollout],
+    sources: list[int],
+    scores: Scores,
+) -> list[Rollout]:
+    """Sets advantages, returns and kl_weights of the minibatches.
+
+    Returns the rollouts with the mean of their advantages.
+    """
+    config, algorithm = trainer.config, trainer.config.algorithm
+
+    # The KL penalty is the estimator k1, log pi_old - log pi_ref.
+    penalties = [
+        algorithm.kl_reward * (old - ref)
+        for old, ref in zip(scores.old_logps, scores.ref_logps, strict=True)
+    ]
+    episodes = make_episodes(
+        rollouts,
+        config,
+        join_sequences(penalties, sequences, sources, rollouts),
+        join_sequences(scores.values, sequences, sources, rollouts),
+    )
+    advantages_NT, returns_NT = algorithms.compute_advantages(episodes, algorithm)
+    advantages = spread_over_tokens(advantages_NT, rollouts)
+    returns = spread_over_tokens(returns_NT, rollouts)
+
+    sequence_advantages = split_rollouts(advantages, sequences, sources)
+    sequence_returns = split_rollouts(returns, sequences, sources)
+    for minibatch in minibatches:
+        minibatch.set_values(trainer.policy, "advantages", sequence_advantages)
+        if trainer.critic is not None:
+            minibatch.set_values(trainer.policy, "returns", sequence_returns)
+        if algorithm.kl_coef and algorithm.kl_weight:
+            weights = token_weights(sequences, minibatch.chosen, algorithm.kl_weight, config)
+            minibatch.set_values(trainer.policy, "kl_weights", weights)
+
+    return [
+        replace(rollout, advantage=float(values[rollout.sampled].mean()))
+        for rollout, values in zip(rollouts, advantages, strict=True)
+    ]
+
+
+def zeros_like_tokens(rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+    """Returns f32[T] zeros for each rollout."""
+    return [np.zeros(len(rollout.tokens), np.float32) for rollout in rollouts]
+
+
+def join_sequences(
+    values: Sequence[np.ndarray],
+    sequences: Sequence[Rollout],
+    sources: Sequence[int],
+    rollouts: Sequence[Rollout],
+) -> list[np.ndarray]:
+    """Moves values of the sampled tokens of sequences to the rollouts they are taken from.
+
+    Sequences of one rollout overlap where train.sequence_per_turn is on, but each token is sampled
+    in only one of them.
+    """
+    joined = zeros_like_tokens(rollouts)
+    for sequence_values, sequence, source in zip(values, sequences, sources, strict=True):
+        target = joined[source][: len(sequence_values)]
+        target[sequence.sampled] = sequence_values[sequence.sampled]
+    return joined
+
+
+def split_rollouts(
+    values: Sequence[np.ndarray],
+    sequences: Sequence[Rollout],
+    sources: Sequence[int],
+) -> list[np.ndarray]:
+    """Does the reverse of `join_sequences`. A sequence is the beginning of its rollout."""
+    return [
+        values[source][: len(sequence.tokens)]
+        for sequence, source in zip(sequences, sources, strict=True)
+    ]
+
+
+# -- update ----------------------------------------------------------------------------------------
+
+
+def run_optimizer_steps(
+    trainer: Trainer,
+    state: State,
+    minibatches: Sequence[Minibatch],
+    step: int,
+) -> tuple[State, dict[str, float]]:
+    """Makes train.epochs passes over the minibatches. Returns the next State and metrics.
+
+    During the first critic.warmup_steps RL steps only the critic is trained.
+    """
+    config, train = trainer.config, trainer.config.train
+    trains_policy = trainer.critic is None or step > config.critic.warmup_steps
+    total_steps = train.steps * train.epochs * train.minibatches
+
+    policy_state, critic_state = replace(state, critic=None), state.critic
+    policy_stats: list[Stats] = []
+    critic_stats: list[Stats] = []
+    policy_lr = 0.0
+    for epoch in range(train.epochs):
+        for number, minibatch in enumerate(minibatches):
+            data = minibatch.batches, minibatch.counts, trainer.layouts
+            # Learning rates depend on the number of optimizer steps of the whole run so far.
+            optimizer_step = ((step - 1) * train.epochs + epoch) * train.minibatches + number
+
+            if trains_policy:
+                policy_lr = learning_rate(config.optimizer, optimizer_step, total_steps)
+                is_first = epoch == 0 and number == 0
+                # Log-probs of the sampler are not the policy's own, not even before the first step.
+                fresh = is_first and config.algorithm.old_policy == "trainer"
+                policy_state, stats = trainer.policy.update(policy_state, *data, policy_lr, fresh)
+                policy_stats.append(stats)
+
+            if trainer.critic is not None and critic_state is not None:
+                critic_lr = learning_rate(config.critic.optimizer, optimizer_step, total_steps)
+                critic_state, stats = trainer.critic.update(critic_state, *data, critic_lr)
+                critic_stats.append(stats)
+
+    host_stats = jax.device_get((policy_stats, critic_stats))
+    metrics = update_metrics(*host_stats) | {"optimizer/lr": policy_lr}
+    return replace(policy_state, critic=critic_state), metrics
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def update_metrics(
+    policy_stats: Sequence[HostStats],
+    critic_stats: Sequence[HostStats],
+) -> dict[str, float]:
+    """Returns means over the optimizer steps of an RL step, from the stats of each of them.
+
+    Diagnostics are means over trained tokens. Norms and losses are means over optimizer steps.
+    """
+    metrics: dict[str, float] = {}
+    if policy_stats:
+        for name in ("entropy", "clip_fraction", "ratio_shift", "correction", "kl"):
+            if name in policy_stats[0]:
+                metrics[f"policy/{name}"] = token_mean(policy_stats, name)
+        # The mismatch compares sampler and trainer at the same weights. After the first optimizer
+        # step the trainer has others.
+        metrics["policy/mismatch"] = token_mean(policy_stats[:1], "mismatch")
+    if critic_stats:
+        metrics["critic/loss"] = token_mean(critic_stats, "value_loss")
+        metrics["critic/clip_fraction"] = token_mean(critic_stats, "value_clip_fraction")
+        metrics["critic/grad_norm"] = step_mean(critic_stats, "grad_norm")
+        metrics["critic/skipped"] = step_mean(critic_stats, "skipped")
+    if policy_stats:
+        metrics["optimizer/grad_norm"] = step_mean(policy_stats, "grad_norm")
+        metrics["optimizer/skipped"] = step_mean(policy_stats, "skipped")
+        metrics["optimizer/loss"] = step_mean(policy_stats, "loss")
+    return metrics
+
+
+def token_mean(stats: Sequence[HostStats], name: str) -> float:
+    """Returns the mean of a sum over trained tokens, over the tokens of all optimizer steps."""
+    tokens = max(sum(sums["tokens"] for sums in stats), 1.0)
+    return float(sum(sums[name] for sums in stats) / tokens)
+
+
+def step_mean(stats: Sequence[HostStats], name: str) -> float:
+    """Returns the mean of a number over optimizer steps."""
+    return float(np.mean([sums[name] for sums in stats]))
+
+
+def padding_metrics(minibatches: Sequence[Minibatch]) -> dict[str, float]:
+    """Returns how many inputs one epoch computes, and which share of them is padding."""
+    packed = [batch for minibatch in minibatches for batch in minibatch.packed]
+    inputs = sum(batch.num_inputs for batch in packed)
+    computed = sum(batch.computed_inputs for batch in packed)
+    return {"update/tokens": inputs, "update/padding": 1 - inputs / computed}
+
+
+def save_batches(path: Path, batches: Sequence[Batch[jax.Array]]) -> None:
+    """Writes batches to an .npz file, for the search after a loss that was not finite.
+
+    Array `<field>_<number of the batch>` is [M, B, T]. Every process has to call this function.
+    """
+    arrays = {
+        f"{name}_{number}": collectives.fetch_global(array)
+        for number, batch in enumerate(batches)
+        for name, array in vars(batch).items()
+        if array is not None
+    }
+    if processes.is_first_process():
+        np.savez(path, allow_pickle=False, **arrays)

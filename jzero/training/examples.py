@@ -1,0 +1,118 @@
+"""Supervised examples: text or chat messages -> token ids, and which of them are trained on.
+
+The tokens of a conversation are those that decoding would have produced: each response is encoded
+by itself. If the whole text were encoded at once, tokens could reach across the border between a
+prompt and its response.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from jzero.errors import UserError
+from jzero.model import tokenizer
+from jzero.model.tokenizer import PreTrainedTokenizerFast
+
+# One message of a chat: "role" and "content".
+Message = Mapping[str, str]
+# A row of a data set: {"messages": [...]} or {"prompt": ..., "completion": ...}.
+ExampleRow = Mapping[str, str | list[Message]]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A sequence of tokens, and for each of them whether it is trained on."""
+
+    tokens: list[int]
+    trained: list[bool]
+
+    @property
+    def num_trained(self) -> int:
+        """Number of tokens that are trained on."""
+        return sum(self.trained)
+
+
+def encode_completion(
+    tok: PreTrainedTokenizerFast,
+    prompt: str,
+    completion: str,
+) -> Example:
+    """Encodes a prompt and its completion. The completion and the end-of-sequence token that is put
+    after it are trained on.
+    """
+    before = tokenizer.encode(tok, prompt)
+    after = [*tokenizer.encode(tok, completion), tok.eos_token_id]
+    return Example(before + after, [False] * len(before) + [True] * len(after))
+
+
+def encode_conversation(
+    tok: PreTrainedTokenizerFast,
+    messages: Sequence[Message],
+    first_trained: int,
+) -> Example:
+    """Encodes messages with the tokenizer's chat template.
+
+    The assistant's messages from index `first_trained` on are trained on, end of turn included.
+
+    Raises UserError if a message holds the text that ends turns, or if the template renders earlier
+    turns differently once later ones follow.
+    """
+    text = tokenizer.render(tok, messages, generate=False)
+    end_of_turn = tokenizer.end_of_turn(tok)
+    if any(end_of_turn in str(message["content"]) for message in messages):
+        raise UserError(
+            f"a message of sft.data holds {end_of_turn}, which ends turns in this chat template: "
+            "remove it"
+        )
+
+    tokens: list[int] = []
+    trained: list[bool] = []
+
+    def append(piece: str, is_trained: bool) -> None:
+        ids = tokenizer.encode(tok, piece)
+        tokens.extend(ids)
+        trained.extend([is_trained] * len(ids))
+
+    position = 0  # characters of `text` that are encoded
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant" or index < first_trained:
+            continue
+        before = tokenizer.render(tok, messages[:index])
+        if not text.startswith(before):
+            raise UserError(
+                "the chat template writes earlier turns anew when later ones come: "
+                "set sft.chat_template"
+            )
+        start = len(before)
+        stop = text.index(end_of_turn, start) + len(end_of_turn)
+        append(text[position:start], is_trained=False)
+        append(text[start:stop], is_trained=True)
+        position = stop
+    # What the template puts after the last trained message is left out: nothing in it is trained.
+    return Example(tokens, trained)
+
+
+def encode_row(tok: PreTrainedTokenizerFast, row: ExampleRow, loss: str) -> Example:
+    """Encodes a row with messages, or with a prompt and a completion (both text or both messages).
+
+    `loss` is sft.loss: "assistant" trains on what the assistant says, "all" on every token but the
+    first, which nothing predicts.
+    """
+    if "messages" in row:
+        example = encode_conversation(tok, messages_of(row, "messages"), first_trained=0)
+    elif isinstance(row["prompt"], str):
+        example = encode_completion(tok, row["prompt"], str(row["completion"]))
+    else:
+        prompt, completion = messages_of(row, "prompt"), messages_of(row, "completion")
+        example = encode_conversation(tok, [*prompt, *completion], first_trained=len(prompt))
+
+    if loss == "assistant":
+        return example
+    return Example(example.tokens, [False] + [True] * (len(example.tokens) - 1))
+
+
+def messages_of(row: ExampleRow, column: str) -> list[Message]:
+    """Returns a column that must hold messages."""
+    messages = row[column]
+    if isinstance(messages, str):
+        raise UserError(f"column {column} of sft.data holds text where messages are expected")
+    return messages

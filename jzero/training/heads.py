@@ -1,0 +1,158 @@
+"""What the hidden states of a model become, and the loss of that.
+
+A `Learner` runs the model's body and knows nothing of probabilities or values. Its head turns
+hidden states into numbers for each target, and those numbers into weighted loss terms:
+
+    policy head   log-probability of every target and entropy  -> the policy loss
+    critic head   value of the state before every target       -> the value loss
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from jzero import algorithms
+from jzero.config import Config
+from jzero.model import qwen
+from jzero.model.logprobs import token_logps
+from jzero.types import Batch, RowLayout
+
+# Sums over trained tokens, by name. See `Learner.update`.
+Stats = dict[str, jax.Array]
+
+
+class Head(NamedTuple):
+    """Two functions that are traced into the programs of a `Learner`."""
+
+    # (params, hidden [B, T, E], targets i32[B, T]) -> f32[B, T] each; `score` returns the first.
+    outputs: Callable[[qwen.Params, jax.Array, jax.Array], tuple[jax.Array, ...]]
+    # (outputs, batch [B, T], sequence_sum, fresh) -> weighted loss terms f32[B, T], and stats of
+    # f32[B, T] each
+    loss: Callable[
+        [tuple[jax.Array, ...], Batch[jax.Array], algorithms.SequenceSum, jax.Array],
+        tuple[jax.Array, Stats],
+    ]
+
+
+def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
+    """Returns the head of the policy: log-probabilities at the rollouts' temperature, policy loss.
+
+    Where fsdp splits the weight of the head, the weight is split by vocabulary here, and every
+    device takes the chunk's tokens of all devices. Those tokens are few. The alternative is to
+    gather the weight for every chunk of logits, and to sum its gradient over devices for every
+    chunk.
+    """
+    dtype = jnp.dtype(config.model.dtype)
+    algorithm = algorithms.resolve_correction(config.algorithm, config.rollout.max_staleness)
+    vocabulary_axes = ("fsdp", "tensor")
+    if model.tie_word_embeddings:
+        weight_name, weight_spec = "embed", P(vocabulary_axes)
+    else:
+        weight_name, weight_spec = "lm_head", P(None, vocabulary_axes)
+    vocabulary_shards = mesh.shape["fsdp"] * mesh.shape["tensor"]
+    is_split = mesh.shape["fsdp"] > 1 and model.vocab_size % vocabulary_shards == 0
+
+    def constrain(x: jax.Array, spec: P) -> jax.Array:
+        return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if is_split else x
+
+    def place_hidden(hidden: jax.Array) -> jax.Array:
+        return constrain(hidden, P("data"))
+
+    def place_logits(logits: jax.Array) -> jax.Array:
+        # Left alone, XLA splits the gradient of the logits by rows and gathers all of it again.
+        if mesh.shape["data"] > 1:
+            return constrain(logits, P("data", None, vocabulary_axes))
+        return logits
+
+    def outputs(
+        params: qwen.Params, hidden: jax.Array, targets: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        weight = constrain(params[weight_name].astype(dtype), weight_spec)
+        return token_logps(
+            model,
+            params | {weight_name: weight},
+            hidden,
+            targets,
+            temperature=config.rollout.temperature,
+            chunk=config.model.logit_chunk,
+            dtype=dtype,
+            place=place_hidden,
+            place_logits=place_logits,
+        )
+
+    def loss(
+        outputs: tuple[jax.Array, ...],
+        batch: Batch[jax.Array],
+        sequence_sum: algorithms.SequenceSum,
+        fresh: jax.Array,
+    ) -> tuple[jax.Array, Stats]:
+        logps, entropy = outputs
+        # Before any optimizer step pi_old is the policy itself. The ratio of these log-probs to
+        # themselves is exactly 1. Log-probs from the score program would differ in the last bits,
+        # because XLA compiles the same model differently in another program.
+        current = lax.stop_gradient(logps)
+        old = current
+        if batch.old_logps is not None:
+            old = jnp.where(fresh, current, batch.old_logps)
+        terms, stats = algorithms.policy_loss(
+            logps, entropy, replace(batch, old_logps=old), sequence_sum, algorithm
+        )
+        stats |= {
+            "entropy": entropy,
+            "mismatch": jnp.abs(batch.sampler_logps - logps),
+            "nll": -logps,
+        }
+        return terms, stats
+
+    return Head(outputs, loss)
+
+
+def critic_head(algorithm: algorithms.Algorithm) -> Head:
+    """Returns the head of the critic: the value of the state before each target, value loss."""
+
+    def outputs(
+        params: qwen.Params, hidden: jax.Array, targets: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        return (jnp.einsum("bte,e->bt", hidden.astype(jnp.float32), params["value"]),)
+
+    def loss(
+        outputs: tuple[jax.Array, ...],
+        batch: Batch[jax.Array],
+        sequence_sum: algorithms.SequenceSum,
+        fresh: jax.Array,
+    ) -> tuple[jax.Array, Stats]:
+        (values,) = outputs
+        return algorithms.value_loss(values, batch, algorithm)
+
+    return Head(outputs, loss)
+
+
+def make_sequence_sum(
+    segments: Int[Array, "B T"],
+    trained: Bool[Array, "B T"],
+    layout: RowLayout,
+) -> algorithms.SequenceSum:
+    """Returns a function that gives every token the sum of x f32[B, T] over the trained tokens of
+    the token's own sequence.
+
+    T = slots * slot: the prefix of the rows has been left out.
+    """
+    # A segment's number is at most the length of its slot, so these numbers are unique in a row.
+    slot = jnp.arange(layout.slots * layout.slot) // layout.slot
+    sequence = slot * (layout.slot + 1) + segments
+    num_sequences = layout.slots * (layout.slot + 1)
+
+    def sum_row(x: Float[Array, " T"], sequence: Int[Array, " T"]) -> Float[Array, " T"]:
+        return jax.ops.segment_sum(x, sequence, num_sequences)[sequence]
+
+    def sequence_sum(x: Float[Array, "B T"]) -> Float[Array, "B T"]:
+        return jax.vmap(sum_row)(jnp.where(trained, x, 0), sequence)
+
+    return sequence_sum

@@ -1,0 +1,82 @@
+"""Optimizer steps on examples instead of rollouts, for supervised fine-tuning and the warm start.
+
+Packing, the update program and the optimizer are those of RL. The policy gradient with ratio 1 and
+advantage 1 is the gradient of the log-likelihood, so no other loss is needed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jzero.algorithms import grpo
+from jzero.config import Config
+from jzero.distributed import collectives
+from jzero.model import qwen
+from jzero.training.examples import Example
+from jzero.training.heads import Stats
+from jzero.training.learner import policy_learner
+from jzero.training.packing import PackedBatch, TrainingSequence, best_fit, pack
+from jzero.training.trainer import microbatch_rows
+from jzero.types import RowLayout, State
+
+
+class SupervisedTrainer:
+    """Trains one model on packed rows of `row_tokens` tokens."""
+
+    def __init__(
+        self,
+        model: qwen.QwenConfig,
+        mesh: Mesh,
+        config: Config,
+        row_tokens: int,
+    ) -> None:
+        # The temperature and the algorithm of the config are RL's.
+        objective = replace(
+            config,
+            algorithm=grpo(name="sft"),
+            rollout=replace(config.rollout, temperature=1.0),
+        )
+        self.learner = policy_learner(model, objective, mesh)
+        self.layout = RowLayout(prefix=0, slots=1, slot=row_tokens)
+        self.rows = microbatch_rows(config.train, mesh, self.layout)
+
+    def pack(self, examples: Sequence[Example]) -> PackedBatch:
+        """Packs examples, at least one of which has a trained token.
+
+        Every trained token has the same weight, so that the loss is the mean over all of them.
+        """
+        weight = np.float32(1.0 / sum(example.num_trained for example in examples))
+        sequences = []
+        for example in examples:
+            weights = np.array(example.trained, np.float32) * weight
+            sequence = TrainingSequence(
+                tokens=np.array(example.tokens, np.int32),
+                prompt_length=example.trained.index(True),
+                weights=weights,
+                logps=np.zeros_like(weights),
+            )
+            sequences.append(sequence)
+
+        # The number of microbatches is rounded up to a power of two, so that few programs are
+        # compiled.
+        lengths = [len(sequence.tokens) - 1 for sequence in sequences]
+        num_rows = len(best_fit(lengths, self.layout.slot))
+        needed = -(-num_rows // self.rows)
+        microbatches = 1 << (needed - 1).bit_length()
+        [packed] = pack([sequences], [self.layout], [self.rows], [microbatches])
+        return packed
+
+    def step(self, state: State, packed: PackedBatch, lr: float) -> tuple[State, Stats]:
+        """Makes one optimizer step on the negative log-likelihood. `state` is donated."""
+        advantages = np.ones_like(packed.batch.weights)
+        with_advantages = replace(packed, batch=replace(packed.batch, advantages=advantages))
+        batches, counts = self.learner.put([with_advantages])
+        return self.learner.update(state, batches, counts, [self.layout], lr)
+
+    def loss(self, params: qwen.Params, packed: PackedBatch) -> float:
+        """Returns the mean negative log-likelihood of the trained tokens."""
+        batches, counts = self.learner.put([packed])
+        [logps] = self.learner.score(params, batches, counts, [self.layout])
+        return -float(np.vdot(packed.batch.weights, collectives.fetch_global(logps)))

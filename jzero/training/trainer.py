@@ -1,0 +1,124 @@
+"""What the training of a run is made of: its learners, and the shapes of the rows that they read.
+
+Every shape is fixed before the first step. A run therefore compiles each program once, and
+`jzero.plan` can compile the same programs on a machine without the devices.
+"""
+
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jzero import algorithms
+from jzero.config import Config, TrainConfig
+from jzero.errors import UserError
+from jzero.model import qwen
+from jzero.run.clock import Clock
+from jzero.training.learner import Learner, critic_learner, policy_learner
+from jzero.training.packing import INTEGER_FIELDS, make_layouts, num_rows
+from jzero.types import Batch, RowLayout
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What a step uses and does not change."""
+
+    config: Config
+    policy: Learner
+    critic: Learner | None  # None if the algorithm's advantage needs no critic
+    layouts: list[RowLayout]
+    rows: list[int]  # rows of a microbatch (B), for each layout
+    microbatches: list[int]  # microbatches that an optimizer step needs at most (M), by layout
+    clock: Clock = field(default_factory=Clock)
+
+
+def make_trainer(
+    config: Config,
+    model: qwen.QwenConfig,
+    critic: qwen.QwenConfig | None,
+    mesh: Mesh,
+) -> Trainer:
+    """Returns the trainer of a run. Compiles nothing.
+
+    Raises UserError if train.microbatch_tokens holds less than one row for each device.
+    """
+    train, rollout = config.train, config.rollout
+    layouts = make_layouts(
+        rollout.max_prompt_tokens,
+        train.pack_length or rollout.longest_continuation,
+        train.pack_buckets,
+        train.packs_per_row,
+    )
+    rows = [microbatch_rows(train, mesh, layout) for layout in layouts]
+
+    # The worst case of packing: every sequence fills a slot of its own.
+    groups = rollout.num_prompts // train.minibatches
+    sequences_per_rollout = rollout.max_turns if train.sequence_per_turn else 1
+    sequences_per_group = rollout.group_size * sequences_per_rollout
+    most_rows = [groups * num_rows(sequences_per_group, layout) for layout in layouts]
+    microbatches = [-(-most // size) for most, size in zip(most_rows, rows, strict=True)]
+
+    return Trainer(
+        config,
+        policy_learner(model, config, mesh),
+        critic_learner(critic, config, mesh) if critic else None,
+        layouts,
+        rows,
+        microbatches,
+    )
+
+
+def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout) -> int:
+    """Returns the rows of a microbatch: as many as train.microbatch_tokens hold.
+
+    The number is a multiple of the devices that split rows. Raises UserError if it would be 0.
+    """
+    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = train.microbatch_tokens // (layout.tokens * shards) * shards
+    if rows == 0:
+        raise UserError(
+            f"train.microbatch_tokens={train.microbatch_tokens} holds less than one row of "
+            f"{layout.tokens} tokens on each of {shards} devices; set it to at least "
+            f"{layout.tokens * shards}, or lower train.packs_per_row"
+        )
+    return rows
+
+
+def needs_old_logps(config: Config) -> bool:
+    """Returns whether log-probabilities under pi_old are computed before the first optimizer step.
+
+    With a single optimizer step the policy is its own pi_old. A KL penalty in the reward needs them
+    in any case.
+    """
+    algorithm, train = config.algorithm, config.train
+    has_several_steps = train.minibatches * train.epochs > 1
+    return algorithm.old_policy == "trainer" and (has_several_steps or algorithm.kl_reward > 0)
+
+
+def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...]:
+    """Returns the shapes of the batches of an optimizer step, one for each layout.
+
+    They have the fields that `step.make_minibatches` packs and `step.score_and_credit` sets.
+    """
+    algorithm = trainer.config.algorithm
+    float_fields = ["weights", "sampler_logps", "advantages"]
+    if algorithm.old_policy == "sampler" or needs_old_logps(trainer.config):
+        float_fields.append("old_logps")
+    if algorithms.needs_reference(algorithm):
+        float_fields.append("ref_logps")
+    if algorithm.kl_coef and algorithm.kl_weight:
+        float_fields.append("kl_weights")
+    if trainer.critic is not None:
+        float_fields += ["old_values", "returns"]
+
+    batches = []
+    for layout, rows, microbatches in zip(
+        trainer.layouts, trainer.rows, trainer.microbatches, strict=True
+    ):
+        shape = (microbatches, rows, layout.tokens)
+        integers = jax.ShapeDtypeStruct(shape, np.int32)
+        floats = jax.ShapeDtypeStruct(shape, np.float32)
+        fields = dict.fromkeys(INTEGER_FIELDS, integers) | dict.fromkeys(float_fields, floats)
+        batches.append(Batch(**fields))
+    return tuple(batches)

@@ -1,0 +1,69 @@
+"""The warm start: supervised steps on examples of the task, before RL.
+
+A model that starts from random weights never answers correctly, and RL learns nothing from rewards
+that are all equal. The examples have the format that the task's grader expects; their answers are
+often wrong (warm_start.tries).
+"""
+
+from dataclasses import replace
+
+from tqdm import tqdm
+
+from jzero.config import Config
+from jzero.distributed import processes
+from jzero.distributed.interrupt import StopCheck
+from jzero.errors import UserError
+from jzero.model import qwen
+from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.tasks import TASKS
+from jzero.training.examples import encode_completion
+from jzero.training.learner import Learner
+from jzero.training.optimizer import learning_rate
+from jzero.training.supervised import SupervisedTrainer
+
+
+def warm_start(
+    policy: Learner,
+    config: Config,
+    tok: PreTrainedTokenizerFast,
+    params: qwen.Params,
+    check_stop: StopCheck,
+) -> qwen.Params:
+    """Returns `params` after warm_start.steps supervised steps. `params` are donated.
+
+    Every step draws new examples. `check_stop` is called before each step.
+
+    Raises UserError if the task has no warm-start examples.
+    """
+    warm = config.warm_start
+    make_example = TASKS[config.task.name].warm_start
+    if make_example is None:
+        raise UserError(
+            f"task.name={config.task.name} has no warm-start examples; set warm_start.steps=0"
+        )
+    optimizer = replace(
+        config.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine"
+    )
+    trainer = SupervisedTrainer(policy.model, policy.mesh, config, config.rollout.longest_episode)
+
+    state = trainer.learner.start(params)
+    progress = tqdm(
+        range(warm.steps),
+        desc="warm start",
+        mininterval=1,
+        disable=not processes.is_first_process(),
+    )
+    for step in progress:
+        check_stop()
+        examples = []
+        for index in range(step * warm.batch_size, (step + 1) * warm.batch_size):
+            prompt, completion = make_example(config.task, config.train.seed, index, warm.tries)
+            examples.append(encode_completion(tok, prompt, completion))
+        lr = learning_rate(optimizer, step, warm.steps)
+        state, stats = trainer.step(state, trainer.pack(examples), lr)
+
+        # Reading a number waits for the device, so the bar shows only every 20th loss.
+        if step % 20 == 0:
+            nll = float(stats["nll"]) / float(stats["tokens"])
+            progress.set_postfix(nll=f"{nll:.3f}", refresh=False)
+    return state.params
