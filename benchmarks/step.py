@@ -16,7 +16,7 @@ import time
 import jax
 import numpy as np
 
-from jzero import cli, train
+from jzero import cli, setup
 from jzero.algorithms import grpo
 from jzero.config import (
     Config,
@@ -30,7 +30,6 @@ from jzero.grading.pool import Pool
 from jzero.rollout.sampler import make_seed, to_rollout, with_turn_grades
 from jzero.rollout.scheduler import Scheduler
 from jzero.rollout.sequence import make_groups
-from jzero.run.base_model import load_params
 from jzero.run.environment import versions
 from jzero.training.step import update_on_rollouts
 from jzero.types import Grade, Problem
@@ -65,7 +64,7 @@ def process_started() -> float:
         return time.time() - float(uptime.read().split()[0]) + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def step(run: train.Run, state, number: int, prompts: list[np.ndarray]):
+def step(run: setup.Run, state, number: int, prompts: list[np.ndarray]):
     """-> state, seconds of rollout, of update, of the whole step."""
     config, engine = run.config, run.sampler.engine
     begin = time.perf_counter()
@@ -89,7 +88,7 @@ def step(run: train.Run, state, number: int, prompts: list[np.ndarray]):
         and len(rollouts) == config.rollout.num_prompts * SAMPLES
     )
     graded = time.perf_counter()
-    state, *_ = update_on_rollouts(run.trainer, state, rollouts, number)
+    state = update_on_rollouts(run.trainer, state, rollouts, number).state
     jax.block_until_ready(state.params)
     end = time.perf_counter()
     return state, rolled - begin, end - graded, end - begin
@@ -102,9 +101,9 @@ def measure(arguments: argparse.Namespace) -> dict:
         rows = json.load(file)["rows"]
     times, cpu = [], []
     with Pool(0) as pool:
-        run = train.build(workload_config(arguments.workload), pool)
+        run = setup.build(workload_config(arguments.workload), pool)
         state = run.trainer.policy.start(
-            load_params(run.base, run.trainer.policy, run.config.train.seed)
+            run.trainer.policy.load_params(run.base.directory, run.config.train.seed)
         )
         tokens = 0
         for number in range(1, arguments.warmup + arguments.steps + 1):

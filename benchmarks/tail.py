@@ -8,19 +8,17 @@ compiled, is measured."""
 
 import argparse
 import json
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
-from jzero import cli, config, train
+from jzero import cli, config, setup, train
 from jzero.grading.pool import Pool
 from jzero.rollout.async_stream import RolloutStream
 from jzero.rollout.sequence import EpisodeGroup
-from jzero.run.base_model import load_params
 from jzero.run.environment import versions
+from jzero.training.step import update_on_rollouts
 
 SHORT = 16  # tokens of the shortest response
 
@@ -73,20 +71,23 @@ class HeavyTail(RolloutStream):
 
 
 def measure(settings: config.Config, steps: int, alpha: float) -> dict[str, float]:
-    with Pool(settings.task.grade_workers) as pool, tempfile.TemporaryDirectory() as folder:
-        run = train.build(settings, pool)
+    with Pool(settings.task.grade_workers) as pool:
+        run = setup.build(settings, pool)
         run.sampler.engine.stop_ids = ()
         HeavyTail.alpha = alpha
         rows: list[dict[str, float]] = []
         for _ in range(2):
             run = replace(run, stream=HeavyTail(run.sampler, settings))
-            state = train.initial_state(
-                run, load_params(run.base, run.trainer.policy, run.config.train.seed)
+            state = setup.initial_state(
+                run, run.trainer.policy.load_params(run.base.directory, run.config.train.seed)
             )
             rows = []
             for step in range(1, steps + 1):
                 begin = time.perf_counter()
-                state, values, _ = train.rl_step(run, state, step, Path(folder))
+                rollouts, values = train.sample_rollouts(run, state.params, step)
+                result = update_on_rollouts(run.trainer, state, rollouts, step)
+                state = result.state
+                values |= result.metrics
                 rows.append(values | run.clock.pop() | {"seconds": time.perf_counter() - begin})
     mean = lambda name: float(np.mean([row[name] for row in rows]))
     return {

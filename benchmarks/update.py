@@ -12,7 +12,8 @@ from jzero.config import Config, MeshConfig, ModelConfig, RolloutConfig, TrainCo
 from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen
 from jzero.training.packing import TrainingSequence, pack
-from jzero.training.step import Minibatch, make_trainer
+from jzero.training.step import Minibatch
+from jzero.training.trainer import make_trainer
 
 
 def flops(model: qwen.QwenConfig, sequences: int, length: int) -> float:
@@ -52,7 +53,7 @@ def step(given, model: qwen.QwenConfig):
     ]
     packed = pack([items], trainer.layouts, trainer.rows, trainer.microbatches)
     part = Minibatch(list(range(len(items))), packed, *trainer.policy.put(packed))
-    part.fill(
+    part.set_values(
         trainer.policy,
         "advantages",
         [np.full(length, x, np.float32) for x in draw.normal(size=len(items))],

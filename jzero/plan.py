@@ -34,9 +34,9 @@ from jzero.errors import UserError
 from jzero.files import fill_template, write_atomic
 from jzero.model import huggingface, qwen, tokenizer
 from jzero.rollout.engine import Engine
-from jzero.rollout.sampler import per_host_settings
 from jzero.rollout.prefill import PREFILL_TOKENS, prefill_shape, prefill_shapes
-from jzero.training.step import Trainer, abstract_batches, make_trainer, needs_old_logps
+from jzero.rollout.sampler import per_host_settings
+from jzero.training.trainer import Trainer, abstract_batches, make_trainer, needs_old_logps
 
 GIB = 2**30
 
@@ -187,7 +187,7 @@ def architecture(path: str) -> qwen.QwenConfig:
 
 
 def build(settings: config.Config, given: list[Any]) -> Plan:
-    """As `train.build`, of known architectures instead of checkpoints."""
+    """As `setup.build`, of known architectures instead of checkpoints."""
     config.validate(settings)
     needed = algorithms.needs_critic(settings.algorithm)
     if settings.model.path:

@@ -29,7 +29,7 @@ from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.clock import Clock
 from jzero.run.workdir import check_workdir
-from jzero.tasks import TASKS, rewards, suites
+from jzero.tasks import check_task_settings, find_task, rewards, suites
 from jzero.training.learner import Learner
 from jzero.training.trainer import Trainer, make_trainer
 from jzero.types import State
@@ -58,27 +58,15 @@ class Run:
 def check_task(config: Config) -> None:
     """Raises UserError if the settings, the task, its template or its rewards cannot work."""
     validate(config)
-    task = TASKS[config.task.name]
-    if config.task.template not in task.templates:
-        raise UserError(
-            f"task.template={config.task.template!r} is not one of {', '.join(task.templates)}"
-        )
-    if config.rollout.max_turns > 1 and config.task.template not in task.replies:
-        known = [
-            f"{name} ({', '.join(other.replies)})" for name, other in TASKS.items() if other.replies
-        ]
-        raise UserError(
-            f"rollout.max_turns={config.rollout.max_turns}: task.name={config.task.name} has no "
-            f"replies in template {config.task.template}; there are {', '.join(known)}"
-        )
-    rewards.check(config.task.reward)
+    check_task_settings(config.task, config.rollout.max_turns)
+    rewards.check_rewards(config.task.reward)
 
 
 def check(config: Config, workdir: Path) -> None:
     """Raises UserError if the run cannot work. Nothing is downloaded, compiled or written."""
     check_task(config)
     for spec in suites.split_commas(*config.eval.suites):
-        suites.parse(spec)
+        suites.parse_suite(spec)
     if config.warm_start.steps:
         check_warm_start(config)
     check_workdir(workdir, to_json(config))
@@ -86,7 +74,7 @@ def check(config: Config, workdir: Path) -> None:
 
 def check_warm_start(config: Config) -> None:
     """Raises UserError if a warm-start example may be longer than a response."""
-    task = TASKS[config.task.name]
+    task = find_task(config.task.name)
     longest = task.warm_start_tokens(config.task, config.warm_start.tries)
     if longest > config.rollout.max_new_tokens:
         raise UserError(
@@ -168,13 +156,13 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     was dropped, and the task's notes on its data.
     """
     config = run.config
-    task = TASKS[config.task.name]
+    task = find_task(config.task.name)
     for note in task.notes(config.task):
         processes.print_once(note)
 
     problems = {"": task.eval_problems(config.task, config.eval.problems)}
     for spec in suites.split_commas(*config.eval.suites):
-        name, found = suites.problems(spec, config.task, config.eval.limit, config.train.seed)
+        name, found = suites.load_suite(spec, config.task, config.eval.limit, config.train.seed)
         problems[name] = found
 
     fitting = {}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from jzero.config import Config, to_json, validate
 from jzero.distributed import interrupt, processes
@@ -37,7 +38,9 @@ from jzero.training.supervised import SupervisedTrainer
 class SftData:
     """The rows of a run, as text."""
 
-    rows: Sequence[ExampleRow]  # endless and shuffled; step s takes rows (s - 1) * batch_size on
+    rows: problem_sets.Stream[
+        ExampleRow
+    ]  # endless and shuffled; step s takes rows (s - 1) * batch_size on
     num_examples: int  # rows of one epoch
     held_out: list[ExampleRow]
 
@@ -152,7 +155,8 @@ def read_rows(source: str, split: str, config: Config) -> Sequence[ExampleRow]:
     dataset = problem_sets.load_split(source, split)
     for columns in (["messages"], ["prompt", "completion"]):
         if set(columns) <= set(dataset.column_names):
-            return dataset.select_columns(columns)
+            # A Dataset indexes and iterates as a sequence of rows, but does not declare it.
+            return cast(Sequence[ExampleRow], dataset.select_columns(columns))
     raise UserError(
         f"sft.data={source} has columns {', '.join(dataset.column_names)}: "
         "it needs messages, or prompt and completion"

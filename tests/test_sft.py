@@ -20,7 +20,10 @@ from jzero.distributed.mesh import train_mesh
 from jzero.model import tokenizer
 from jzero.tasks import TASKS
 from jzero.training import learner
+from jzero.training.examples import Example, encode_completion, encode_row
 from jzero.training.optimizer import learning_rate
+from jzero.training.supervised import SupervisedTrainer
+from jzero.training.warm_start import warm_start
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 TOKENIZER = tokenizer.countdown()
@@ -50,13 +53,14 @@ def test_a_completion_ends_and_is_trained_on():
         ("3 7=4\n", "7-3=4 yes\n<answer>7-3</answer>"),
         ("1 1=2\n", "<answer>1+1</answer>"),
     ]:
-        tokens, trained = sft.encode_completion(TOKENIZER, prompt, completion)
+        example = encode_completion(TOKENIZER, prompt, completion)
+        tokens, trained = example.tokens, example.trained
         assert tokenizer.decode(TOKENIZER, tokens[: trained.index(True)]) == prompt
         assert tokenizer.decode(TOKENIZER, tokens[trained.index(True) :]) == completion
         assert tokens[-1] == TOKENIZER.eos_token_id and all(trained[trained.index(True) :])
 
 
-def scanned(tok, text: str, wanted: int) -> tuple[list[int], list[bool]]:
+def scanned(tok, text: str, wanted: int) -> Example:
     """ChatML by its tokens: what stands between <|im_start|>assistant, a newline, and <|im_end|>, of the last `wanted`
     turns; to the last <|im_end|>."""
     ids = tok.encode(text)
@@ -67,7 +71,7 @@ def scanned(tok, text: str, wanted: int) -> tuple[list[int], list[bool]]:
         -wanted:
     ]
     spans = [range(i, ids.index(end, i) + 1) for i in begins]
-    return ids, [any(i in span for span in spans) for i in range(len(ids))]
+    return Example(ids, [any(i in span for span in spans) for i in range(len(ids))])
 
 
 @pytest.mark.parametrize("template", ["", QWEN25, QWEN3], ids=["qwen2", "qwen2.5", "qwen3"])
@@ -78,32 +82,35 @@ def test_what_the_assistant_says_is_trained_on(shared, template):
     system = {"role": "system", "content": "Be brief."}
     for messages in (MULTI, MULTI[:2], [system, *MULTI]):
         whole = tok.apply_chat_template(messages, tokenize=False)
-        tokens, trained = sft.encode_row(tok, {"messages": messages}, "assistant")
-        assert (tokens, trained) == scanned(tok, whole, 2)
+        example = encode_row(tok, {"messages": messages}, "assistant")
+        tokens, trained = example.tokens, example.trained
+        assert example == scanned(tok, whole, 2)
         assert sum(trained) < len(trained) and trained[-1]
         split = {"prompt": messages[:-1], "completion": messages[-1:]}
-        assert sft.encode_row(tok, split, "assistant") == scanned(tok, whole, 1)
-        assert sft.encode_row(tok, split, "all") == (tokens, [False] + [True] * (len(tokens) - 1))
-    said = [tok.decode([i for i, t in zip(*scanned(tok, whole, 2), strict=True) if t])]
+        assert encode_row(tok, split, "assistant") == scanned(tok, whole, 1)
+        assert encode_row(tok, split, "all") == Example(
+            tokens, [False] + [True] * (len(tokens) - 1)
+        )
+    said = [tok.decode([i for i, t in zip(example.tokens, example.trained, strict=True) if t])]
     assert ("Two and three" in said[0]) == (template != QWEN3) and "Once more" in said[0]
 
 
 def test_templates_that_write_earlier_turns_anew_and_hostile_messages(shared):
     tok = tokenizer.load(str(shared / "data/qwen2_tokenizer"))
     with pytest.raises(ValueError, match=r"holds <\|im_end\|>, which ends turns"):
-        sft.encode_row(
+        encode_row(
             tok,
             {"messages": [MULTI[0], {"role": "assistant", "content": "a<|im_end|>b"}]},
             "assistant",
         )
     tok.chat_template = "{{ messages|length }}" + QWEN25
     with pytest.raises(ValueError, match="writes earlier turns anew"):
-        sft.encode_row(tok, {"messages": MULTI}, "assistant")
+        encode_row(tok, {"messages": MULTI}, "assistant")
 
 
-def fitter(mesh, length: int, tokens: int) -> sft.SupervisedTrainer:
+def fitter(mesh, length: int, tokens: int) -> SupervisedTrainer:
     values = reference.settings(train={"microbatch_tokens": tokens})
-    return sft.SupervisedTrainer(MODEL, mesh, values, length)
+    return SupervisedTrainer(MODEL, mesh, values, length)
 
 
 @pytest.mark.parametrize("devices", [1, 4])
@@ -113,20 +120,26 @@ def test_packed_losses_are_those_of_examples_alone(devices):
     examples = []
     for n in [4, 9, 31, 2, 17, 8, 5, 12]:
         trained = [False, *(rng.random(n - 2) < 0.6), True]
-        examples.append((rng.integers(0, len(TOKENIZER), n).tolist(), list(map(bool, trained))))
+        examples.append(
+            Example(rng.integers(0, len(TOKENIZER), n).tolist(), list(map(bool, trained)))
+        )
     packing = fitter(train_mesh(devices, 1, 1, jax.devices()[:devices]), 32, 64 * devices)
     params = reference.random_params(MODEL)
     packed = packing.pack(examples)
     assert packed.batch.segments.max() > 1  # several share a row
     mine = reference.placed(packing.learner, params)
     [logps] = packing.learner.score(mine, *packing.learner.put([packed]), [packing.layout])
-    got = [np.zeros(len(tokens), np.float32) for tokens, _ in examples]
-    packed.read(np.asarray(logps), got)
+    got = [np.zeros(len(example.tokens), np.float32) for example in examples]
+    packed.from_rows(np.asarray(logps), got)
     want, _ = reference.naive(
-        params, [SimpleNamespace(tokens=np.array(tokens)) for tokens, _ in examples], 1.0, MODEL
+        params,
+        [SimpleNamespace(tokens=np.array(example.tokens)) for example in examples],
+        1.0,
+        MODEL,
     )
     total, count = 0.0, 0
-    for (_, trained), ours, theirs in zip(examples, got, want, strict=True):
+    for example, ours, theirs in zip(examples, got, want, strict=True):
+        trained = example.trained
         np.testing.assert_allclose(ours[1:], theirs[1:], atol=1e-5)
         total, count = total - theirs[np.array(trained)].sum(), count + sum(trained)
     assert packing.loss(mine, packed) == pytest.approx(total / count, abs=1e-5)
@@ -145,7 +158,8 @@ def settings(**warm_start):
             "minibatches": 2,
         },  # several microbatches; the minibatches are RL's
         optimizer={"lr": 1e3, "eps": 1e-4, "weight_decay": 0.1},
-        warm_start={"steps": 3, "batch_size": 5, "lr": 0.02, "warmup_steps": 2, "tries": 1} | warm_start,
+        warm_start={"steps": 3, "batch_size": 5, "lr": 0.02, "warmup_steps": 2, "tries": 1}
+        | warm_start,
     )
 
 
@@ -154,16 +168,16 @@ def test_warm_start_is_adamw_on_the_mean_nll():
     policy = learner.policy_learner(MODEL, config, train_mesh(1, 1, 1, jax.devices()[:1]))
     start = reference.random_params(MODEL)
     steps = []
-    got = sft.warm_start(
+    got = warm_start(
         policy, config, TOKENIZER, reference.placed(policy, start), lambda: steps.append(None)
     )
     assert len(steps) == 3
 
     def gradient(params, step):
         pairs = [TASKS["countdown"].warm_start(config.task, 0, step * 5 + i, 1) for i in range(5)]
-        examples = [sft.encode_completion(TOKENIZER, *pair) for pair in pairs]
-        trained = [np.array(mask) for _, mask in examples]
-        items = [SimpleNamespace(tokens=np.array(tokens)) for tokens, _ in examples]
+        examples = [encode_completion(TOKENIZER, *pair) for pair in pairs]
+        trained = [np.array(example.trained) for example in examples]
+        items = [SimpleNamespace(tokens=np.array(example.tokens)) for example in examples]
         slopes = [-1.0 * mine / sum(map(np.sum, trained)) for mine in trained]
         return reference.naive_gradient(params, items, slopes, 1.0, MODEL)
 
@@ -183,7 +197,7 @@ def test_interruption_and_missing_examples(monkeypatch):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sft.warm_start(
+        warm_start(
             policy,
             config,
             TOKENIZER,
@@ -194,7 +208,7 @@ def test_interruption_and_missing_examples(monkeypatch):
     with pytest.raises(
         ValueError, match="task.name=countdown has no warm-start examples; set warm_start.steps=0"
     ):
-        sft.warm_start(policy, config, TOKENIZER, {}, stop)
+        warm_start(policy, config, TOKENIZER, {}, stop)
 
 
 # -- runs --------------------------------------------------------------------------------------------------------------

@@ -13,15 +13,19 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from jzero import algorithms, config, train
+from jzero import algorithms, config, setup, train
 from jzero.distributed import interrupt
 from jzero.distributed.mesh import train_mesh
 from jzero.model import huggingface
+from jzero.rollout.collect import ROUND_STRIDE
+from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.run.base_model import read_base_model
 from jzero.run.export_model import export_model
 from jzero.training.credit import token_weights, turn_rewards
 from jzero.training.packing import TrainingSequence, pack
-from jzero.training.step import microbatch_rows, update_metrics
+from jzero.training.reference import load_reference
+from jzero.training.step import update_metrics
+from jzero.training.trainer import microbatch_rows
 from jzero.types import Grade, RowLayout
 
 ROLLOUTS = reference.random_rollouts(1, 4, 4)
@@ -41,7 +45,9 @@ def test_token_weights(weight, truncated):
 
 def test_rewards_of_truncated_rollouts():
     ends = lambda **fields: replace(ROLLOUTS[0], turns=(replace(ROLLOUTS[0].turns[0], **fields),))
-    cut, whole = (ends(finish_reason=finish, grade=Grade(0.7, False, "")) for finish in ("length", "stop"))
+    cut, whole = (
+        ends(finish_reason=finish, grade=Grade(0.7, False, "")) for finish in ("length", "stop")
+    )
     for truncated, score in (("grade", 0.7), ("mask", 0.7), ("fixed", -0.5)):
         config = reference.settings(algorithm={"truncated": truncated, "truncated_score": -0.5})
         assert turn_rewards(cut, config) == [score] and turn_rewards(whole, config) == [0.7]
@@ -54,7 +60,7 @@ def test_rewards_of_truncated_rollouts():
 
 
 def test_rollout_metrics():
-    values = train.rollout_metrics(ROLLOUTS, 4)
+    values = rollout_metrics(ROLLOUTS, 4)
     scores, lengths = (
         [r.grade.score for r in ROLLOUTS],
         [len(r.tokens) - r.prompt_length for r in ROLLOUTS],
@@ -105,7 +111,7 @@ def test_update_metrics_are_means_over_tokens_of_all_optimizer_steps():
 def test_microbatch_rows():
     layout, mesh = RowLayout(6, 2, 12), train_mesh(2, 2, 2)
     rows = lambda tokens: microbatch_rows(
-        reference.settings(train={"microbatch_tokens": tokens}), mesh, layout
+        reference.settings(train={"microbatch_tokens": tokens}).train, mesh, layout
     )
     assert [rows(120), rows(239), rows(240), rows(1000)] == [4, 4, 8, 32]
     with pytest.raises(
@@ -137,7 +143,7 @@ def test_a_run_never_needs_more_microbatches_than_it_compiled(
             "microbatch_tokens": tokens,
         },
     )
-    trainer = train.build(config, None).trainer
+    trainer = setup.build(config, None).trainer
     rng = np.random.default_rng(seed)
     floats = np.zeros(18, np.float32)
 
@@ -176,7 +182,7 @@ def test_a_run_never_needs_more_microbatches_than_it_compiled(
 )
 def test_build_refuses(changes, message):
     with pytest.raises(ValueError, match=message):
-        train.build(reference.settings(**changes), None)
+        setup.build(reference.settings(**changes), None)
 
 
 def test_check_refuses_and_writes_nothing(tmp_path):
@@ -193,8 +199,8 @@ def test_check_refuses_and_writes_nothing(tmp_path):
         cases.append(({}, "sealed/new", "sealed is not a directory that can be written to"))
     for changes, workdir, message in cases:
         with pytest.raises(ValueError, match=message):
-            train.check(reference.settings(**changes), tmp_path / workdir)
-    train.check(reference.settings(), tmp_path / "a/b/c")
+            setup.check(reference.settings(**changes), tmp_path / workdir)
+    setup.check(reference.settings(), tmp_path / "a/b/c")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "sealed"]
 
 
@@ -282,10 +288,10 @@ def test_a_critic_starts_from_the_policy_or_from_another_model(tmp_path):
     settings = reference.settings(
         algorithm=vars(algorithms.PRESETS["ppo"]()), train={"microbatch_tokens": 240}
     )
-    run = train.build(settings, None)
+    run = setup.build(settings, None)
     policy = run.trainer.policy
     params = reference.placed(policy, reference.random_params(policy.model))
-    state = train.initial_state(run, params)
+    state = setup.initial_state(run, params)
     for name in ("embed", "layers", "norm"):
         jax.tree.map(np.testing.assert_array_equal, state.critic.params[name], params[name])
     head = np.asarray(state.critic.params["value"])
@@ -297,13 +303,13 @@ def test_a_critic_starts_from_the_policy_or_from_another_model(tmp_path):
     weights = reference.random_params(other)
     huggingface.save(tmp_path / "critic", other, weights, dtype="float32", hf_config_extra={})
     settings.critic.path = str(tmp_path / "critic")
-    run = train.build(settings, None)
-    state = train.initial_state(
+    run = setup.build(settings, None)
+    state = setup.initial_state(
         run, reference.placed(run.trainer.policy, reference.random_params(policy.model))
     )
     jax.tree.map(np.testing.assert_array_equal, state.critic.params["layers"], weights["layers"])
     assert jax.tree.map(np.shape, state.critic.params) == jax.tree.map(
-        np.shape, train.abstract_state(run).critic.params
+        np.shape, setup.abstract_state(run).critic.params
     )
     huggingface.save(
         tmp_path / "small",
@@ -316,7 +322,7 @@ def test_a_critic_starts_from_the_policy_or_from_another_model(tmp_path):
     with pytest.raises(
         ValueError, match="small has a vocabulary of 61, the policy one of 112: give a model with"
     ):
-        train.build(settings, None)
+        setup.build(settings, None)
 
 
 def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path, quick_runs):
@@ -327,7 +333,7 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path, quick_run
     samples = [
         json.loads(line) for line in (tmp_path / "run/samples.jsonl").read_text().splitlines()
     ]
-    later = [sample for sample in samples if int(sample["id"].split("/")[-1]) >= 4 * train.ROUNDS]
+    later = [sample for sample in samples if int(sample["id"].split("/")[-1]) >= 4 * ROUND_STRIDE]
     assert later and len({sample["score"] for sample in samples[:4]}) > 1  # mixed groups come first
 
 
@@ -352,26 +358,26 @@ def test_a_signal_stops_at_the_next_check_and_a_second_one_at_once(number, capsy
 
 
 def test_reference_is_the_first_policy_whenever_it_was_killed(tmp_path):
-    run = train.build(
+    run = setup.build(
         reference.settings(mesh={"data": 2, "fsdp": 2, "tensor": 2}, algorithm={"kl_coef": 0.1}),
         None,
     )
     policy = run.trainer.policy
     params = reference.placed(policy, reference.random_params(policy.model))
-    first = train.reference(run, tmp_path, 0, params, oldest=0)
+    first = load_reference(tmp_path, policy, run.config.algorithm, 0, params, 0)
     jax.tree.map(np.testing.assert_array_equal, first, params)
     later = jax.tree.map(lambda x: x + 1, params)
     for step in (3, 0):  # resumed later, and resumed at step 0 once more
         jax.tree.map(
             np.testing.assert_array_equal,
-            train.reference(run, tmp_path, step, later, oldest=0),
+            load_reference(tmp_path, policy, run.config.algorithm, step, later, 0),
             params,
         )
     jax.tree.map(lambda x, s: x.sharding == s or pytest.fail(), first, policy.shardings)
 
 
 def test_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it(tmp_path):
-    run = train.build(
+    run = setup.build(
         reference.settings(
             algorithm={"kl_coef": 0.1, "reference_every": 2}, train={"microbatch_tokens": 240}
         ),
@@ -385,7 +391,9 @@ def test_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it(tmp
         for n in range(6)
     ]
     held = lambda step, now, oldest: round(
-        float(train.reference(run, tmp_path, step, at[now], oldest)["norm"][0])
+        float(
+            load_reference(tmp_path, policy, run.config.algorithm, step, at[now], oldest)["norm"][0]
+        )
         - float(at[0]["norm"][0])
     )
     made = lambda: sorted(int(path.name) for path in (tmp_path / "reference").iterdir())

@@ -16,7 +16,7 @@ from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.sampler import Sampler
 from jzero.rollout.sequence import DecodeCounters
 from jzero.run.clock import Clock
-from jzero.tasks import TASKS
+from jzero.tasks import find_task
 from jzero.types import Rollout, grade_of
 
 # Round r of step s draws the problems of step s + r * ROUND_STRIDE. No run has so many steps.
@@ -107,7 +107,7 @@ def sample_round(
     if stream is not None:
         return stream.collect(weights, version, check_stop)
 
-    task, rollout = TASKS[config.task.name], config.rollout
+    task, rollout = find_task(config.task.name), config.rollout
     key = (config.train.seed, step + round_number * ROUND_STRIDE)
     problems = task.train_problems(config.task, *key, rollout.num_prompts)
     encoded = sampler.encode_problems(problems)

@@ -15,7 +15,7 @@ from jzero.distributed.interrupt import StopCheck
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.tasks import TASKS
+from jzero.tasks import find_task
 from jzero.training.examples import encode_completion
 from jzero.training.learner import Learner
 from jzero.training.optimizer import learning_rate
@@ -36,7 +36,7 @@ def warm_start(
     Raises UserError if the task has no warm-start examples.
     """
     warm = config.warm_start
-    make_example = TASKS[config.task.name].warm_start
+    make_example = find_task(config.task.name).warm_start
     if make_example is None:
         raise UserError(
             f"task.name={config.task.name} has no warm-start examples; set warm_start.steps=0"

@@ -21,14 +21,10 @@ from jzero import algorithms, config
 from jzero.algorithms import Algorithm
 from jzero.distributed import collectives
 from jzero.distributed.mesh import train_mesh
-from jzero.training import learner
-from jzero.training.step import (
-    Minibatch,
-    Trainer,
-    make_minibatches,
-    make_trainer,
-    score_minibatches,
-)
+from jzero.training.heads import Head, make_sequence_sum
+from jzero.training.learner import Learner
+from jzero.training.step import Minibatch, make_minibatches, score_and_credit
+from jzero.training.trainer import Trainer, make_trainer
 from jzero.types import Batch, Rollout, RowLayout, State
 
 NUM_PROMPTS = 8
@@ -137,22 +133,22 @@ def packed_minibatches(trainer: Trainer, outputs: ModelOutputs) -> list[Minibatc
         [minibatch] = [each for each in minibatches if each.batches is batches]
         chosen = [given[i] for i in minibatch.chosen]
         return [
-            collectives.put_global(packed.fill(chosen), trainer.policy.rows)
+            collectives.put_global(packed.to_rows(chosen), trainer.policy.row_sharding)
             for packed in minibatch.packed
         ]
 
     trainer.policy.score = score
-    if algorithms.needs_reference(trainer.config.algorithm):
-        trainer.reference = outputs.ref_logps
+    needs_reference = algorithms.needs_reference(trainer.config.algorithm)
+    ref_logps = outputs.ref_logps if needs_reference else None
     if trainer.critic is not None:
         trainer.critic.score = score
     state = State(outputs.old_logps, None, None, State(outputs.old_values, None, None))
-    score_minibatches(trainer, state, minibatches, outputs.rollouts)
+    score_and_credit(trainer, state, minibatches, outputs.rollouts, ref_logps)
     return minibatches
 
 
 @cache
-def loss_program(head: learner.Head, layouts: tuple[RowLayout, ...], mesh: Mesh):
+def loss_program(head: Head, layouts: tuple[RowLayout, ...], mesh: Mesh):
     """Returns a jitted function (head outputs, batches) -> (loss, its derivative by output 0).
 
     The loss is summed over microbatches, layouts and devices as `Learner.update` sums it.
@@ -163,7 +159,7 @@ def loss_program(head: learner.Head, layouts: tuple[RowLayout, ...], mesh: Mesh)
             lambda x: x[:, layout.prefix :], (first, other_outputs, batch)
         )
         is_trained = batch.weights > 0
-        sequence_sum = learner.sequence_total(batch.segments, is_trained, layout)
+        sequence_sum = make_sequence_sum(batch.segments, is_trained, layout)
         outputs = (first, *other_outputs)
         terms, _ = head.loss(outputs, batch, sequence_sum, jnp.bool_(False))
         return jnp.where(is_trained, terms, 0).sum()
@@ -195,7 +191,7 @@ def loss_program(head: learner.Head, layouts: tuple[RowLayout, ...], mesh: Mesh)
 
 def loss_and_slopes(
     trainer: Trainer,
-    model: learner.Learner,
+    model: Learner,
     minibatch: Minibatch,
     *outputs: list[np.ndarray],
 ) -> tuple[float, list[np.ndarray]]:
@@ -207,7 +203,9 @@ def loss_and_slopes(
     """
     chosen = [[output[i] for i in minibatch.chosen] for output in outputs]
     packed_outputs = [
-        tuple(collectives.put_global(packed.fill(arrays), model.rows) for arrays in chosen)
+        tuple(
+            collectives.put_global(packed.to_rows(arrays), model.row_sharding) for arrays in chosen
+        )
         for packed in minibatch.packed
     ]
     program = loss_program(model.head, tuple(trainer.layouts), model.mesh)
@@ -215,7 +213,7 @@ def loss_and_slopes(
 
     slopes = [np.zeros(len(array)) for array in chosen[0]]
     for packed, gradient in zip(minibatch.packed, gradients, strict=True):
-        packed.read(gradient, slopes)
+        packed.from_rows(gradient, slopes)
     nonzero_cells = sum(np.count_nonzero(gradient) for gradient in gradients)
     assert nonzero_cells == sum(np.count_nonzero(slope) for slope in slopes)
     return float(loss), slopes

@@ -115,7 +115,7 @@ def test_policy_loss_and_slopes_are_those_of_the_definition(
         assert len(minibatches) == num_minibatches
         if rows * devices == 1:  # then there must be several microbatches to sum over
             for minibatch in minibatches:
-                assert max(packed.count for packed in minibatch.packed) > 2
+                assert max(packed.num_microbatches for packed in minibatch.packed) > 2
 
         for minibatch in minibatches:
             loss, slopes = loss_and_slopes(
@@ -209,11 +209,11 @@ def test_the_first_optimizer_step_has_a_ratio_of_exactly_one(preset):
     def noise(scale: float) -> list[np.ndarray]:
         return [rng.normal(0, scale, len(r.tokens)).astype(np.float32) for r in rollouts]
 
-    minibatch.fill(policy, "advantages", noise(1.0))
+    minibatch.set_values(policy, "advantages", noise(1.0))
 
     def update(is_first: bool):
         """Returns parameters and stats of an update with other old log-probs in each call."""
-        minibatch.fill(policy, "old_logps", noise(100.0))
+        minibatch.set_values(policy, "old_logps", noise(100.0))
         state, stats = policy.update(
             policy.start(reference.placed(policy, params)),
             minibatch.batches,

@@ -17,7 +17,7 @@ import reference
 from huggingface_hub import ModelCard
 from runs import ROOT, Stand, finish, rows
 
-from jzero import config, export, train
+from jzero import config, export, setup
 from jzero.export import Options
 from jzero.model import huggingface, tokenizer
 from jzero.run import checkpoint
@@ -35,7 +35,7 @@ def workdir(tmp_path_factory) -> Path:
         rollout={"num_prompts": 4}, optimizer={"lr": 1e-3}, train={"microbatch_tokens": 240}
     )
     settings.name, settings.task.template = "countdown-tiny", "plain"
-    policy = train.build(settings, None).trainer.policy  # pyright: ignore
+    policy = setup.build(settings, None).trainer.policy  # pyright: ignore
     saved, writer = checkpoint.Checkpoints(workdir, 0), MetricsWriter(workdir, None, "")
     claim_workdir(workdir, config.to_json(settings))
     (workdir / "versions.json").write_text(json.dumps(versions()))

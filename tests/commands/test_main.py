@@ -467,7 +467,11 @@ def test_help(command):
         "tiny,dr_grpo",
     ):
         assert text in out
-    for text in ("--config.rollout.group_size=8", "Rollouts of each prompt (G).", "--config.mesh.tensor=1"):
+    for text in (
+        "--config.rollout.group_size=8",
+        "Rollouts of each prompt (G).",
+        "--config.mesh.tensor=1",
+    ):
         assert text in out
 
 

@@ -15,7 +15,8 @@ from jzero.algorithms import PRESETS, needs_critic, needs_reference
 from jzero.config import ArchitectureConfig, Config, ModelConfig, RolloutConfig, TrainConfig
 from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen
-from jzero.training.step import abstract_batches, make_minibatches, make_trainer, score_minibatches
+from jzero.training.step import make_minibatches, score_and_credit
+from jzero.training.trainer import abstract_batches, make_trainer
 
 TOPOLOGY = "v5e:2x4"
 needs_libtpu = pytest.mark.skipif(
@@ -243,10 +244,9 @@ def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compila
     state = trainer.policy.start(trainer.policy.init_params(0))
     if trainer.critic:
         state = replace(state, critic=trainer.critic.start(trainer.critic.init_params(0)))
-    if needs_reference(values.algorithm):
-        trainer.reference = state.params
+    reference_params = state.params if needs_reference(values.algorithm) else None
     rollouts = reference.random_rollouts(0, 4, 4)
     parts = make_minibatches(trainer, rollouts, 1)
-    score_minibatches(trainer, state, parts, rollouts)
+    score_and_credit(trainer, state, parts, rollouts, reference_params)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
     assert shapes(parts[0].batches) == shapes(abstract_batches(trainer))

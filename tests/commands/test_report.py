@@ -18,7 +18,7 @@ import pytest
 from jzero import config, report
 from jzero.run import metrics
 from jzero.run.metrics_writer import MetricsWriter
-from jzero.train import sample_row
+from jzero.run.samples import sample_row
 from jzero.types import Grade, Problem, Rollout, Turn
 
 ROOT = Path(__file__).resolve().parents[2]

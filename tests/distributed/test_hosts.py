@@ -218,14 +218,14 @@ from jzero import main, train
 
 update = train.update_on_rollouts
 
-def update_and_print(trainer, state, rollouts, step):
-    state, *rest = update(trainer, state, rollouts, step)
+def update_and_print(trainer, state, rollouts, step, reference):
+    result = update(trainer, state, rollouts, step, reference)
     checksum = 0
-    for leaf in jax.tree.leaves(state.params):
+    for leaf in jax.tree.leaves(result.state.params):
         for shard in leaf.addressable_shards:
             checksum = zlib.crc32(np.asarray(shard.data).tobytes(), checksum)
     print("weights", step, checksum, flush=True)
-    return state, *rest
+    return result
 
 train.update_on_rollouts = update_and_print
 main.run()

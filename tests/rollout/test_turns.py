@@ -19,10 +19,11 @@ from chat_templates import QWEN25
 from episodes import make_untrained_sampler, tiny_settings, trained_player
 from test_engine import PROMPTS, assert_empty, make, params_on, seed_on, text_of
 
-from jzero import config, train
+from jzero import config, setup, train
 from jzero.grading.pool import Pool
 from jzero.model import tokenizer
 from jzero.rollout.engine import Engine
+from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.scheduler import Scheduler
 from jzero.rollout.sequence import DecodeCounters, Reply, Sequence, make_groups
 from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
@@ -178,7 +179,7 @@ def test_rewards_and_the_end_of_an_episode():
 
 
 def test_turns_are_counted_in_the_metrics():
-    values = train.rollout_metrics(list(played()), 4)
+    values = rollout_metrics(list(played()), 4)
 
     assert values["reward/accuracy"] > values["turns/first_try"] > 0
     assert values["turns/mean"] > 1
@@ -501,7 +502,7 @@ def test_trajectories_hold_every_turn(tmp_path: Path):
 def test_a_task_without_replies_is_refused(tmp_path: Path):
     settings = tiny_settings(task={"name": "gsm8k", "template": "qwen_math"})
     with pytest.raises(ValueError, match="task.name=gsm8k has no replies in"):
-        train.check(settings, tmp_path)
+        setup.check(settings, tmp_path)
 
 
 def test_an_episode_must_have_room_for_a_turn():

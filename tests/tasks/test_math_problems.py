@@ -8,7 +8,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from jzero import config, evaluate, train
+from jzero import config, evaluate, setup, train
 from jzero.model import tokenizer
 from jzero.tasks import TASKS, countdown, math_problems, problem_sets, suites
 from jzero.tasks.prompts import MATH_TEMPLATES
@@ -335,7 +335,7 @@ def test_presets_are_possible(name, tmp_path):
     for preset in ("tiny", *module.HUB, "tiny,ppo"):
         settings = module.get_config(preset)
         config.validate(settings)
-        train.check(settings, tmp_path / "run")
+        setup.check(settings, tmp_path / "run")
         assert settings.task.name == name and settings.name == f"{name}-{preset.replace(',', '-')}"
     for preset, message in {"tyni": "no preset 'tyni'", "tiny,gpro": "no algorithm 'gpro'"}.items():
         with pytest.raises(ValueError, match=message):

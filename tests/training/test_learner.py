@@ -21,12 +21,11 @@ from jzero.training.optimizer import learning_rate, optimizer
 from jzero.training.packing import TrainingSequence, pack
 from jzero.training.step import (
     Minibatch,
-    Trainer,
     make_minibatches,
-    make_trainer,
-    score_minibatches,
+    score_and_credit,
     update_on_rollouts,
 )
+from jzero.training.trainer import Trainer, make_trainer
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -41,7 +40,9 @@ FAR = (
 @cache
 def make(packing: str, sizes: tuple[int, int, int] = (1, 1, 1)) -> Trainer:
     """A trainer whose optimizer hands the gradient on; its programs stay compiled from test to test."""
-    config = reference.settings(train=PACKINGS.get(packing, {"packs_per_row": 2, "microbatch_tokens": 240}))
+    config = reference.settings(
+        train=PACKINGS.get(packing, {"packs_per_row": 2, "microbatch_tokens": 240})
+    )
     trainer = make_trainer(
         config, reference.MODEL, None, train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
     )
@@ -64,7 +65,7 @@ def packed_of(trainer: Trainer, order=None) -> Minibatch:
         groups = [items[i : i + GROUP] for i in range(0, len(items), GROUP)]
         packed = pack(groups, trainer.layouts, trainer.rows, trainer.microbatches)
         part = Minibatch(chosen, packed, *trainer.policy.put(packed))
-    score_minibatches(
+    score_and_credit(
         trainer, trainer.policy.abstract_state(), [part], ROLLOUTS
     )  # on policy it needs no parameters
     return part
@@ -86,7 +87,7 @@ def scores_of(trainer: Trainer) -> tuple[Minibatch, list[jax.Array], list[np.nda
     )
     out = [np.zeros(len(r.tokens), np.float32) for r in ROLLOUTS]
     for p, x in zip(part.packed, values, strict=True):
-        p.read(np.asarray(x), out)
+        p.from_rows(np.asarray(x), out)
     return part, values, out
 
 
@@ -109,7 +110,11 @@ def slow_step(config):
 
 PACKINGS = {
     "own slot": {"packs_per_row": 1, "microbatch_tokens": 512},
-    "eight slots, two buckets, small microbatches": {"packs_per_row": 8, "microbatch_tokens": 102, "pack_buckets": 2},
+    "eight slots, two buckets, small microbatches": {
+        "packs_per_row": 8,
+        "microbatch_tokens": 102,
+        "pack_buckets": 2,
+    },
     "plain, small microbatches": {"packs_per_row": 0, "microbatch_tokens": 36},
 }
 
@@ -123,8 +128,8 @@ def test_gradient_does_not_depend_on_packing(packing):
         assert reference.difference(gradient, want) < 1e-6
         np.testing.assert_allclose(stats["loss"], loss, atol=1e-7)
     packed = packed_of(trainer).packed
-    assert "small" not in packing or packed[0].count > 2
-    assert all(p.count for p in packed)
+    assert "small" not in packing or packed[0].num_microbatches > 2
+    assert all(p.num_microbatches for p in packed)
 
 
 def assert_scores(got: list[np.ndarray]) -> None:
@@ -153,7 +158,7 @@ def test_gradient_and_score_do_not_depend_on_the_mesh(sizes):
         return  # the scores of the others are enough
     part, values, scores = scores_of(trainer)
     assert_scores(scores)
-    part.set("old_logps", values)
+    part.set_rows("old_logps", values)
     policy = trainer.policy
     policy.score(reference.placed(policy, PARAMS), part.batches, part.counts, trainer.layouts)
     assert policy.score_program._cache_size() == 1  # whatever else the batches hold
@@ -279,7 +284,7 @@ def test_state_is_donated_and_keeps_its_place():
 
 
 def test_minibatches_and_epochs_with_a_reference_policy():
-    """`learn.optimize` against a slow loop: old log-probs once, at the start; then clipped steps of AdamW."""
+    """`update_on_rollouts` against a slow loop: old log-probs once, at the start; then clipped steps of AdamW."""
     config = reference.settings(
         train={
             "minibatches": 2,
@@ -302,10 +307,10 @@ def test_minibatches_and_epochs_with_a_reference_policy():
     other = jax.tree.map(
         lambda x: x + 0.01 * np.sin(np.arange(x.size)).reshape(x.shape).astype(np.float32), PARAMS
     )
-    trainer.reference = reference.placed(policy, other)
-    state, values, _, scored = update_on_rollouts(
-        trainer, policy.start(reference.placed(policy, PARAMS)), ROLLOUTS, step=1
-    )
+    reference_params = reference.placed(policy, other)
+    start = policy.start(reference.placed(policy, PARAMS))
+    result = update_on_rollouts(trainer, start, ROLLOUTS, 1, reference_params)
+    state, values, scored = result.state, result.metrics, result.rollouts
 
     groups = [
         [r.grade.score for r in ROLLOUTS[i : i + GROUP]] for i in range(0, len(ROLLOUTS), GROUP)
@@ -350,7 +355,7 @@ def test_minibatches_and_epochs_with_a_reference_policy():
 
 
 def test_values_and_their_loss_are_those_of_each_sequence_alone():
-    """Value t is of the state before token t. One optimizer step of `learn.optimize` against float64."""
+    """Value t is of the state before token t. One optimizer step of `update_on_rollouts` against float64."""
     config = reference.settings(
         train={"packs_per_row": 2, "microbatch_tokens": 240},
         algorithm={
@@ -368,7 +373,8 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone():
     params = reference.random_params(model)
     state = trainer.policy.start(reference.placed(trainer.policy, PARAMS))
     state = replace(state, critic=trainer.critic.start(reference.placed(trainer.critic, params)))
-    state, values, _, scored = update_on_rollouts(trainer, state, ROLLOUTS, step=1)
+    result = update_on_rollouts(trainer, state, ROLLOUTS, 1)
+    state, values, scored = result.state, result.metrics, result.rollouts
     got = jax.tree.map(lambda x: -np.asarray(x) / FAR, state.critic.params)
 
     tokens, count = (

@@ -27,7 +27,7 @@ def items(rng: np.random.Generator, group_sizes: list[int]) -> list[list[Trainin
             group.append(
                 TrainingSequence(
                     tokens=np.concatenate([head, rng.integers(1, 1000, new)]).astype(np.int32),
-                    prompt=len(head),
+                    prompt_length=len(head),
                     weights=(sampled * rng.random() * rng.integers(0, 2)).astype(np.float32),
                     logps=rng.normal(size=length).astype(np.float32),
                 )
@@ -60,14 +60,16 @@ def check(groups, packed_list, rows):
     for packed, row_count in zip(packed_list, rows, strict=True):
         layout, cells = packed.layout, Cells(packed)
         microbatches, *shape = packed.batch.tokens.shape
-        assert shape == [row_count, layout.tokens] and packed.count <= microbatches
+        assert shape == [row_count, layout.tokens] and packed.num_microbatches <= microbatches
         prompts = {}  # row -> the prompt its prefix must hold
         members = {}  # (row, slot) -> segments in it
         real = 0
-        for index, row, column, inputs in packed.where:
+        for place in packed.placements:
+            index, row = place.sequence, place.row
+            column, inputs = place.column, place.inputs
             item = flat[index]
             seen[index] += 1
-            first = item.prompt - 1 if layout.prefix else 0
+            first = item.prompt_length - 1 if layout.prefix else 0
             assert inputs == len(item.tokens) - 1 - first
             slot, offset = divmod(column - layout.prefix, layout.slot)
             assert 0 <= slot < layout.slots and offset + inputs <= layout.slot
@@ -80,9 +82,9 @@ def check(groups, packed_list, rows):
             [segment] = set(got["segments"].tolist())
             assert segment > 0
             members.setdefault((row, slot), []).append(segment)
-            prompt = item.tokens[: item.prompt - 1].tolist()
+            prompt = item.tokens[: item.prompt_length - 1].tolist()
             assert not layout.prefix or prompts.setdefault(row, prompt) == prompt
-            assert row < packed.count * row_count
+            assert row < packed.num_microbatches * row_count
             real += inputs
         for segments in members.values():
             assert len(set(segments)) == len(segments)
@@ -93,15 +95,18 @@ def check(groups, packed_list, rows):
             )
             assert not got["weights"].any() and (got["segments"] == 1).all()
             real += len(prompt)
-        assert packed.real == real
+        assert packed.num_inputs == real
         for x in cells.fields.values():  # padding is seen by nothing, and trains nothing
             assert not x[~cells.taken].any()
-        used = sorted({row for _, row, _, _ in packed.where})
-        assert used == list(range(len(used))) and packed.count == -(-len(used) // row_count)
-        assert np.array_equal(packed.fill([item.weights for item in flat]), packed.batch.weights)
+        used = sorted({place.row for place in packed.placements})
+        assert used == list(range(len(used))) and packed.num_microbatches == -(
+            -len(used) // row_count
+        )
+        assert np.array_equal(packed.to_rows([item.weights for item in flat]), packed.batch.weights)
         back = [np.full(len(item.tokens), np.nan, np.float32) for item in flat]
-        packed.read(packed.batch.sampler_logps, back)
-        for index, _, _, inputs in packed.where:
+        packed.from_rows(packed.batch.sampler_logps, back)
+        for place in packed.placements:
+            index, inputs = place.sequence, place.inputs
             assert np.array_equal(back[index][-inputs:], flat[index].logps[-inputs:])
             assert np.isnan(back[index][:-inputs]).all()
     assert seen == Counter(range(len(flat)))
@@ -168,7 +173,7 @@ def test_groups_go_where_they_pad_least():
     item = lambda n: TrainingSequence(np.ones(n, np.int32), 3, floats[:n], floats[:n])
     short, long = [item(3 + 2)] * 8, [item(3 + NEW)] * 8
     packed = pack([short, long], make_layouts(PROMPT, NEW, 2, 8), [1, 1], [1, 1])
-    assert [sorted({index // 8 for index, *_ in p.where}) for p in packed] == [[1], [0]]
+    assert [sorted({place.sequence // 8 for place in p.placements}) for p in packed] == [[1], [0]]
 
 
 def test_the_same_items_pack_the_same_way():
@@ -177,7 +182,7 @@ def test_the_same_items_pack_the_same_way():
         for _ in range(2)
     )
     for a, b in zip(first, second, strict=True):
-        assert a.where == b.where
+        assert a.placements == b.placements
         assert all(
             (x == getattr(b.batch, name)).all()
             for name, x in vars(a.batch).items()

@@ -18,7 +18,8 @@ from jzero.algorithms import ADVANTAGES, Algorithm, Episodes
 from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen
 from jzero.training.credit import make_episodes, spread_over_tokens, training_sequences
-from jzero.training.step import Minibatch, make_minibatches, make_trainer, score_minibatches
+from jzero.training.step import Minibatch, make_minibatches, score_and_credit
+from jzero.training.trainer import make_trainer
 from jzero.types import Batch, Grade, Problem, Rollout, Turn
 
 # Programs that several tests build anew are compiled once.
@@ -197,7 +198,7 @@ def gradient_of(
     policy = trainer.policy
     policy.optimizer = optax.identity()
     [minibatch] = make_minibatches(trainer, rollouts, 1)
-    score_minibatches(trainer, policy.abstract_state(), [minibatch], rollouts)
+    score_and_credit(trainer, policy.abstract_state(), [minibatch], rollouts)
     batches = tuple(change(batch) if change else batch for batch in minibatch.batches)
     state = policy.start(reference.placed(policy, reference.random_params()))
     state, _ = policy.update(state, batches, minibatch.counts, trainer.layouts, FAR)
