@@ -1,0 +1,98 @@
+"""The decoder's programs with abstract arguments: shapes, types and shardings without data.
+
+`jzero.plan` compiles them for devices that this machine need not have. The shapes are those that
+`engine.py` makes from a full batch.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+
+from jzero.model import qwen
+from jzero.rollout.decode_state import Arrival, Prefix, ResumePoint
+from jzero.rollout.engine import SMALLEST_INSERT, Engine, next_power_of_two
+
+Call = tuple[jax.stages.Wrapped, tuple]  # a program and its arguments
+
+
+def abstract_calls(
+    engine: Engine, params: qwen.Params, prefill_shapes: list[tuple[int, int]]
+) -> dict[str, Call]:
+    """Returns a call of every program, by name.
+
+    Args:
+        params: abstract weights.
+        prefill_shapes: (rows of a shard, tokens of a row) of each prefill.
+    """
+    key_type = jax.eval_shape(lambda: jax.random.key(0)).dtype
+    seed = engine.abstract_array((), key_type, P())
+    state = engine.abstract_state()
+    calls: dict[str, Call] = {}
+    for rows, width in prefill_shapes:
+        inputs = prefill_inputs(engine, rows, width)
+        calls[f"prefill {rows}x{width}"] = engine.jitted.prefill, (params, seed, *inputs)
+        inputs = insert_inputs(engine, rows, width)
+        calls[f"insert {rows}x{width}"] = engine.jitted.insert, (state, *inputs)
+    inputs = generate_inputs(engine)
+    calls["generate"] = engine.jitted.generate, (params, state, seed, *inputs)
+    return calls
+
+
+def prefill_inputs(engine: Engine, rows: int, width: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the arguments of `prefill` after the weights and the seed."""
+    prompts = rows * engine.num_shards
+    return (
+        by_slot(engine, (prompts, width)),
+        by_slot(engine, (prompts,)),
+        by_slot(engine, (prompts, engine.settings.group_size)),
+        by_slot(engine, (prompts,), jnp.float32),
+    )
+
+
+def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
+    """Returns the arguments of `insert` after the state."""
+    model, prompts = engine.model, rows * engine.num_shards
+    kv = jax.ShapeDtypeStruct(
+        (model.num_hidden_layers, prompts, width, model.num_key_value_heads, model.head_dim),
+        engine.dtype,
+        sharding=engine.get_prefix_destination_sharding().k,
+    )
+    first_tokens = (prompts, engine.settings.group_size)
+    prefix = Prefix(
+        k=kv,
+        v=kv,
+        tokens=by_slot(engine, first_tokens),
+        logps=by_slot(engine, first_tokens, jnp.float32),
+    )
+    arrivals = next_power_of_two(engine.slots_per_shard, SMALLEST_INSERT)
+    copies = rows * width // engine.settings.page_size + arrivals
+    return (
+        prefix,
+        by_slot(engine, (engine.num_shards, len(Arrival._fields), arrivals)),
+        by_slot(engine, (engine.num_shards, 2, copies)),
+        by_slot(engine, (engine.num_shards,), jnp.float32),
+    )
+
+
+def generate_inputs(engine: Engine) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """Returns the arguments of `generate` after the weights, the state and the seed."""
+    slots = engine.max_concurrent_decodes
+    inputs = (
+        by_slot(engine, (slots, engine.pages_per_slot)),
+        by_slot(engine, (slots,), jnp.bool_),
+        by_slot(engine, (slots // engine.slots_per_block,)),
+    )
+    if engine.settings.max_turns == 1:
+        return inputs
+    return (
+        *inputs,
+        by_slot(engine, (slots, len(ResumePoint._fields))),
+        by_slot(engine, (slots, engine.settings.decode_steps)),
+    )
+
+
+def by_slot(
+    engine: Engine, shape: tuple[int, ...], dtype: type = jnp.int32
+) -> jax.ShapeDtypeStruct:
+    """Returns an array whose first axis is split over the shards."""
+    return engine.abstract_array(shape, dtype, P("slots"))

@@ -1,0 +1,94 @@
+"""The values that the decoder's programs take from the host and from each other.
+
+`prefill` makes a `Prefix`, `insert` writes it into a `DecodeState`, and `generate` takes the state,
+gives it back and returns `ResultTokens` beside it (`programs.py`). The names are JetStream's. An
+`Arrival` and a `ResumePoint` are what the host says about one slot; they travel as columns of an
+integer array.
+
+Dimensions: L layers, K KV heads, D head dim, T tokens of a padded prompt, G samples of a prompt.
+"slots" and "prompts" are those of all slot shards; inside a program they are those of one shard.
+"""
+
+from typing import Generic, NamedTuple, TypeVar
+
+from jax.sharding import PartitionSpec as P
+
+Leaf = TypeVar("Leaf")
+"""A jax.Array, or what describes one: its PartitionSpec, its sharding, its ShapeDtypeStruct."""
+
+
+class Prefix(NamedTuple, Generic[Leaf]):
+    """Prefilled prompts: the keys and values of their tokens, and the first token of each sample.
+
+    `prefill` samples the first token because it has the hidden state of the last prompt token.
+    """
+
+    k: Leaf  # [L, prompts, T, K, D] in the decoder's dtype
+    v: Leaf  # the same for the values
+    tokens: Leaf  # i32[prompts, G]
+    logps: Leaf  # f32[prompts, G], as in ResultTokens
+
+
+class DecodeState(NamedTuple, Generic[Leaf]):
+    """The KV cache and the slots.
+
+    All layers of a shard are in one pool, and page p of layer l is row l * pages_per_shard + p.
+    The pool so is one array that the loop over layers carries and that every layer writes in place:
+    an array per layer, cut out of a stack and put back, would be copied in every layer of every
+    step. KV heads come first because TPU kernels want [heads, pages, page_size, width].
+    """
+
+    k_pool: Leaf  # [K, shards * L * pages_per_shard, page_size, D]; rows as the kernels want them
+    v_pool: Leaf  # the same for the values
+    tokens: Leaf  # i32[slots] the input of the next step
+    positions: Leaf  # i32[slots] where this input sits, which is the number of tokens with KV
+    limits: Leaf  # i32[slots] the number of tokens at which the sequence ends
+    requests: Leaf  # i32[slots] the number that keys the noise of the sequence
+    temperature: Leaf  # f32[slots]
+    active: Leaf  # bool[slots] whether the slot decodes
+
+
+class ResultTokens(NamedTuple, Generic[Leaf]):
+    """What one call of `generate` sampled: slot s has tokens[s, :counts[s]].
+
+    Log-probabilities are fp32, at the sampling temperature (at 1 where it is 0), over the full
+    vocabulary.
+    """
+
+    tokens: Leaf  # i32[slots, decode_steps]
+    logps: Leaf  # f32[slots, decode_steps]
+    counts: Leaf  # i32[slots]
+
+
+class Arrival(NamedTuple, Generic[Leaf]):
+    """A sample that `insert` starts in a slot: integers, or i32[arrivals] on the device."""
+
+    slot: Leaf  # of the shard; slots_per_shard and above: no slot, the column is padding
+    prefix_row: Leaf  # the row of its prompt in the shard's Prefix
+    sample_index: Leaf  # among the samples of this prompt
+    length: Leaf  # tokens whose KV the prefix holds
+    limit: Leaf
+    request: Leaf
+
+
+class ResumePoint(NamedTuple, Generic[Leaf]):
+    """Where a slot goes on after a pause between two turns; a limit of 0 changes nothing."""
+
+    token: Leaf  # the input of the next step
+    position: Leaf  # where it sits
+    limit: Leaf  # the new number of tokens at which the sequence ends
+
+
+# How the values are split over the slot shards. Only the axis "slots" is manual in the programs,
+# so only this axis is named here. The split over "tensor" follows from the weights.
+PREFIX_SPECS = Prefix(P(None, "slots"), P(None, "slots"), P("slots"), P("slots"))
+STATE_SPECS = DecodeState(
+    k_pool=P(None, "slots"),
+    v_pool=P(None, "slots"),
+    tokens=P("slots"),
+    positions=P("slots"),
+    limits=P("slots"),
+    requests=P("slots"),
+    temperature=P("slots"),
+    active=P("slots"),
+)

@@ -1,0 +1,84 @@
+"""What is fixed when the decoder is compiled, and how it follows from the config and the mesh."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from jzero import attention
+from jzero.config import RolloutConfig
+from jzero.model import qwen
+from jzero.rollout import sampling
+
+# On these TPUs the on-chip memory (VMEM) does not hold the logits of all slots, and XLA keeps them
+# in HBM. There the logits are made for one part of the vocabulary after the other. On GPUs every
+# part would be one more copy, and with tensor > 1 a device has few columns anyway.
+KINDS_WITH_SMALL_VMEM = ("TPU v5", "TPU7x")  # v5p calls itself "TPU v5"
+
+
+@dataclass(frozen=True)
+class ProgramSettings:
+    """All that is fixed when the programs are compiled."""
+
+    model: qwen.QwenConfig
+    dtype: jnp.dtype  # of weights and activations
+    attention: attention.Backend
+    kv_storage: DTypeLike  # element type of the pools
+    kv_axis: str | None  # the mesh axis that KV heads are split over; None: every device has all
+    logits_axis: str  # the mesh axis that logits are split over while sampling; "": none
+    vocabulary_parts: tuple[slice, ...]  # logits are made for one part after the other
+    filters: sampling.Filters
+    stop_ids: tuple[int, ...]  # tokens that end a response
+    max_turns: int
+    slots_per_shard: int
+    pages_per_shard: int  # with the scratch page
+    page_size: int  # tokens
+    decode_steps: int  # steps of one call of `generate`
+    tensor: int  # devices that share a shard
+
+
+def make_program_settings(
+    *,
+    model: qwen.QwenConfig,
+    settings: RolloutConfig,
+    mesh: Mesh,
+    stop_ids: tuple[int, ...],
+    dtype: jnp.dtype,
+    attention_name: str,
+    slots_per_shard: int,
+    pages_per_shard: int,
+) -> ProgramSettings:
+    """Chooses kernels, and what the devices of `mesh` hold. See `Engine` for the arguments."""
+    device = mesh.devices.flat[0]
+    tensor = mesh.shape["tensor"]
+    filters = sampling.Filters(settings.top_k, settings.top_p, settings.min_p)
+
+    # A filter needs all logits of a slot on one device and in one part.
+    splits_logits = filters.allow_all and tensor > 1 and model.vocab_size % tensor == 0
+    has_small_vmem = device.device_kind in KINDS_WITH_SMALL_VMEM
+    makes_parts = filters.allow_all and tensor == 1 and has_small_vmem
+    part_size = sampling.PART if makes_parts else model.vocab_size
+    part_starts = range(0, model.vocab_size, part_size)
+    part_ends = [min(start + part_size, model.vocab_size) for start in part_starts]
+
+    # KV heads lie as the weights do: every device has all heads if `tensor` does not divide them.
+    splits_heads = model.num_key_value_heads % tensor == 0
+
+    return ProgramSettings(
+        model=model,
+        dtype=dtype,
+        attention=attention.choose(attention_name, mesh),
+        kv_storage=attention.kv_storage(settings.kv_dtype, device.platform),
+        kv_axis="tensor" if splits_heads else None,
+        logits_axis="tensor" if splits_logits else "",
+        vocabulary_parts=tuple(map(slice, part_starts, part_ends)),
+        filters=filters,
+        stop_ids=tuple(stop_ids),
+        max_turns=settings.max_turns,
+        slots_per_shard=slots_per_shard,
+        pages_per_shard=pages_per_shard,
+        page_size=settings.page_size,
+        decode_steps=settings.decode_steps,
+        tensor=tensor,
+    )

@@ -1,0 +1,453 @@
+"""The programs of the decoder: prefill, insert and generate.
+
+They are plain functions of a `ProgramSettings` and arrays; `compile_programs` wraps them in
+`shard_map` and `jit`. The mesh has the axes (slots, tensor). A shard of slots is a decoder of its
+own, with its own pages and its own loop; its weights and KV heads are split over the devices of
+`tensor`. So each function below sees the slots, the prompts and the pages of one shard.
+
+`engine.py` keeps the host's view of the same slots and pages, and calls the programs.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from jzero import attention
+from jzero.model import qwen
+from jzero.rollout import sampling
+from jzero.rollout.decode_state import (
+    PREFIX_SPECS,
+    STATE_SPECS,
+    Arrival,
+    DecodeState,
+    Prefix,
+    ResultTokens,
+    ResumePoint,
+)
+from jzero.rollout.pages import SCRATCH_PAGE
+from jzero.rollout.program_settings import ProgramSettings
+from jzero.types import RowLayout
+
+Function = TypeVar("Function", bound=Callable)
+Seed = Key[Array, ""]
+KeysAndValues = tuple[jax.Array, jax.Array]
+# Steps taken, whether another step is due, the state, and what was sampled.
+LoopCarry = tuple[int | jax.Array, jax.Array, DecodeState[jax.Array], ResultTokens[jax.Array]]
+
+
+class Programs(NamedTuple):
+    """The jitted programs. Shapes are those of all shards together."""
+
+    prefill: jax.stages.Wrapped
+    insert: jax.stages.Wrapped  # donates the state
+    generate: jax.stages.Wrapped  # donates the state
+
+
+def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
+    """Wraps the functions of this module for a mesh of axes (slots, tensor)."""
+    # With one device per shard all axes are manual. With more, `tensor` is left to XLA's
+    # partitioner, which splits the products as the weights are split.
+    manual_axes = {"slots"} if settings.tensor > 1 else set(mesh.axis_names)
+
+    # XLA for TPU7x wants bf16 weights in tiles of 16 x 128 inside a loop, gets them in tiles of
+    # 8 x 128, and would lay all weights out anew in every call (1 GB of temporaries for
+    # Qwen2.5-0.5B). This option keeps the tiles as they are. docs/log.md has the measurements.
+    is_tpu7x = mesh.devices.flat[0].device_kind == "TPU7x"
+    tiles = {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
+    compiler_options = tiles if is_tpu7x else None
+
+    def program(
+        function: Callable, in_specs: tuple, out_specs: object, donate: tuple[int, ...] = ()
+    ) -> jax.stages.Wrapped:
+        mapped = jax.shard_map(
+            partial(function, settings),
+            mesh=mesh,
+            in_specs=in_specs,
+            out_specs=out_specs,
+            axis_names=manual_axes,
+            check_vma=False,
+        )
+        return jax.jit(mapped, donate_argnums=donate, compiler_options=compiler_options)
+
+    by_slot, everywhere = P("slots"), P()
+    turn_inputs = (by_slot, by_slot) if settings.max_turns > 1 else ()
+    return Programs(
+        prefill=program(
+            prefill,
+            in_specs=(everywhere, everywhere, by_slot, by_slot, by_slot, by_slot),
+            out_specs=PREFIX_SPECS,
+        ),
+        insert=program(
+            insert,
+            in_specs=(STATE_SPECS, PREFIX_SPECS, by_slot, by_slot, by_slot),
+            out_specs=STATE_SPECS,
+            donate=(0,),
+        ),
+        generate=program(
+            generate,
+            in_specs=(everywhere, STATE_SPECS, everywhere, by_slot, by_slot, by_slot, *turn_inputs),
+            out_specs=(STATE_SPECS, by_slot),
+            donate=(1,),
+        ),
+    )
+
+
+def split_over_tensor(
+    settings: ProgramSettings, function: Function, in_specs: tuple, out_specs: object
+) -> Function:
+    """Maps `function` over the devices that share a shard, each with its own heads or columns.
+
+    XLA's partitioner can split products, but neither a Pallas kernel nor a write to the pool.
+    """
+    if settings.tensor == 1:
+        return function
+    return jax.shard_map(
+        function, in_specs=in_specs, out_specs=out_specs, axis_names={"tensor"}, check_vma=False
+    )
+
+
+def prefill(
+    settings: ProgramSettings,
+    params: qwen.Params,
+    seed: Seed,
+    tokens: Int[Array, "prompts T"],
+    lengths: Int[Array, " prompts"],
+    requests: Int[Array, "prompts G"],
+    temperature: Float[Array, " prompts"],
+) -> Prefix[jax.Array]:
+    """Computes the keys and values of prompts, and samples the first token of each sample.
+
+    Args:
+        tokens: prompts, padded at their end to whole pages.
+        lengths: tokens of each prompt, at least 1.
+        requests: the number that keys the noise of each sample.
+    """
+    model = settings.model
+    prompts, width = tokens.shape
+    samples = requests.shape[1]
+    segments = (jnp.arange(width)[None] < lengths[:, None]).astype(jnp.int32)
+    packed = settings.attention.packed
+    if settings.tensor > 1:
+        packed = attention.split_over_mesh(packed, settings.tensor)
+
+    def attend(
+        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, kv: KeysAndValues
+    ) -> tuple[jax.Array, KeysAndValues]:
+        # Prompts attend to keys and values as decoding will read them back from the pool, rounded
+        # to its element type.
+        k = attention.decode_kv(attention.encode_kv(k, settings.kv_storage), settings.dtype)
+        v = attention.decode_kv(attention.encode_kv(v, settings.kv_storage), settings.dtype)
+        out = packed(q, k, v, segments, RowLayout(0, 1, width))
+        all_k = lax.dynamic_update_index_in_dim(kv[0], k, layer, 0)
+        all_v = lax.dynamic_update_index_in_dim(kv[1], v, layer, 0)
+        return out, (all_k, all_v)
+
+    kv_shape = (
+        model.num_hidden_layers,
+        prompts,
+        width,
+        model.num_key_value_heads,
+        model.head_dim,
+    )
+    empty = jnp.zeros(kv_shape, settings.dtype)
+    positions = jnp.broadcast_to(jnp.arange(width), (prompts, width))
+    hidden, (k, v) = qwen.forward(
+        model, params, tokens, positions, attend, (empty, empty), dtype=settings.dtype
+    )
+
+    def for_each_sample(x: jax.Array) -> jax.Array:
+        """[prompts, ...] -> [prompts * G, ...]"""
+        return jnp.repeat(x, samples, axis=0)
+
+    last_hidden = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
+    first_tokens, logps = sample_tokens(
+        settings,
+        params,
+        last_hidden,
+        seed,
+        requests.ravel(),
+        for_each_sample(lengths),
+        for_each_sample(temperature),
+        expand_logits=for_each_sample,
+    )
+    return Prefix(k, v, first_tokens.reshape(requests.shape), logps.reshape(requests.shape))
+
+
+def insert(
+    settings: ProgramSettings,
+    state: DecodeState[jax.Array],
+    prefix: Prefix[jax.Array],
+    arrivals: Int[Array, "1 fields arrivals"],
+    page_copies: Int[Array, "1 2 copies"],
+    temperature: Float[Array, "1"],
+) -> DecodeState[jax.Array]:
+    """Copies pages of a prefix into the pools and starts samples in slots.
+
+    Args:
+        arrivals: the fields of `Arrival`, padded with slots that do not exist.
+        page_copies: pages of the prefix, counted over all its rows, and the pages of the pool that
+            they go to; padded with copies to the scratch page.
+        temperature: of all arrivals.
+    """
+    arrival = Arrival(*arrivals[0])
+    source_pages, target_pages = page_copies[0]
+    layers, prompts, width, heads, head_dim = prefix.k.shape
+    page_size = settings.page_size
+
+    # The pages of all layers are written at once: layer l has its pages at l * pages_per_shard.
+    first_rows = jnp.arange(layers)[:, None] * settings.pages_per_shard
+    target_rows = (first_rows + target_pages[None]).ravel()
+    pool_spec = P(settings.kv_axis)
+    pages_spec = P(None, None, settings.kv_axis)
+    write_pages = split_over_tensor(
+        settings, settings.attention.write, in_specs=(pool_spec, pages_spec, P()), out_specs=pool_spec
+    )
+
+    def take_pages(x: jax.Array) -> jax.Array:
+        """[L, prompts, T, K, D] -> [L * copies, page_size, K, D]"""
+        pages = x.reshape(layers, prompts * width // page_size, page_size, heads, head_dim)
+        return pages[:, source_pages].reshape(-1, page_size, heads, head_dim)
+
+    k_pool = write_pages(state.k_pool, take_pages(prefix.k), target_rows)
+    v_pool = write_pages(state.v_pool, take_pages(prefix.v), target_rows)
+
+    def set_slots(column: jax.Array, values: jax.Array) -> jax.Array:
+        return column.at[arrival.slot].set(values, mode="drop")
+
+    # Columns of padding are clipped to some sample of the prefix here, and dropped by `set_slots`.
+    first_tokens = prefix.tokens.at[arrival.prefix_row, arrival.sample_index].get(mode="clip")
+    goes_on = ~is_stop(settings, first_tokens) & (arrival.length + 1 < arrival.limit)
+    temperatures = jnp.broadcast_to(temperature, arrival.slot.shape)
+    return DecodeState(
+        k_pool=k_pool,
+        v_pool=v_pool,
+        tokens=set_slots(state.tokens, first_tokens),
+        positions=set_slots(state.positions, arrival.length),
+        limits=set_slots(state.limits, arrival.limit),
+        requests=set_slots(state.requests, arrival.request),
+        temperature=set_slots(state.temperature, temperatures),
+        active=set_slots(state.active, goes_on),
+    )
+
+
+def generate(
+    settings: ProgramSettings,
+    params: qwen.Params,
+    state: DecodeState[jax.Array],
+    seed: Seed,
+    table: Int[Array, "slots pages_per_slot"],
+    keep: Bool[Array, " slots"],
+    shared_pages: Int[Array, " blocks"],
+    resume_points: Int[Array, "slots 3"] | None = None,
+    forced_tokens: Int[Array, "slots decode_steps"] | None = None,
+) -> tuple[DecodeState[jax.Array], ResultTokens[jax.Array]]:
+    """Decodes up to `decode_steps` tokens for every active slot.
+
+    Args:
+        table: the pages of each slot.
+        keep: false for slots that the host has freed or paused since the last call.
+        shared_pages: how many leading pages the slots of a block of neighbors have in common; see
+            attention.paged.
+        resume_points: the fields of `ResumePoint`, for episodes of several turns.
+        forced_tokens: tokens that the slot takes instead of the sampled ones, step by step, which
+            is how the environment's reply enters the sequence; -1: the sampled token.
+    """
+    params = jax.tree.map(lambda x: x.astype(settings.dtype), params)
+    state = state._replace(active=state.active & keep)
+    if resume_points is not None:
+        state = resume_slots(state, ResumePoint(*(resume_points[:, i] for i in range(3))))
+
+    def is_step_due(active: jax.Array) -> jax.Array:
+        """Whether the loop takes another step."""
+        if settings.tensor == 1:
+            return active.any()
+        # A step then has collectives over `tensor`. Each of them is one operation of all devices
+        # of the mesh, so every shard must take as many steps as the busiest one: a shard that left
+        # its loop early would make the others wait forever.
+        return lax.psum(active.any().astype(jnp.int32), "slots") > 0
+
+    def loop_goes_on(carry: LoopCarry) -> jax.Array:
+        step, is_due, _, _ = carry
+        return (step < settings.decode_steps) & is_due
+
+    def loop_body(carry: LoopCarry) -> LoopCarry:
+        step, _, state, result = carry
+        counts = result.counts + state.active
+        forced = None if forced_tokens is None else forced_tokens[:, step]
+        state, token, logp = decode_step(settings, params, state, seed, table, shared_pages, forced)
+        tokens = lax.dynamic_update_index_in_dim(result.tokens, token, step, 1)
+        logps = lax.dynamic_update_index_in_dim(result.logps, logp, step, 1)
+        return step + 1, is_step_due(state.active), state, ResultTokens(tokens, logps, counts)
+
+    slots, steps = settings.slots_per_shard, settings.decode_steps
+    nothing = ResultTokens(
+        tokens=jnp.zeros((slots, steps), jnp.int32),
+        logps=jnp.zeros((slots, steps), jnp.float32),
+        counts=jnp.zeros(slots, jnp.int32),
+    )
+    start = (0, is_step_due(state.active), state, nothing)
+    _, _, state, result = lax.while_loop(loop_goes_on, loop_body, start)
+    return state, result
+
+
+def resume_slots(
+    state: DecodeState[jax.Array], point: ResumePoint[jax.Array]
+) -> DecodeState[jax.Array]:
+    """Starts the next turn in the slots whose `ResumePoint` has a limit above 0."""
+    is_resumed = point.limit > 0
+    return state._replace(
+        tokens=jnp.where(is_resumed, point.token, state.tokens),
+        positions=jnp.where(is_resumed, point.position, state.positions),
+        limits=jnp.where(is_resumed, point.limit, state.limits),
+        active=state.active | is_resumed,
+    )
+
+
+def decode_step(
+    settings: ProgramSettings,
+    params: qwen.Params,
+    state: DecodeState[jax.Array],
+    seed: Seed,
+    table: Int[Array, "slots pages_per_slot"],
+    shared_pages: Int[Array, " blocks"],
+    forced: Int[Array, " slots"] | None,
+) -> tuple[DecodeState[jax.Array], Int[Array, " slots"], Float[Array, " slots"]]:
+    """Computes one token for every slot, active or not, and its log-probability.
+
+    The key and the value of the input are written into the pool on the way. Those of idle slots go
+    to the scratch page.
+    """
+    active, positions = state.active, state.positions
+    page_of_token = jnp.take_along_axis(table, (positions // settings.page_size)[:, None], axis=1)
+    write_page = jnp.where(active, page_of_token[:, 0], SCRATCH_PAGE)
+    lengths = jnp.where(active, positions + 1, 1)
+
+    def write_and_attend(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        pools: KeysAndValues,
+        write_rows: jax.Array,
+        write_offset: jax.Array,
+        read_rows: jax.Array,
+        lengths: jax.Array,
+        shared_pages: jax.Array,
+    ) -> tuple[jax.Array, KeysAndValues]:
+        """Runs on every device of `tensor`, with its own heads."""
+        k_pool = settings.attention.write(pools[0], k[:, 0], write_rows, write_offset)
+        v_pool = settings.attention.write(pools[1], v[:, 0], write_rows, write_offset)
+        kv_heads = k.shape[2]
+        out = settings.attention.paged(
+            q[:, 0], k_pool, v_pool, read_rows, lengths, shared_pages, kv_heads
+        )
+        return out[:, None], (k_pool, v_pool)
+
+    pool_spec = P(settings.kv_axis)
+    heads_spec = P(None, None, settings.kv_axis)
+    write_and_attend = split_over_tensor(
+        settings,
+        write_and_attend,
+        in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, P(), P(), P(), P(), P()),
+        out_specs=(heads_spec, pool_spec),
+    )
+
+    def attend(
+        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, pools: KeysAndValues
+    ) -> tuple[jax.Array, KeysAndValues]:
+        first_row = layer * settings.pages_per_shard
+        out, pools = write_and_attend(
+            q,
+            k,
+            v,
+            pools,
+            first_row + write_page,
+            positions % settings.page_size,
+            first_row + table,
+            lengths,
+            shared_pages,
+        )
+        return out.astype(q.dtype), pools
+
+    hidden, (k_pool, v_pool) = qwen.forward(
+        settings.model,
+        params,
+        state.tokens[:, None],
+        positions[:, None],
+        attend,
+        (state.k_pool, state.v_pool),
+        dtype=settings.dtype,
+    )
+    token, logp = sample_tokens(
+        settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
+    )
+    stops = is_stop(settings, token)
+    if forced is not None:
+        # A reply may hold stop tokens (the ends of messages); they do not end the turn.
+        token = jnp.where(forced >= 0, forced, token)
+        stops = stops & (forced < 0)
+    state = state._replace(
+        k_pool=k_pool,
+        v_pool=v_pool,
+        tokens=jnp.where(active, token, state.tokens),
+        positions=positions + active,
+        active=active & ~stops & (positions + 2 < state.limits),
+    )
+    return state, token, logp
+
+
+def sample_tokens(
+    settings: ProgramSettings,
+    params: qwen.Params,
+    hidden: Float[Array, "rows E"],
+    seed: Seed,
+    requests: Int[Array, " slots"],
+    positions: Int[Array, " slots"],
+    temperature: Float[Array, " slots"],
+    expand_logits: Callable[[jax.Array], jax.Array] = lambda logits: logits,
+) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
+    """Samples the token at `positions` of each request. Returns tokens and log-probabilities.
+
+    `expand_logits` makes the logits of `slots` slots from those of `rows` hidden states, so that
+    prefill computes the logits of a prompt once for all of its samples.
+    """
+    if settings.model.tie_word_embeddings:
+        name, weight_spec = "embed", P("tensor")
+    else:
+        name, weight_spec = "lm_head", P(None, "tensor")
+    noise = sampling.uniforms(seed, requests, positions, len(settings.vocabulary_parts))
+
+    def draw(
+        weight: jax.Array, hidden: jax.Array, noise: jax.Array, temperature: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        def head(hidden: jax.Array, part: slice) -> jax.Array:
+            logits = qwen.head(settings.model, {name: weight}, hidden, settings.dtype, part)
+            return expand_logits(logits)
+
+        return sampling.sample(
+            head,
+            settings.vocabulary_parts,
+            hidden,
+            noise,
+            temperature,
+            settings.filters,
+            settings.logits_axis,
+        )
+
+    if settings.logits_axis:
+        in_specs = (weight_spec, P(), P(), P())
+        draw = split_over_tensor(settings, draw, in_specs=in_specs, out_specs=P())
+    return draw(params[name], hidden, noise, temperature)
+
+
+def is_stop(settings: ProgramSettings, tokens: Int[Array, " slots"]) -> Bool[Array, " slots"]:
+    """Whether a token ends a response."""
+    if not settings.stop_ids:
+        return jnp.zeros(tokens.shape, bool)
+    return jnp.isin(tokens, jnp.array(settings.stop_ids, jnp.int32))
