@@ -73,7 +73,8 @@ class HeavyTail(RolloutStream):
 def measure(settings: config.Config, steps: int, alpha: float) -> dict[str, float]:
     with Pool(settings.task.grade_workers) as pool:
         run = setup.build(settings, pool)
-        run.sampler.engine.stop_ids = ()
+        engine = run.sampler.engine
+        engine.program_settings = replace(engine.program_settings, stop_ids=())
         HeavyTail.alpha = alpha
         rows: list[dict[str, float]] = []
         for _ in range(2):

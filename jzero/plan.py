@@ -33,6 +33,7 @@ from jzero.distributed.publish import decoder_shardings, gather_program
 from jzero.errors import UserError
 from jzero.files import fill_template, write_atomic
 from jzero.model import huggingface, qwen, tokenizer
+from jzero.rollout.abstract_calls import abstract_calls
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import PREFILL_TOKENS, prefill_shape, prefill_shapes
 from jzero.rollout.sampler import per_host_settings
@@ -217,7 +218,7 @@ def build(settings: config.Config, given: list[Any]) -> Plan:
         placed, jax.eval_shape(publish, state.params), decoder_shardings(model, decode)
     )
     programs = {"publish": (publish, (state.params,))}
-    programs |= engine.programs(weights, prefill_shapes(engine))
+    programs |= abstract_calls(engine, weights, prefill_shapes(engine))
     learned = trainer.policy.programs(batches, trainer.layouts)
     old, reference = needs_old_logps(settings), algorithms.needs_reference(settings.algorithm)
     if not old and not reference:
@@ -251,7 +252,7 @@ def build(settings: config.Config, given: list[Any]) -> Plan:
 def kv_bytes(engine: Engine) -> float:
     """Of one token, on a device."""
     state = engine.abstract_state()
-    return device_bytes((state["k"], state["v"])) / (
+    return device_bytes((state.k_pool, state.v_pool)) / (
         engine.pages_per_shard * engine.settings.page_size
     )
 

@@ -18,6 +18,7 @@ from jzero.config import RolloutConfig
 from jzero.distributed.mesh import make_mesh, param_shardings, train_mesh
 from jzero.errors import UserError
 from jzero.model.qwen import QwenConfig, abstract
+from jzero.rollout.abstract_calls import abstract_calls
 from jzero.rollout.engine import Engine
 from jzero.types import RowLayout
 
@@ -419,12 +420,12 @@ def test_decoding_compiles_for_tpu_without_a_copy_of_its_kv(tensor, heads, tpus)
         abstract(model),
         param_shardings(model, mesh),
     )
-    program, arguments = engine.programs(params, [])["generate"]
+    program, arguments = abstract_calls(engine, params, [])["generate"]
     compiled, state = program.lower(*arguments).compile(), arguments[1]
     text = compiled.as_text()
     assert text.count('custom_call_target="tpu_custom_call"') == 1
-    pool = np.prod(state["k"].sharding.shard_shape(state["k"].shape)) * 2
-    assert state["k"].dtype == jnp.bfloat16
+    pool = np.prod(state.k_pool.sharding.shard_shape(state.k_pool.shape)) * 2
+    assert state.k_pool.dtype == jnp.bfloat16
     assert compiled.memory_analysis().temp_size_in_bytes < 0.02 * 2 * pool
 
 
