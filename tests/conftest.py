@@ -38,6 +38,7 @@ JAXTYPED = (
     "jzero.algorithms.surrogates",
     "jzero.algorithms.weights",
     "jzero.model.layers",
+    "jzero.rollout.sampling",
 )
 jaxtyping.install_import_hook(JAXTYPED, "beartype.beartype")
 

@@ -1,1 +1,1 @@
-"""Rollouts: the paged engine, its page allocator, sampling, and the driver that keeps the slots busy."""
+"""Rollouts: the paged engine, sampling, the scheduler that keeps slots busy, and their graders."""

@@ -7,6 +7,7 @@
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from jzero.model import qwen
 from jzero.rollout.decode_state import Arrival, Prefix, ResumePoint
@@ -92,7 +93,7 @@ def generate_inputs(engine: Engine) -> tuple[jax.ShapeDtypeStruct, ...]:
 
 
 def by_slot(
-    engine: Engine, shape: tuple[int, ...], dtype: type = jnp.int32
+    engine: Engine, shape: tuple[int, ...], dtype: DTypeLike = jnp.int32
 ) -> jax.ShapeDtypeStruct:
     """Returns an array whose first axis is split over the shards."""
     return engine.abstract_array(shape, dtype, P("slots"))

@@ -30,6 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int
 
 from jzero.config import RolloutConfig
@@ -192,7 +193,7 @@ class Engine:
             P(static.kv_axis, "slots"),
         )
 
-        def by_slot(dtype: type) -> jax.ShapeDtypeStruct:
+        def by_slot(dtype: DTypeLike) -> jax.ShapeDtypeStruct:
             return self.abstract_array((self.max_concurrent_decodes,), dtype, P("slots"))
 
         return DecodeState(
@@ -207,7 +208,7 @@ class Engine:
         )
 
     def abstract_array(
-        self, shape: tuple[int, ...], dtype: np.dtype | type, spec: P
+        self, shape: tuple[int, ...], dtype: DTypeLike, spec: P
     ) -> jax.ShapeDtypeStruct:
         """Returns a shape that is split over the engine's mesh as `spec` says."""
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
@@ -439,7 +440,7 @@ class Engine:
         """Counts the leading full pages that the decoding slots of a block have in common.
 
         Slots that do not decode do not matter, but the first slot of a block must decode, because
-        attention reads the pages of this slot for all. See attention.paged.
+        attention reads the pages of this slot for all. See attention.backend.Paged.
         """
         tables = table.reshape(-1, self.slots_per_block, self.pages_per_slot)
         keeps = keep.reshape(-1, self.slots_per_block)

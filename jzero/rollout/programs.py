@@ -207,7 +207,10 @@ def insert(
     pool_spec = P(settings.kv_axis)
     pages_spec = P(None, None, settings.kv_axis)
     write_pages = split_over_tensor(
-        settings, settings.attention.write, in_specs=(pool_spec, pages_spec, P()), out_specs=pool_spec
+        settings,
+        settings.attention.write,
+        in_specs=(pool_spec, pages_spec, P()),
+        out_specs=pool_spec,
     )
 
     def take_pages(x: jax.Array) -> jax.Array:
@@ -254,7 +257,7 @@ def generate(
         table: the pages of each slot.
         keep: false for slots that the host has freed or paused since the last call.
         shared_pages: how many leading pages the slots of a block of neighbors have in common; see
-            attention.paged.
+            attention.backend.Paged.
         resume_points: the fields of `ResumePoint`, for episodes of several turns.
         forced_tokens: tokens that the slot takes instead of the sampled ones, step by step, which
             is how the environment's reply enters the sequence; -1: the sampled token.

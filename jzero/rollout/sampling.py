@@ -31,7 +31,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 BLOCK = 128  # tokens of a block: the lanes of a TPU's vector register
 PART = 396 * BLOCK  # tokens of a part, where logits are made in parts: a third of Qwen's vocabulary
 
-# (hidden states [slots, E], part of the vocabulary) -> fp32 logits [slots, tokens of the part].
+# (hidden states [rows, E], part of the vocabulary) -> fp32 logits [slots, tokens of the part].
 Head = Callable[[jax.Array, slice], jax.Array]
 
 
@@ -79,7 +79,7 @@ def uniforms(
 def sample(
     head: Head,
     parts: Sequence[slice],
-    hidden: Float[Array, "slots E"],
+    hidden: Float[Array, "rows E"],
     noise: Float[Array, "slots parts"],
     temperature: Float[Array, " slots"],
     filters: Filters,
@@ -93,6 +93,7 @@ def sample(
     induction every token is kept with the probability p_v / (sum of all p).
 
     Args:
+        hidden: what `head` makes logits from; a row may be that of several slots.
         parts: slices of the vocabulary, in order. Filters need the whole vocabulary in one part.
         noise: one uniform number in [0, 1) per part.
         temperature: 0 chooses the most probable token.

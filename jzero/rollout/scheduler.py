@@ -26,7 +26,8 @@ import numpy as np
 
 from jzero.model import qwen
 from jzero.rollout import stop_strings
-from jzero.rollout.engine import Engine, Placement, Prefix, ResultTokens
+from jzero.rollout.decode_state import Prefix, ResultTokens
+from jzero.rollout.engine import Engine, PageCopy, Placement
 from jzero.rollout.pages import OutOfPages
 from jzero.rollout.prefill import take_prefill_batch
 from jzero.rollout.sequence import (
@@ -287,7 +288,7 @@ class Scheduler:
     def _place_pending(self) -> None:
         """Moves prefilled sequences into free slots, as long as slots and pages last."""
         # One insert program copies from one prefix, at one temperature.
-        inserts: dict[tuple[int, float], list[tuple[Placement, list[tuple[int, int]]]]] = {}
+        inserts: dict[tuple[int, float], list[tuple[Placement, list[PageCopy]]]] = {}
         prefixes: dict[int, Prefix] = {}
 
         for shard, pending in enumerate(self.pending):
