@@ -165,7 +165,7 @@ def test_without_staleness_it_is_the_synchronous_run(
     train.train(settings, tmp_path / "synchronous")
     build = train.build
 
-    def build_with_stream(settings: config.Config, pool: Pool) -> train.Run:
+    def build_with_stream(settings: config.Config, pool: Pool) -> setup.Run:
         run = build(settings, pool)
         return replace(run, stream=RolloutStream(run.sampler, settings))
 
