@@ -14,8 +14,8 @@ from jzero.model import qwen
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.sampler import Sampler, make_sampler
 from jzero.run.base_model import read_base_model
-from jzero.sft import warm_start
 from jzero.training import learner
+from jzero.training.warm_start import warm_start
 
 
 def tiny_settings(**sections: dict[str, object]) -> config.Config:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from jzero import config, train
+from jzero import config, setup, train
 from jzero.distributed import interrupt
 from jzero.grading.pool import Pool
 from jzero.model import tokenizer
