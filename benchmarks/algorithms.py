@@ -1,59 +1,78 @@
-"""Several algorithms on the tiny Countdown, from one warm start: one table.
+"""Compares algorithms, or bounds of staleness, on the tiny Countdown recipe from one warm start.
 
-    python benchmarks/algorithms.py --workdir runs/algorithms [--names grpo,ppo,...] [--steps 20] [-- --config.x=y ...]
-    python benchmarks/algorithms.py --workdir runs/eta --names grpo --seeds 0 1 2 --eta 0 1 --steps 50
+    python benchmarks/algorithms.py --workdir runs/algorithms [--names grpo,ppo,...] [--steps 20] \\
+        [-- --config.section.field=value ...]
+    python benchmarks/algorithms.py --workdir runs/staleness --names grpo --seeds 0 1 2 \\
+        --max_staleness 0 1 --steps 50
 
-Each is a run of jzero.main of its own; what is finished is not run again. Settings after -- go to every run. Of several
-seeds the table has the mean and the standard deviation."""
+Every row is a run of `jzero.main`, or the mean and standard deviation over several seeds. A run that
+is finished is not repeated. Settings after -- go to every run.
+"""
 
 import argparse
 import itertools
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 
+from jzero.files import JsonObject
+
 ROOT = Path(__file__).resolve().parents[1]
 NAMES = "grpo,dr_grpo,ppo,rloo,dapo,gspo"
-LR = {
-    "dr_grpo": 2e-4,
-    "rloo": 1e-4,
-}  # the recipe's 4e-4 is too much without the division by the standard deviation
+# The recipe's 4e-4 is too much without the division by the standard deviation.
+LEARNING_RATES = {"dr_grpo": 2e-4, "rloo": 1e-4}
+PHASES_BESIDE_RL = ("eval", "warm_start")
+HEADINGS = (
+    "algorithm",
+    "max. staleness",
+    "lr",
+    "avg@4 before",
+    "after",
+    "greedy before",
+    "after",
+    "length before",
+    "after",
+    "seconds of RL",
+)
 
 
-def run(preset: str, workdir: Path, *settings: str) -> dict:
-    """The summary of a run, finished or resumed."""
-    command = [
-        sys.executable,
-        "-m",
-        "jzero.main",
-        f"--config=configs/countdown.py:{preset}",
-        f"--workdir={workdir}",
-    ]
-    subprocess.run([*command, *settings], cwd=ROOT, check=True)
+def run(recipes: str, workdir: Path, *settings: str) -> JsonObject:
+    """Runs or resumes `jzero.main`, and returns the summary of the run."""
+    command = [sys.executable, "-m", "jzero.main"]
+    command += [f"--config=configs/countdown.py:{recipes}", f"--workdir={workdir}", *settings]
+    subprocess.run(command, cwd=ROOT, check=True)
     return json.loads((workdir / "summary.json").read_text())
 
 
-def row(name: str, eta: int, summaries: list[dict]) -> str:
-    def cell(values, factor: float = 1.0, digits: int = 1) -> str:
-        values = factor * np.array(list(values))
-        return f"{values.mean():.{digits}f}" + (
-            f" ± {values.std(ddof=1):.{digits}f}" if len(values) > 1 else ""
-        )
+def mean_and_deviation(values: Iterable[float], digits: int = 1) -> str:
+    array = np.array(list(values))
+    text = f"{array.mean():.{digits}f}"
+    if len(array) > 1:
+        text += f" ± {array.std(ddof=1):.{digits}f}"
+    return text
 
-    of = lambda when, metric: [summary["eval_all"][when][metric] for summary in summaries]
-    phases = [summary["seconds_by_phase"] for summary in summaries]
-    seconds = [
-        sum(s for phase, s in each.items() if phase not in ("eval", "warm_start"))
-        for each in phases
-    ]
-    cells = [name, str(eta), f"{summaries[0]['config']['optimizer']['lr']:g}"]
+
+def seconds_of_rl(summary: JsonObject) -> float:
+    phases = summary["seconds_by_phase"].items()
+    return sum(seconds for phase, seconds in phases if phase not in PHASES_BESIDE_RL)
+
+
+def table_row(name: str, max_staleness: int, summaries: list[JsonObject]) -> str:
+    learning_rate = summaries[0]["config"]["optimizer"]["lr"]
+    cells = [name, str(max_staleness), f"{learning_rate:g}"]
     for metric in ("eval/accuracy", "eval_greedy/accuracy"):
-        cells += [f"{cell(of(when, metric), 100)} %" for when in ("before", "after")]
-    cells += [cell(of(when, "eval/length"), digits=0) for when in ("before", "after")]
-    return "| " + " | ".join([*cells, cell(seconds, digits=0)]) + " |"
+        for when in ("before", "after"):
+            percent = [100 * summary["eval_all"][when][metric] for summary in summaries]
+            cells.append(f"{mean_and_deviation(percent)} %")
+    for when in ("before", "after"):
+        lengths = [summary["eval_all"][when]["eval/length"] for summary in summaries]
+        cells.append(mean_and_deviation(lengths, digits=0))
+    cells.append(mean_and_deviation(map(seconds_of_rl, summaries), digits=0))
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -61,43 +80,38 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workdir", type=Path, required=True)
-    parser.add_argument("--names", default=NAMES, help="algorithms, by comma")
-    parser.add_argument("--steps", type=int, default=20, help="RL steps of each")
+    parser.add_argument("--names", default=NAMES, help="algorithms, with commas")
+    parser.add_argument("--steps", type=int, default=20, help="RL steps of every run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--eta", type=int, nargs="+", default=[0], help="bounds of staleness")
-    parser.add_argument("settings", nargs="*", help="for jzero.main, after --")
-    arguments = parser.parse_args()
-    workdir = arguments.workdir.absolute()
-    run(
-        "tiny",
-        workdir / "warm",
-        "--config.train.steps=0",
-        "--config.eval.problems=0",
-        "--config.eval.every=0",
-    )
-    settings = (
+    parser.add_argument("--max_staleness", type=int, nargs="+", default=[0])
+    parser.add_argument("settings", nargs="*", help="settings for jzero.main, after --")
+    args = parser.parse_args()
+    workdir = args.workdir.absolute()
+
+    # The warm start, which all runs begin with.
+    no_training = ("--config.train.steps=0", "--config.eval.problems=0", "--config.eval.every=0")
+    run("tiny", workdir / "warm", *no_training)
+    shared = (
         f"--config.model.path={workdir}/warm/export-0",
         "--config.warm_start.steps=0",
-        f"--config.train.steps={arguments.steps}",
+        f"--config.train.steps={args.steps}",
         "--config.train.minibatches=2",
         "--config.eval.every=0",
-        *arguments.settings,
+        *args.settings,
     )
+
     rows = []
-    for name, eta in itertools.product(arguments.names.split(","), arguments.eta):
-        mine = [
-            *settings,
-            f"--config.rollout.max_staleness={eta}",
-            *([f"--config.optimizer.lr={LR[name]}"] if name in LR else []),
-        ]
-        at = lambda seed: workdir / f"{name}-eta{eta}-seed{seed}"  # noqa: B023
-        each = [
-            run(f"tiny,{name}", at(seed), *mine, f"--config.train.seed={seed}")
-            for seed in arguments.seeds
-        ]
-        rows.append(row(name, eta, each))
-    head = "algorithm | eta | lr | avg@4 before | after | greedy before | after | length before | after | seconds of RL"
-    print(f"| {head} |", "|---" * 10 + "|", *rows, sep="\n")
+    for name, max_staleness in itertools.product(args.names.split(","), args.max_staleness):
+        settings = [*shared, f"--config.rollout.max_staleness={max_staleness}"]
+        if name in LEARNING_RATES:
+            settings.append(f"--config.optimizer.lr={LEARNING_RATES[name]}")
+        summaries = []
+        for seed in args.seeds:
+            directory = workdir / f"{name}-staleness{max_staleness}-seed{seed}"
+            seeded = (*settings, f"--config.train.seed={seed}")
+            summaries.append(run(f"tiny,{name}", directory, *seeded))
+        rows.append(table_row(name, max_staleness, summaries))
+    print(f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|", *rows, sep="\n")
 
 
 if __name__ == "__main__":

@@ -1,80 +1,121 @@
-"""The learning curves of several runs of one recipe as a picture, and their figures as a table.
+"""Draws the learning curves of several runs of one recipe, and prints their figures as a table.
 
-python benchmarks/curve.py runs/seed0 runs/seed1 runs/seed2 --out docs/countdown-tiny.png"""
+python benchmarks/curve.py runs/seed0 runs/seed1 runs/seed2 --out docs/countdown-tiny.png
+"""
 
 import argparse
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 
-matplotlib.use("Agg")
+matplotlib.use("Agg")  # before pyplot: there may be no display
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
-PANELS = (  # metric, label, metric of the evaluations drawn over it
-    ("reward/accuracy", "accuracy", "eval/accuracy"),
-    ("rollout/length", "response length, tokens", "eval/length"),
-    ("policy/entropy", "entropy, nats a token", ""),
+from jzero.files import JsonObject, read_jsonl
+
+
+class Panel(NamedTuple):
+    """One of the pictures side by side."""
+
+    metric: str
+    title: str
+    eval_metric: str = ""  # drawn over the metric, where there is one
+
+
+class FinishedRun(NamedTuple):
+    """What a run has left in its workdir."""
+
+    rows: list[JsonObject]  # the metrics of every step
+    summary: JsonObject
+
+
+PANELS = (
+    Panel("reward/accuracy", "accuracy", "eval/accuracy"),
+    Panel("rollout/length", "response length, tokens", "eval/length"),
+    Panel("policy/entropy", "entropy, nats a token"),
+)
+HEADINGS = (
+    "seed",
+    "before",
+    "warm start",
+    "after RL",
+    "gain",
+    "greedy: warm start",
+    "after RL",
+    "minutes",
+    "peak MiB",
 )
 
 
-def read(workdir: Path) -> tuple[list[dict], dict]:
-    lines = (workdir / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines], json.loads((workdir / "summary.json").read_text())
+def read_run(workdir: Path) -> FinishedRun:
+    summary = json.loads((workdir / "summary.json").read_text())
+    return FinishedRun(read_jsonl(workdir / "metrics.jsonl"), summary)
 
 
-def draw(runs: list[tuple[list[dict], dict]], out: Path) -> None:
-    figure, axes = plt.subplots(
-        1, len(PANELS), figsize=(4.2 * len(PANELS), 3.2), constrained_layout=True
-    )
-    for axis, (metric, label, evaluated) in zip(axes, PANELS, strict=True):
-        for number, (rows, summary) in enumerate(runs):
-            axis.plot(
-                [r["step"] for r in rows],
-                [r[metric] for r in rows],
-                color=f"C{number}",
-                alpha=0.35,
-                lw=1,
-            )
-            points = [(r["step"], r[evaluated]) for r in rows if evaluated in r]
-            warm = summary["eval_all"].get("after_warm_start", {}).get(evaluated)
-            points = [(0, warm), *points] if warm is not None else points
-            if points:
-                name = f"seed {summary['config']['train']['seed']}, held out"
-                axis.plot(*zip(*points, strict=True), "o-", ms=3.5, color=f"C{number}", label=name)
-                axis.legend(fontsize=8)
-        axis.set(xlabel="RL step", title=label)
+def draw(runs: list[FinishedRun], out: Path) -> None:
+    size = (4.2 * len(PANELS), 3.2)
+    figure, axes = plt.subplots(1, len(PANELS), figsize=size, constrained_layout=True)
+    for axis, panel in zip(axes, PANELS, strict=True):
+        for number, run in enumerate(runs):
+            draw_run(axis, panel, run, color=f"C{number}")
+        axis.set(xlabel="RL step", title=panel.title)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
     figure.savefig(out, dpi=110)
 
 
-def table(runs: list[tuple[list[dict], dict]]) -> str:
-    head = "| seed | before | warm start | after RL | gain | greedy: warm start | after RL | minutes | peak MiB |"
-    lines = [head, "|" + "---|" * 9]
-    for _, summary in runs:
-        (sampled,), (greedy,) = summary["eval"].values(), summary["eval_greedy"].values()
-        cells = [sampled["before"], sampled["after_warm_start"], sampled["after"]]
-        cells += [
-            sampled["after"] - sampled["after_warm_start"],
-            greedy["after_warm_start"],
-            greedy["after"],
-        ]
-        minutes, peak = summary["seconds"] / 60, summary["peak_rss_bytes"] / 2**20
-        percent = " | ".join(f"{100 * cell:.1f} %" for cell in cells)
-        lines.append(
-            f"| {summary['config']['train']['seed']} | {percent} | {minutes:.1f} | {peak:.0f} |"
-        )
-    return "\n".join(lines)
+def draw_run(axis: Axes, panel: Panel, run: FinishedRun, color: str) -> None:
+    steps = [row["step"] for row in run.rows]
+    values = [row[panel.metric] for row in run.rows]
+    axis.plot(steps, values, color=color, alpha=0.35, lw=1)
+
+    points = [(row["step"], row[panel.eval_metric]) for row in run.rows if panel.eval_metric in row]
+    warm_start = run.summary["eval_all"].get("after_warm_start", {}).get(panel.eval_metric)
+    if warm_start is not None:
+        points = [(0, warm_start), *points]
+    if points:
+        eval_steps, eval_values = zip(*points, strict=True)
+        label = f"seed {run.summary['config']['train']['seed']}, held out"
+        axis.plot(eval_steps, eval_values, "o-", ms=3.5, color=color, label=label)
+        axis.legend(fontsize=8)
 
 
-if __name__ == "__main__":
+def table_row(run: FinishedRun) -> str:
+    summary = run.summary
+    (sampled,), (greedy,) = summary["eval"].values(), summary["eval_greedy"].values()
+    shares = (
+        sampled["before"],
+        sampled["after_warm_start"],
+        sampled["after"],
+        sampled["after"] - sampled["after_warm_start"],
+        greedy["after_warm_start"],
+        greedy["after"],
+    )
+    cells = [
+        str(summary["config"]["train"]["seed"]),
+        *(f"{100 * share:.1f} %" for share in shares),
+        f"{summary['seconds'] / 60:.1f}",
+        f"{summary['peak_rss_bytes'] / 2**20:.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("workdirs", nargs="+", type=Path)
-    parser.add_argument("--out", type=Path, required=True)
-    arguments = parser.parse_args()
-    loaded = [read(workdir) for workdir in arguments.workdirs]
-    draw(loaded, arguments.out)
-    print(table(loaded))
+    parser.add_argument("--out", type=Path, required=True, help="the picture")
+    args = parser.parse_args()
+    runs = [read_run(workdir) for workdir in args.workdirs]
+    draw(runs, args.out)
+    print(f"| {' | '.join(HEADINGS)} |", "|" + "---|" * len(HEADINGS), sep="\n")
+    for run in runs:
+        print(table_row(run))
+
+
+if __name__ == "__main__":
+    main()

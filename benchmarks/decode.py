@@ -10,17 +10,19 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jzero import plan
 from jzero.config import RolloutConfig
 from jzero.distributed.mesh import decode_mesh, param_shardings, train_mesh
 from jzero.distributed.publish import publisher
 from jzero.model import qwen
+from jzero.planning.chips import Chip
+from jzero.planning.compiling import device_bytes
+from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.rollout.engine import Engine
 from jzero.rollout.scheduler import Scheduler
 from jzero.rollout.sequence import make_groups
 
 
-def row(given, model: qwen.QwenConfig, chip: plan.Chip | None, slots: int) -> list[str]:
+def row(given, model: qwen.QwenConfig, chip: Chip | None, slots: int) -> list[str]:
     train = train_mesh(1, -1, given.tensor)
     mesh = decode_mesh(train)
     settings = RolloutConfig(
@@ -47,15 +49,15 @@ def row(given, model: qwen.QwenConfig, chip: plan.Chip | None, slots: int) -> li
             assert len(sequence.tokens) == new
 
     least = settings.decode_steps + 1  # the first is the prefill's
-    spent = measure.seconds(lambda: run(given.new), given.repeat) - measure.seconds(
+    spent = measure.median_seconds(lambda: run(given.new), given.repeat) - measure.median_seconds(
         lambda: run(least), given.repeat
     )
     steps = given.new - least
     context = given.prompt + (given.new + least) / 2
-    moved = plan.device_bytes(
+    moved = device_bytes(
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
     )
-    moved += engine.slots_per_shard * context * plan.kv_bytes(engine)
+    moved += engine.slots_per_shard * context * kv_bytes_per_token(engine)
     rate = moved * steps / spent
     of_peak = measure.share(rate, chip and chip.bandwidth)
     numbers = (
@@ -68,7 +70,7 @@ def row(given, model: qwen.QwenConfig, chip: plan.Chip | None, slots: int) -> li
 
 
 def main() -> None:
-    parser = measure.parser(__doc__)
+    parser = measure.make_parser(__doc__)
     parser.add_argument(
         "--slots", type=int, nargs="+", default=[64, 128, 256], help="sequences at once"
     )

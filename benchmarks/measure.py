@@ -1,4 +1,4 @@
-"""What decode.py and update.py share: a model without its weights, the device's peaks, medians, a table."""
+"""What decode.py and update.py share: a model without weights, a device's peaks, medians, a table."""
 
 import argparse
 import statistics
@@ -7,47 +7,55 @@ from collections.abc import Callable
 
 import jax
 
-from jzero import cli, plan
+from jzero import cli
 from jzero.model import qwen
+from jzero.planning.chips import CHIPS, Chip
+from jzero.planning.models import architecture
 from jzero.run.environment import versions
 
 
-def parser(doc: str | None) -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    made.add_argument(
-        "--model", default="Qwen2.5-0.5B", help="of jzero.plan, or a directory with a config.json"
+    parser.add_argument(
+        "--model",
+        default="Qwen2.5-0.5B",
+        help="a model that jzero.plan knows, or a directory with a config.json",
     )
-    made.add_argument(
+    parser.add_argument(
         "--repeat", type=int, default=3, help="measured runs, of which the median counts"
     )
-    made.add_argument("--dtype", default="bfloat16", help="of the computation")
-    return made
+    parser.add_argument("--dtype", default="bfloat16", help="of the computation")
+    return parser
 
 
 def start(
-    made: argparse.ArgumentParser,
-) -> tuple[argparse.Namespace, qwen.QwenConfig, plan.Chip | None]:
-    """Arguments, the model's shape, and what one device can do, where that is known."""
-    given = made.parse_args()
+    parser: argparse.ArgumentParser,
+) -> tuple[argparse.Namespace, qwen.QwenConfig, Chip | None]:
+    """Returns the arguments, the model's architecture, and the peaks of a device if they are known."""
+    args = parser.parse_args()
     with cli.user_errors():
-        model = plan.architecture(given.model)
+        model = architecture(args.model)
     cli.start_jax([])
-    kind = jax.devices()[0].device_kind
-    known = [
-        chip for name, chip in plan.CHIPS.items() if name.startswith(kind) or kind.startswith(name)
-    ]
-    return given, model, known[0] if known else None
+    return args, model, chip_of(jax.devices()[0].device_kind)
 
 
-def seconds(run: Callable[[], object], repeat: int) -> float:
-    """Median of `repeat` runs, after one that compiles."""
+def chip_of(device_kind: str) -> Chip | None:
+    """Returns the peaks of a device; drivers write more or less of a name ("NVIDIA H200")."""
+    for name, chip in CHIPS.items():
+        if name.startswith(device_kind) or device_kind.startswith(name):
+            return chip
+    return None
+
+
+def median_seconds(run: Callable[[], object], repeat: int) -> float:
+    """Returns the median of `repeat` runs, after one that compiles."""
     times = []
     for _ in range(repeat + 1):
-        begin = time.perf_counter()
+        start = time.perf_counter()
         jax.block_until_ready(run())
-        times.append(time.perf_counter() - begin)
+        times.append(time.perf_counter() - start)
     return statistics.median(times[1:])
 
 
@@ -55,11 +63,12 @@ def share(rate: float, peak: float | None) -> str:
     return f"{100 * rate / peak:.1f} %" if peak else "unknown"
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
-    """Markdown, below what ran."""
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    """Returns a Markdown table below a line that says when and with what it was measured."""
     found = versions()
-    ran = ", ".join(f"{name} {found[name]}" for name in ("jzero", "jax", "python", "device"))
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(
-        [f"{time.strftime('%Y-%m-%d')}, {ran}", "", *(f"| {' | '.join(line)} |" for line in lines)]
-    )
+    names = ("jzero", "jax", "python", "device")
+    measured_with = ", ".join(f"{name} {found[name]}" for name in names)
+    lines = [f"{time.strftime('%Y-%m-%d')}, {measured_with}", ""]
+    for cells in [headings, ["---"] * len(headings), *rows]:
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)

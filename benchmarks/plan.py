@@ -1,17 +1,26 @@
-"""`python benchmarks/plan.py --out DIR [--only TEXT,...]`: `jzero.plan` of every model on every slice, as a table.
+"""Plans every model on every slice with `jzero.plan`, and prints one table.
 
-One process and one JSON file a cell; cells that are there are not compiled again, so the command goes on where it
-stopped. Only cells whose name ("Qwen2.5-3B v5e:2x4") holds every TEXT."""
+    python benchmarks/plan.py --out DIR [--only TEXT,...]
+
+Every cell is a process of its own and a JSON file in DIR. A cell whose file is there is not compiled
+again, so that the command goes on where it stopped. `--only` chooses the cells whose name, such as
+"Qwen2.5-3B v5e:2x4", holds every TEXT.
+"""
 
 import argparse
 import json
+import math
 import subprocess
 import sys
-from math import prod
 from pathlib import Path
 
 from tqdm import tqdm
 
+from jzero.files import JsonObject
+from jzero.planning.chips import GIB
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = "configs/countdown.py:qwen2.5-3b"
 MODELS = (
     "Qwen2.5-0.5B",
     "Qwen2.5-1.5B",
@@ -22,58 +31,77 @@ MODELS = (
     "Qwen3-8B",
 )
 SLICES = ("v5e:2x4", "v5e:4x4", "v5e:16x16", "v6e:2x4", "v5p:2x2x2", "tpu7x:2x2x1")
-TENSOR = {"Qwen2.5-7B": 4, "Qwen3-4B": 2, "Qwen3-8B": 4}  # where a chip has 16 GB
-GIB = 2**30
+TENSOR = {"Qwen2.5-7B": 4, "Qwen3-4B": 2, "Qwen3-8B": 4}  # mesh.tensor on chips of 16 GB
+HEADINGS = (
+    "model",
+    "slice",
+    "data x fsdp x tensor",
+    "fits",
+    "publish GiB",
+    "rollout GiB",
+    "update GiB",
+    "HBM GiB",
+    "decode temporaries, % of KV",
+    "compile s",
+    "roofline step s",
+)
 
 
-def settings(model: str, topology: str) -> dict[str, int]:
-    """The countdown recipe, larger with the slice: 4 prompts and 32 slots a device, a row a device in a microbatch."""
+def cell_settings(model: str, topology: str) -> dict[str, int]:
+    """Returns the settings of a cell: the countdown recipe, larger with the slice.
+
+    A device has 4 prompts, 32 slots, and one row of a microbatch.
+    """
     family, shape = topology.split(":")
-    devices = prod(map(int, shape.split("x"))) * (2 if family == "tpu7x" else 1)
+    devices_per_chip = 2 if family == "tpu7x" else 1
+    num_devices = math.prod(map(int, shape.split("x"))) * devices_per_chip
     tensor = TENSOR.get(model, 1) if family == "v5e" else 1
-    fsdp = min(devices, 16) // tensor  # beyond 16 devices the state is copied, not split further
-    prompts = max(128, 4 * devices)
+    # Beyond 16 devices the state is copied, not split further.
+    fsdp = min(num_devices, 16) // tensor
+    num_prompts = max(128, 4 * num_devices)
+    row_tokens = 256 + 4 * 1024
     return {
-        "mesh.data": devices // (fsdp * tensor),
+        "mesh.data": num_devices // (fsdp * tensor),
         "mesh.fsdp": fsdp,
         "mesh.tensor": tensor,
-        "rollout.num_prompts": prompts,
-        "rollout.num_slots": min(32 * devices, 8 * prompts),
+        "rollout.num_prompts": num_prompts,
+        "rollout.num_slots": min(32 * num_devices, 8 * num_prompts),
         "train.packs_per_row": 4,
-        "train.microbatch_tokens": (256 + 4 * 1024) * devices // tensor,
+        "train.microbatch_tokens": row_tokens * num_devices // tensor,
     }
 
 
-def plan(model: str, topology: str, file: Path) -> None:
-    """One cell. What stops it without a verdict goes to a file beside."""
-    flags = [f"--config.{name}={value}" for name, value in settings(model, topology).items()]
-    recipe = [
-        "--config",
-        "configs/countdown.py:qwen2.5-3b",
-        "--model",
-        model,
-        "--topology",
-        topology,
-    ]
-    command = [sys.executable, "-m", "jzero.plan", *recipe, "--json", str(file), *flags]
-    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True)
+def setting_flags(model: str, topology: str) -> list[str]:
+    values = cell_settings(model, topology)
+    return [f"--config.{name}={value}" for name, value in values.items()]
+
+
+def plan_cell(model: str, topology: str, file: Path) -> None:
+    """Plans one cell. What stops the command without a verdict goes to a file beside."""
+    command = [sys.executable, "-m", "jzero.plan", "--config", RECIPE, "--model", model]
+    command += ["--topology", topology, "--json", str(file)]
+    command += setting_flags(model, topology)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if done.returncode > 1 or not file.exists():
         file.with_suffix(".error").write_text(" ".join(command) + "\n" + done.stderr)
         tqdm.write(f"{model} {topology}: {done.stderr.strip().splitlines()[-1]}")
 
 
-def row(model: str, report: dict) -> str:
-    gib = lambda name: f"{report['phases'][name] / GIB:.1f}" if name in report["phases"] else ""
-    generate = report["programs"]["generate"]
+def table_row(model: str, report: JsonObject) -> str:
+    phases, generate = report["phases"], report["programs"]["generate"]
+    compile_s = sum(program["compile_s"] for program in report["programs"].values())
     cells = [
         model,
         report["topology"],
         " x ".join(map(str, report["mesh"].values())),
         "yes" if report["fits"] else "no",
-        *map(gib, ("publish", "rollout", "update")),
+    ]
+    for phase in ("publish", "rollout", "update"):
+        cells.append(f"{phases[phase] / GIB:.1f}" if phase in phases else "")
+    cells += [
         f"{report['hbm_bytes'] / GIB:.1f}",
         f"{100 * generate['temp_bytes'] / generate['kv_bytes']:.2f}",
-        f"{sum(found['compile_s'] for found in report['programs'].values()):.0f}",
+        f"{compile_s:.0f}",
         f"{report['step_s']:.1f}",
     ]
     return f"| {' | '.join(cells)} |"
@@ -87,31 +115,29 @@ def main() -> None:
         "--out", type=Path, required=True, help="directory of the cells' JSON and of plan.md"
     )
     parser.add_argument(
-        "--only", default="", help="parts of the names of the cells to do, with commas"
+        "--only", default="", help="parts of the names of the cells to plan, with commas"
     )
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    cells = [(model, topology) for model in MODELS for topology in SLICES]
-    file_of = lambda model, topology: (
-        given.out / f"{model}_{topology.replace(':', '_')}.json"
-    ).absolute()
-    chosen = [
-        cell
-        for cell in cells
-        if all(text.lower() in " ".join(cell).lower() for text in given.only.split(","))
-    ]
-    for model, topology in tqdm(chosen, desc="plan", unit="cell"):
-        if not file_of(model, topology).exists():
-            plan(model, topology, file_of(model, topology))
-    head = "model | slice | data x fsdp x tensor | fits | publish GiB | rollout GiB | update GiB | HBM GiB | "
-    head += "decode temporaries, % of KV | compile s | roofline step s"
-    rows = [
-        row(model, json.loads(file.read_text()))
-        for model, t in cells
-        if (file := file_of(model, t)).exists()
-    ]
-    text = "\n".join([f"| {head} |", "|---" * 11 + "|", *rows]) + "\n"
-    (given.out / "plan.md").write_text(text)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    wanted = args.only.lower().split(",")
+
+    files: dict[tuple[str, str], Path] = {}
+    for model in MODELS:
+        for topology in SLICES:
+            name = f"{model}_{topology.replace(':', '_')}.json"
+            files[model, topology] = (args.out / name).absolute()
+
+    for (model, topology), file in tqdm(files.items(), desc="plan", unit="cell"):
+        name = f"{model} {topology}".lower()
+        if all(text in name for text in wanted) and not file.exists():
+            plan_cell(model, topology, file)
+
+    lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+    for (model, _), file in files.items():
+        if file.exists():
+            lines.append(table_row(model, json.loads(file.read_text())))
+    text = "\n".join(lines) + "\n"
+    (args.out / "plan.md").write_text(text)
     print(text)
 
 

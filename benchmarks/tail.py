@@ -1,6 +1,6 @@
 """Whole-step throughput where a few responses are much longer than the rest, for several bounds of staleness.
 
-    python benchmarks/tail.py [--eta 0 1 2] [--steps 12] [--alpha 1.1] [--config.section.field=value ...]
+    python benchmarks/tail.py [--max_staleness 0 1 2] [--steps 12] [--alpha 1.1] [--config.section.field=value ...]
 
 Response lengths are drawn from a Pareto distribution, P(length > x) = (SHORT / x)^alpha up to rollout.max_new_tokens, by
 request: the same for every eta. Every eta runs twice from the same state; the second time, when all programs are
@@ -111,14 +111,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--eta", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--max_staleness", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--alpha", type=float, default=1.1, help="of the tail; smaller is heavier")
     given, rest = parser.parse_known_args()
     settings = cli.parse_settings(defaults(), rest)
     cli.start_jax([])
     found = []
-    for eta in given.eta:
+    for eta in given.max_staleness:
         found.append(
             measure(
                 replace(settings, rollout=replace(settings.rollout, max_staleness=eta)),

@@ -1,10 +1,14 @@
-"""Several turns against one at an equal budget of responses, over seeds: a table of held-out accuracy.
+"""Compares episodes of several turns with episodes of one, at an equal budget of responses.
 
-    python benchmarks/turns.py --recipe configs/guess.py:tiny --seeds 0 1 2 --out runs/turns [--config.train.steps=60]
+    python benchmarks/turns.py --recipe configs/guess.py:tiny --seeds 0 1 2 --out runs/turns \\
+        [--config.train.steps=60]
 
-Two runs a seed, the same but for what an episode is: as the recipe has it; and of one response, with as many more
-rollouts of a prompt as there are turns, which is no smaller budget. The latter's policy is then evaluated with the
-recipe's turns, too: what is gained by being asked again without having been trained for it."""
+Every seed has two runs, which differ in what an episode is. "turns" has the recipe's episodes. "one"
+has episodes of one response, and as many more rollouts of a prompt as there are turns, which is no
+smaller budget. The policy of "one" is then evaluated with the recipe's turns ("asked again"): what
+it gains there, it gains without having been trained for turns. The table has held-out accuracy,
+as mean and standard deviation over the seeds.
+"""
 
 import argparse
 import importlib.util
@@ -12,12 +16,27 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
+from jzero.config import Config
+from jzero.files import read_jsonl
 
-def settings(recipe: str) -> Any:
+HEADINGS = ("episodes", "warm start", "greedy", "after RL", "greedy", "sampled tokens")
+
+
+class Result(NamedTuple):
+    """The end of one run."""
+
+    sampled: dict[str, float]  # accuracy by when it was measured: before, after_warm_start, after
+    greedy: dict[str, float]
+    tokens: float  # sampled in training
+    export: str  # the trained model
+
+
+def read_recipe(recipe: str) -> Config:
+    """Returns the config of "FILE.py:PRESET"."""
     path, _, preset = recipe.partition(":")
     spec = importlib.util.spec_from_file_location("recipe", path)
     assert spec is not None and spec.loader is not None
@@ -26,23 +45,64 @@ def settings(recipe: str) -> Any:
     return module.get_config(preset)
 
 
-def run(recipe: str, workdir: Path, *flags: str) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "jzero.main",
-        "--config",
-        recipe,
-        "--workdir",
-        str(workdir),
-        *flags,
-    ]
-    subprocess.run(command, check=True)
+def run(recipe: str, workdir: Path, *flags: str) -> Result:
+    command = [sys.executable, "-m", "jzero.main", "--config", recipe, "--workdir", str(workdir)]
+    subprocess.run([*command, *flags], check=True)
     summary = json.loads((workdir / "summary.json").read_text())
     [sampled], [greedy] = summary["eval"].values(), summary["eval_greedy"].values()
-    rows = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(workdir / "metrics.jsonl")
     tokens = sum(row.get("turns/sampled_tokens", row["rollout/tokens"]) for row in rows)
-    return {"sampled": sampled, "greedy": greedy, "tokens": tokens, "export": summary["export"]}
+    return Result(sampled, greedy, tokens, summary["export"])
+
+
+def accuracies(result: Result) -> list[float]:
+    return [
+        result.sampled["after_warm_start"],
+        result.greedy["after_warm_start"],
+        result.sampled["after"],
+        result.greedy["after"],
+        result.tokens,
+    ]
+
+
+def run_seed(recipe: str, workdir: Path, flags: list[str]) -> dict[str, list[float]]:
+    """Makes the runs of one seed, and returns the figures of every row of the table."""
+    rollout = read_recipe(recipe).rollout
+    one_turn = [
+        "--config.rollout.max_turns=1",
+        f"--config.rollout.group_size={rollout.group_size * rollout.max_turns}",
+    ]
+    turns = run(recipe, workdir / "turns", *flags)
+    one = run(recipe, workdir / "one", *flags, *one_turn)
+    only_evaluation = [
+        "--config.train.steps=0",
+        "--config.warm_start.steps=0",
+        f"--config.model.path={one.export}",
+    ]
+    again = run(recipe, workdir / "again", *flags, *only_evaluation)
+    nothing = float("nan")
+    return {
+        "turns": accuracies(turns),
+        "one": accuracies(one),
+        "one, asked again": [
+            nothing,
+            nothing,
+            again.sampled["before"],
+            again.greedy["before"],
+            nothing,
+        ],
+    }
+
+
+def table_row(name: str, values: list[list[float]]) -> str:
+    """`values` has one list of figures for every seed."""
+    *means, tokens = np.mean(values, axis=0)
+    *deviations, _ = np.std(values, axis=0)
+    cells = [name]
+    for mean, deviation in zip(means, deviations, strict=True):
+        cells.append("" if np.isnan(mean) else f"{100 * mean:.1f} ± {100 * deviation:.1f} %")
+    cells.append("" if np.isnan(tokens) else f"{tokens:,.0f}")
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -51,45 +111,18 @@ def main() -> None:
     )
     parser.add_argument("--recipe", default="configs/guess.py:tiny")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, required=True)
-    given, flags = parser.parse_known_args()
-    rollout = settings(given.recipe).rollout
-    one = [
-        "--config.rollout.max_turns=1",
-        f"--config.rollout.group_size={rollout.group_size * rollout.max_turns}",
-    ]
+    parser.add_argument("--out", type=Path, required=True, help="directory of all workdirs")
+    args, flags = parser.parse_known_args()
+
     rows: dict[str, list[list[float]]] = {}
-    for seed in given.seeds:
-        mine, at = [*flags, f"--config.train.seed={seed}"], given.out / str(seed)
-        each = {
-            "turns": run(given.recipe, at / "turns", *mine),
-            "one": run(given.recipe, at / "one", *mine, *one),
-        }
-        known = f"--config.model.path={each['one']['export']}"
-        again = ["--config.train.steps=0", "--config.warm_start.steps=0", known]
-        asked = run(given.recipe, at / "again", *mine, *again)
-        for name, found in each.items():
-            values = [
-                found[kind][when]
-                for when in ("after_warm_start", "after")
-                for kind in ("sampled", "greedy")
-            ]
-            rows.setdefault(name, []).append([*values, found["tokens"]])
-        rows.setdefault("one, asked again", []).append(
-            [np.nan] * 2 + [asked[k]["before"] for k in ("sampled", "greedy")] + [np.nan]
-        )
-    print(
-        "| episodes | warm start | greedy | after RL | greedy | sampled tokens |\n"
-        + "|---" * 6
-        + "|"
-    )
+    for seed in args.seeds:
+        seeded = [*flags, f"--config.train.seed={seed}"]
+        for name, values in run_seed(args.recipe, args.out / str(seed), seeded).items():
+            rows.setdefault(name, []).append(values)
+
+    print(f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|", sep="\n")
     for name, values in rows.items():
-        mean, spread = np.mean(values, axis=0), np.std(values, axis=0)
-        cells = [
-            f"{100 * m:.1f} ± {100 * s:.1f} %" for m, s in zip(mean[:-1], spread[:-1], strict=True)
-        ]
-        cells = ["" if "nan" in cell else cell for cell in [*cells, f"{mean[-1]:,.0f}"]]
-        print(f"| {name} | {' | '.join(cells)} |")
+        print(table_row(name, values))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from jzero.training.step import Minibatch
 from jzero.training.trainer import make_trainer
 
 
-def flops(model: qwen.QwenConfig, sequences: int, length: int) -> float:
+def update_flops(model: qwen.QwenConfig, sequences: int, length: int) -> float:
     table = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
     pairs = 4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim * length / 2
     return 3 * sequences * length * (2 * (qwen.num_params(model) - table) + pairs)
@@ -71,7 +71,7 @@ def step(given, model: qwen.QwenConfig):
 
 
 def main() -> None:
-    parser = measure.parser(__doc__)
+    parser = measure.make_parser(__doc__)
     parser.add_argument(
         "--sequences", type=int, default=64, help="of an optimizer step, a multiple of 8"
     )
@@ -84,8 +84,8 @@ def main() -> None:
     if given.sequences % 8:
         parser.error(f"--sequences={given.sequences} must be a multiple of 8")
     length = given.prompt + given.new
-    spent = measure.seconds(step(given, model), given.repeat)
-    rate = flops(model, given.sequences, length) / spent / jax.device_count()
+    spent = measure.median_seconds(step(given, model), given.repeat)
+    rate = update_flops(model, given.sequences, length) / spent / jax.device_count()
     numbers = f"{given.sequences * length / spent:,.0f}", f"{spent:.2f}", f"{rate / 1e12:.2f}"
     of_peak = measure.share(rate, chip and chip.flops)
     row = [given.model.rpartition("/")[2], str(given.sequences), given.remat, *numbers, of_peak]

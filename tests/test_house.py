@@ -32,6 +32,7 @@ LAYERS = [
     ("train",),
     ("evaluate",),
     ("main", "generate", "export", "report", "serve", "filter", "grade"),
+    ("planning",),
     ("plan",),
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

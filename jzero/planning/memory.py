@@ -1,0 +1,148 @@
+"""The HBM that every phase of a step takes, and what to change where a phase does not fit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jzero.planning.chips import GIB
+from jzero.planning.compiling import Measurement
+from jzero.planning.planned_run import PlannedRun
+
+# JAX takes this share of a GPU's memory, unless its environment says otherwise.
+DEFAULT_GPU_SHARE = 0.75
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of a step: the programs that run in it, and the parts that are there beside STATE."""
+
+    programs: tuple[str, ...]
+    parts: tuple[str, ...] = ()
+
+
+# The parts that are on a device in every phase.
+STATE = ("weights", "optimizer", "reference", "critic weights", "critic optimizer")
+PHASES = {
+    "publish": Phase(("publish",)),
+    "rollout": Phase(("prefill", "insert", "generate"), ("decoder weights", "KV pool", "prefixes")),
+    "score": Phase(("score", "critic-score"), ("batches",)),
+    "update": Phase(("update", "critic-update"), ("batches",)),
+}
+
+
+def phase_totals(run: PlannedRun, measured: Mapping[str, Measurement]) -> dict[str, float]:
+    """Returns the bytes on a device at the peak of every phase that has a measured program.
+
+    A phase takes the parts that are there, and the most that one of its programs adds to its
+    arguments.
+    """
+    totals = {}
+    for phase_name, phase in PHASES.items():
+        added = []
+        for program, measurement in measured.items():
+            # A program is named by its phase and its shape: "prefill 8x256".
+            if program.split()[0] in phase.programs:
+                added.append(measurement.peak_bytes - measurement.argument_bytes)
+        if added:
+            there = sum(run.parts.get(part, 0) for part in (*STATE, *phase.parts))
+            totals[phase_name] = max(added) + there
+    return totals
+
+
+def row_tokens(run: PlannedRun) -> int:
+    """Returns the tokens of the smallest microbatch: one row of the longest layout a device."""
+    longest = run.trainer.layouts[0].tokens
+    return longest * run.mesh.shape["data"] * run.mesh.shape["fsdp"]
+
+
+def suggestions(
+    run: PlannedRun,
+    totals: Mapping[str, float],
+    measured: Mapping[str, Measurement],
+) -> list[str]:
+    """Returns what to change where a phase does not fit.
+
+    Each line is a flag, with the bytes of a device that it saves where they are known.
+    """
+    over = {
+        name: total - run.chip.hbm_bytes
+        for name, total in totals.items()
+        if total > run.chip.hbm_bytes
+    }
+    lines = []
+    if "rollout" in over:
+        lines += _for_rollout(run, over["rollout"])
+    if "rollout" in over or "publish" in over:
+        lines += _for_decoder_weights(run)
+    if "score" in over or "update" in over:
+        lines += _for_update(run, measured)
+    if over:
+        lines += _for_state(run)
+    is_gpu = run.devices[0].platform != "tpu"
+    if is_gpu and max(totals.values()) > DEFAULT_GPU_SHARE * run.chip.hbm_bytes:
+        lines.append(
+            "XLA_PYTHON_CLIENT_MEM_FRACTION=.95 in the run's environment: "
+            "else JAX takes 75 % of a GPU"
+        )
+    return lines
+
+
+def _saving(change: str, saved_bytes: float) -> str:
+    return f"--config.{change}: saves {saved_bytes / GIB:.2f} GiB"
+
+
+def _for_rollout(run: PlannedRun, excess: float) -> list[str]:
+    engine, pool = run.engine, run.parts["KV pool"]
+    num_shards = engine.num_shards * run.num_hosts
+    lines = []
+    # One page of every shard is not for sequences, and one more is for rounding.
+    pages = engine.pages_per_shard - 2 - int(excess / pool * engine.pages_per_shard)
+    if pages >= engine.pages_per_slot:
+        saved = (1 - (pages + 1) / engine.pages_per_shard) * pool
+        lines.append(_saving(f"rollout.num_pages={pages * num_shards}", saved))
+    rollout = run.trainer.config.rollout
+    if engine.slots_per_shard > 1 and not rollout.num_pages:
+        lines.append(_saving(f"rollout.num_slots={rollout.num_slots // 2}", pool / 2))
+    return lines
+
+
+def _for_decoder_weights(run: PlannedRun) -> list[str]:
+    tensor = 2 * run.mesh.shape["tensor"]
+    num_local_devices = run.mesh.size // run.num_hosts
+    if run.engine.model.num_key_value_heads % tensor or num_local_devices % tensor:
+        return []
+    return [_saving(f"mesh.tensor={tensor}", run.parts["decoder weights"] / 2)]
+
+
+def _for_update(run: PlannedRun, measured: Mapping[str, Measurement]) -> list[str]:
+    settings = run.trainer.config
+    lines = []
+    if settings.model.remat != "full":
+        lines.append(
+            "--config.model.remat=full: the backward pass keeps the inputs of layers alone"
+        )
+    least = row_tokens(run)
+    tokens = settings.train.microbatch_tokens
+    fewer = tokens // least // 2 * least
+    if fewer:
+        # The gradient and its reduction take about twice the weights; the rest shrinks with tokens.
+        activations = max(0.0, measured["update"].temp_bytes - 2 * run.parts["weights"])
+        saved = (1 - fewer / tokens) * activations
+        lines.append(_saving(f"train.microbatch_tokens={fewer}", saved))
+    elif settings.train.packs_per_row > 1:
+        lines.append(
+            f"--config.train.packs_per_row={settings.train.packs_per_row // 2}: shorter rows, "
+            f"of which train.microbatch_tokens={least} may hold half as many tokens"
+        )
+    return lines
+
+
+def _for_state(run: PlannedRun) -> list[str]:
+    state = sum(run.parts.get(part, 0) for part in STATE)
+    lines = []
+    copies = run.mesh.shape["data"]
+    if copies > 1:
+        lines.append(_saving("mesh.data=1 --config.mesh.fsdp=-1", state * (1 - 1 / copies)))
+    lines.append(
+        f"--topology of twice the devices: saves {state / 2 / GIB:.2f} GiB of weights and optimizer"
+    )
+    return lines

@@ -1,0 +1,165 @@
+"""A run on devices that are not there: its trainer, its engine, and every program that it compiles.
+
+`build` makes them with the run's own code, so that what is planned is what will run.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+
+from jzero import algorithms, config
+from jzero.distributed.mesh import decode_mesh, make_mesh, train_mesh
+from jzero.distributed.publish import decoder_shardings, gather_program
+from jzero.model import tokenizer
+from jzero.model.qwen import QwenConfig
+from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip
+from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
+from jzero.planning.models import architecture
+from jzero.rollout.abstract_calls import abstract_calls
+from jzero.rollout.engine import Engine
+from jzero.rollout.prefill import prefill_shape, prefill_shapes
+from jzero.rollout.sampler import per_host_settings
+from jzero.training.trainer import Trainer, abstract_batches, make_trainer, needs_old_logps
+from jzero.types import Params
+
+STOP_IDS = (0, 1)  # any two ids: their number shapes the program, their values do not
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run on its devices, before anything is compiled."""
+
+    trainer: Trainer
+    engine: Engine  # of one host
+    num_hosts: int
+    programs: dict[str, Program]
+    parts: dict[str, float]  # bytes on a device of what stays there between programs
+    num_scoring_passes: int  # forward passes over the batch before the first optimizer step
+
+    @property
+    def mesh(self) -> Mesh:
+        return self.trainer.policy.mesh
+
+    @property
+    def devices(self) -> list[Device]:
+        return list(self.mesh.devices.flat)
+
+    @property
+    def chip(self) -> Chip:
+        return CHIPS[self.devices[0].device_kind]
+
+
+def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
+    """Plans a run as `setup.build` sets it up, with known architectures instead of checkpoints.
+
+    Raises:
+        UserError: The settings do not fit together, or do not fit the devices.
+    """
+    config.validate(settings)
+    model, critic = _models(settings)
+
+    mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, devices)
+    host_mesh, num_hosts = _mesh_of_one_host(mesh)
+    rollout = per_host_settings(settings.rollout, num_hosts)
+    engine = Engine(
+        model,
+        rollout,
+        host_mesh,
+        STOP_IDS,
+        settings.model.dtype,
+        settings.model.attention,
+    )
+    trainer = make_trainer(settings, model, critic, mesh)
+    batches = abstract_batches(trainer)
+    state = trainer.policy.abstract_state()
+    needs_old = needs_old_logps(settings)
+    needs_reference = algorithms.needs_reference(settings.algorithm)
+
+    publish = gather_program(model, mesh, engine.dtype)
+    decoder_weights = _decoder_weights(publish, state.params, model, engine)
+    learner_programs = trainer.policy.programs(batches, trainer.layouts)
+    batch_arguments = learner_programs["update"][1][1]
+    if not needs_old and not needs_reference:
+        del learner_programs["score"]
+    programs = {
+        "publish": (publish, (state.params,)),
+        **abstract_calls(engine, decoder_weights, prefill_shapes(engine)),
+        **learner_programs,
+    }
+    parts = {
+        "weights": device_bytes(state.params),
+        "optimizer": device_bytes(state.opt_state),
+        "decoder weights": device_bytes(decoder_weights),
+        "KV pool": device_bytes(engine.abstract_state()),
+        "prefixes": _prefix_bytes(engine),
+        "batches": device_bytes(batch_arguments) * settings.train.minibatches,
+    }
+    if needs_reference:
+        parts["reference"] = parts["weights"]
+    if trainer.critic:
+        for name, program in trainer.critic.programs(batches, trainer.layouts).items():
+            programs[f"critic-{name}"] = program
+        critic_state = trainer.critic.abstract_state()
+        parts["critic weights"] = device_bytes(critic_state.params)
+        parts["critic optimizer"] = device_bytes(critic_state.opt_state)
+
+    num_scoring_passes = needs_old + needs_reference + (critic is not None)
+    return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes)
+
+
+def _models(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:
+    """Returns the architectures of the policy and, where the algorithm has one, of the critic."""
+    if settings.model.path:
+        model = architecture(settings.model.path)
+    else:
+        vocab_size = len(tokenizer.load(settings.model.tokenizer))
+        model = QwenConfig(vocab_size=vocab_size, **vars(settings.model.arch))
+    if not algorithms.needs_critic(settings.algorithm):
+        return model, None
+    return model, architecture(settings.critic.path) if settings.critic.path else model
+
+
+def _mesh_of_one_host(mesh: Mesh) -> tuple[Mesh, int]:
+    """Returns the mesh that one host decodes on, and the number of hosts.
+
+    XLA compiles no program whose devices talk to each other for a part of a slice. Where there are
+    several hosts, the mesh is therefore that of a smaller slice, which is one host.
+    """
+    first = mesh.devices.flat[0]
+    host_mesh = decode_mesh(mesh, first.process_index)
+    num_hosts = mesh.size // host_mesh.size
+    if num_hosts > 1:
+        devices = compile_only_devices(HOST_TOPOLOGIES[first.device_kind])
+        host_mesh = make_mesh(devices, dict(host_mesh.shape))
+    return host_mesh, num_hosts
+
+
+def _decoder_weights(
+    publish: Callable[[Params], Params],
+    params: Params,
+    model: QwenConfig,
+    engine: Engine,
+) -> Params:
+    """Returns what `publish` makes of the trainer's weights, as abstract arrays on one host."""
+
+    def place(array: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return array.update(dtype=engine.dtype, sharding=sharding)
+
+    weights = jax.eval_shape(publish, params)
+    return jax.tree.map(place, weights, decoder_shardings(model, engine.mesh))
+
+
+def kv_bytes_per_token(engine: Engine) -> float:
+    """Returns the bytes that the keys and values of one token take on a device."""
+    state = engine.abstract_state()
+    pool = device_bytes((state.k_pool, state.v_pool))
+    return pool / (engine.pages_per_shard * engine.settings.page_size)
+
+
+def _prefix_bytes(engine: Engine) -> float:
+    """Returns the bytes on a device of the prompts that wait for their slots after a prefill."""
+    num_prompts = -(-engine.slots_per_shard // engine.settings.group_size)
+    width, _ = prefill_shape(engine, engine.settings.max_prompt_tokens)
+    return num_prompts * width * kv_bytes_per_token(engine)

@@ -1,0 +1,159 @@
+"""All that a plan says, as data and as the text that the command prints."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from jzero import config
+from jzero.files import JsonObject
+from jzero.planning.chips import GIB
+from jzero.planning.compiling import Measurement, compile_only_devices, measure
+from jzero.planning.memory import phase_totals, suggestions
+from jzero.planning.planned_run import PlannedRun, build
+from jzero.planning.roofline import PhaseCost, roofline
+from jzero.planning.search import search
+
+MAX_ERROR = 120  # characters of a compiler's message in the table
+
+
+@dataclass(frozen=True)
+class Report:
+    """The plan of one run. All bytes and FLOPs are of one device."""
+
+    config: str
+    model: str  # "" for a model of the recipe's own architecture
+    topology: str
+    device_kind: str
+    devices: int
+    hosts: int
+    mesh: dict[str, int]
+    hbm_bytes: int
+    fits: bool
+    parts: dict[str, float]  # bytes
+    phases: dict[str, float]  # bytes at the peak
+    programs: dict[str, Measurement]
+    roofline: dict[str, PhaseCost]
+    step_s: float
+    suggestions: list[str]
+    search: dict[str, int] | None = None  # the largest settings that fit, where they were searched
+
+    def as_json(self) -> JsonObject:
+        programs = {name: program.as_json() for name, program in self.programs.items()}
+        values = asdict(self) | {"programs": programs}
+        if self.search is None:
+            del values["search"]
+        return values
+
+
+def make_report(
+    settings: config.Config,
+    topology: str,
+    cache: Path | None,
+    with_search: bool = False,
+) -> Report:
+    """Compiles the programs of a run and reports what they take.
+
+    `cache` is a directory that remembers what programs took. `with_search` compiles the programs of
+    more settings, to find the largest that fit.
+
+    Raises:
+        UserError: The topology is unknown, or the settings do not fit it.
+    """
+    run = build(settings, compile_only_devices(topology))
+    measured = _measure_all(run, topology, cache)
+    totals = phase_totals(run, measured)
+    costs = roofline(run)
+    largest = (
+        search(run, lambda program: measure(program, topology, cache)) if with_search else None
+    )
+    return Report(
+        config=settings.name,
+        model=settings.model.path,
+        topology=topology,
+        device_kind=run.devices[0].device_kind,
+        devices=run.mesh.size,
+        hosts=run.num_hosts,
+        mesh=dict(run.mesh.shape),
+        hbm_bytes=run.chip.hbm_bytes,
+        fits=all(total <= run.chip.hbm_bytes for total in totals.values()),
+        parts=run.parts,
+        phases=totals,
+        programs=measured,
+        roofline=costs,
+        step_s=sum(cost.seconds for cost in costs.values()),
+        suggestions=suggestions(run, totals, measured),
+        search=largest,
+    )
+
+
+def _measure_all(run: PlannedRun, topology: str, cache: Path | None) -> dict[str, Measurement]:
+    measured = {}
+    progress = tqdm(run.programs.items(), desc="compile", unit="program")
+    for name, program in progress:
+        progress.set_postfix_str(name)
+        measurement = measure(program, topology, cache)
+        if name.startswith(("insert", "generate")):
+            measurement = replace(measurement, kv_bytes=run.parts["KV pool"])
+        measured[name] = measurement
+    return measured
+
+
+def format_report(report: Report) -> str:
+    """Returns the report as tables in plain text."""
+    sections = [
+        [_heading(report)],
+        list(_part_lines(report)),
+        list(_program_lines(report)),
+        list(_phase_lines(report)),
+        list(_roofline_lines(report)),
+        list(_verdict_lines(report)),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _heading(report: Report) -> str:
+    mesh = " x ".join(f"{name} {size}" for name, size in report.mesh.items())
+    return (
+        f"{report.config} on {report.topology}: {report.devices} x {report.device_kind} ({mesh}), "
+        f"{report.hosts} hosts, {report.hbm_bytes / GIB:.2f} GiB each"
+    )
+
+
+def _part_lines(report: Report) -> Iterator[str]:
+    yield "part                       GiB"
+    for name, size in report.parts.items():
+        yield f"{name:<20}{size / GIB:10.3f}"
+
+
+def _program_lines(report: Report) -> Iterator[str]:
+    yield "program              arguments      temp      peak  compile s"
+    for name, program in report.programs.items():
+        sizes = (program.argument_bytes, program.temp_bytes, program.peak_bytes)
+        columns = "".join(f"{size / GIB:10.3f}" for size in sizes)
+        error = f"  {program.error[:MAX_ERROR]}" if program.error else ""
+        yield f"{name:<20}{columns}{program.compile_s:11.1f}{error}"
+
+
+def _phase_lines(report: Report) -> Iterator[str]:
+    yield "phase                      GiB    of HBM"
+    for name, size in report.phases.items():
+        share = 100 * size / report.hbm_bytes
+        verdict = "  DOES NOT FIT" if size > report.hbm_bytes else ""
+        yield f"{name:<20}{size / GIB:10.3f}{share:9.0f}%{verdict}"
+
+
+def _roofline_lines(report: Report) -> Iterator[str]:
+    yield "roofline, a device       TFLOP  GB moved   seconds"
+    for name, cost in report.roofline.items():
+        yield f"{name:<20}{cost.flops / 1e12:10.1f}{cost.bytes / 1e9:10.1f}{cost.seconds:10.2f}"
+    yield f"{'step':<40}{report.step_s:10.2f}"
+
+
+def _verdict_lines(report: Report) -> Iterator[str]:
+    for name, value in (report.search or {}).items():
+        yield f"largest that fits: --config.{name}={value}"
+    yield "fits" if report.fits else "does not fit; try"
+    for line in report.suggestions:
+        yield f"  {line}"

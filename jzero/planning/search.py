@@ -1,0 +1,80 @@
+"""The largest microbatch and the largest pool of pages that fit on the devices of a plan."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import replace
+
+from tqdm import tqdm
+
+from jzero import config
+from jzero.planning.chips import GIB
+from jzero.planning.compiling import Measurement, Program
+from jzero.planning.memory import phase_totals, row_tokens
+from jzero.planning.planned_run import PlannedRun, build
+
+Measure = Callable[[Program], Measurement]
+
+
+def search(run: PlannedRun, measure: Measure) -> dict[str, int]:
+    """Returns the largest train.microbatch_tokens and rollout.num_pages that fit, 0 if none does.
+
+    `measure` compiles a program for the devices of `run`.
+    """
+    return {
+        "train.microbatch_tokens": _largest_microbatch(run, measure),
+        "rollout.num_pages": _largest_pool(run, measure),
+    }
+
+
+def _largest_microbatch(run: PlannedRun, measure: Measure) -> int:
+    """Bisects over microbatches of one row a device up to the batch of a whole step."""
+    settings, trainer = run.trainer.config, run.trainer
+    unit = row_tokens(run)
+    step_tokens = trainer.microbatches[0] * trainer.rows[0] * trainer.layouts[0].tokens
+
+    def is_too_large(num_rows: int) -> bool:
+        train = replace(settings.train, microbatch_tokens=num_rows * unit)
+        changed = replace(settings, train=train)
+        change = f"train.microbatch_tokens={num_rows * unit}"
+        return not _fits(run, changed, "update", change, measure)
+
+    tqdm.write(
+        "search: every try of train.microbatch_tokens compiles the update, which takes minutes"
+    )
+    candidates = range(1, step_tokens // unit + 1)
+    return unit * bisect_left(candidates, True, key=is_too_large)
+
+
+def _largest_pool(run: PlannedRun, measure: Measure) -> int:
+    """Guesses the pages, as memory is linear in them, and then lowers the guess until it fits."""
+    settings, engine = run.trainer.config, run.engine
+    num_shards = engine.num_shards * run.num_hosts
+    page = run.parts["KV pool"] / engine.pages_per_shard
+    generate = measure(run.programs["generate"])
+    free = run.chip.hbm_bytes - phase_totals(run, {"generate": generate})["rollout"]
+
+    # Pages for all slots are enough; one page of every shard is not for sequences.
+    enough = engine.slots_per_shard * engine.pages_per_slot
+    pages = min(engine.pages_per_shard - 1 + int(free // page), enough)
+    while pages >= engine.pages_per_slot:
+        num_pages = pages * num_shards
+        changed = replace(settings, rollout=replace(settings.rollout, num_pages=num_pages))
+        if _fits(run, changed, "generate", f"rollout.num_pages={num_pages}", measure):
+            return num_pages
+        pages = pages * 15 // 16
+    return 0
+
+
+def _fits(
+    run: PlannedRun,
+    changed: config.Config,
+    program: str,
+    change: str,
+    measure: Measure,
+) -> bool:
+    """Compiles one program with changed settings, and returns whether its phase fits."""
+    other = build(changed, run.devices)
+    totals = phase_totals(other, {program: measure(other.programs[program])})
+    total = max(totals.values())
+    tqdm.write(f"search: {change}: {program} {total / GIB:.2f} GiB")
+    return total <= run.chip.hbm_bytes

@@ -1,0 +1,134 @@
+"""Plans without a compilation: topologies, known models, the programs of a run, the search."""
+
+import importlib.util
+from dataclasses import replace
+
+import jax
+import pytest
+import reference
+from plans import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
+
+from jzero.algorithms import PRESETS, needs_critic, needs_reference
+from jzero.distributed.mesh import train_mesh
+from jzero.errors import UserError
+from jzero.model import qwen
+from jzero.planning import chips
+from jzero.planning.compiling import Measurement, Program, compile_only_devices, measure
+from jzero.planning.models import architecture
+from jzero.planning.planned_run import build
+from jzero.planning.search import search
+from jzero.training.step import make_minibatches, score_and_credit
+from jzero.training.trainer import abstract_batches, make_trainer
+
+# Parameters in billions, of the models' cards.
+PUBLISHED_SIZES = {
+    "Qwen2.5-0.5B": 0.49,
+    "Qwen2.5-1.5B": 1.54,
+    "Qwen2.5-3B": 3.09,
+    "Qwen2.5-7B": 7.62,
+    "Qwen3-0.6B": 0.6,
+    "Qwen3-1.7B": 1.72,
+    "Qwen3-4B": 4.02,
+    "Qwen3-8B": 8.19,
+}
+
+
+@needs_libtpu
+@pytest.mark.parametrize("topology", ["v5e-8", "v5e:2x3", "v9:2x2", "h100", "v5p:2x2"])
+def test_an_unknown_topology_is_answered_with_known_ones(topology):
+    with pytest.raises(UserError, match="v5e:2x4|not divisible"):
+        compile_only_devices(topology)
+
+
+def test_missing_compilers_are_named(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'jzero\[tpu\]'"):
+        compile_only_devices(TOPOLOGY)
+    with pytest.raises(UserError, match=r"pip install 'jzero\[cuda12\]'"):
+        compile_only_devices("h100:8")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("jax_plugins") is None, reason="jax-cuda12-plugin is not installed"
+)
+def test_gpus_that_are_not_there():
+    devices = compile_only_devices("h100:8")
+    publish = build(small_settings(), devices).programs["publish"]
+    assert len(devices) == 8
+    assert devices[0].device_kind in chips.CHIPS
+    assert measure(publish, "h100:8", None).peak_bytes > 0
+
+
+@pytest.mark.parametrize("name, billions", PUBLISHED_SIZES.items())
+def test_known_architectures_have_their_published_sizes(name, billions):
+    assert qwen.num_params(architecture(name)) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_an_unknown_model_is_answered_with_known_ones():
+    with pytest.raises(UserError, match=r"Qwen2\.5-0\.5B"):
+        architecture("Qwen/QwQ-32B")
+
+
+@needs_libtpu
+def test_every_host_decodes_its_share():
+    """v5e:4x4 is 4 hosts of 4 chips."""
+    settings = small_settings(num_rows=16, num_slots=256)
+    run = build(settings, compile_only_devices("v5e:4x4"))
+    assert run.num_hosts == 4
+    assert run.engine.mesh.size == 4
+    assert run.engine.max_concurrent_decodes == 64
+    assert run.mesh.size == 16
+
+
+@pytest.mark.parametrize("num_rows", [0, 5])
+def test_search_finds_the_largest_that_fits(num_rows, monkeypatch):
+    """At most `num_rows` rows on each of 8 devices fit. Pages for every slot take little."""
+    monkeypatch.setitem(chips.CHIPS, "cpu", chips.CHIPS["TPU v5 lite"])
+    tries = []
+
+    def measure_by_rows(program: Program) -> Measurement:
+        tries.append(program)
+        batches = program[1][1]
+        rows = batches[0].tokens.shape[1] if isinstance(batches, tuple) else 0
+        peak_bytes = 2**60 if rows > 8 * num_rows else 0
+        return Measurement(argument_bytes=0, temp_bytes=0, peak_bytes=peak_bytes, compile_s=0)
+
+    settings = small_settings(num_prompts=256, kv_dtype="float32")
+    largest = search(build(settings, jax.devices()), measure_by_rows)
+
+    assert largest == {
+        "train.microbatch_tokens": num_rows * 8 * ROW_TOKENS,
+        "rollout.num_pages": settings.rollout.num_slots,
+    }
+    assert len(tries) < 12
+
+
+@pytest.mark.parametrize(
+    "name, minibatches",
+    [
+        pytest.param("grpo", 1, marks=pytest.mark.slow),  # its fields are among those of trl_018
+        ("trl_018", 1),
+        ("ppo", 2),
+    ],
+)
+def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compilation):
+    """They have every field that scoring sets, and no other."""
+    settings = reference.settings(
+        algorithm=vars(PRESETS[name]()), train={"minibatches": minibatches}
+    )
+    critic = reference.MODEL if needs_critic(settings.algorithm) else None
+    mesh = train_mesh(-1, 1, 1, jax.devices()[:1])
+    trainer = make_trainer(settings, reference.MODEL, critic, mesh)
+    state = trainer.policy.start(trainer.policy.init_params(0))
+    if trainer.critic:
+        state = replace(state, critic=trainer.critic.start(trainer.critic.init_params(0)))
+    reference_params = state.params if needs_reference(settings.algorithm) else None
+    rollouts = reference.random_rollouts(0, 4, 4)
+
+    minibatch, *_ = parts = make_minibatches(trainer, rollouts, 1)
+    score_and_credit(trainer, state, parts, rollouts, reference_params)
+
+    def shapes(tree):
+        return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+
+    assert shapes(minibatch.batches) == shapes(abstract_batches(trainer))
