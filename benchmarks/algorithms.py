@@ -5,8 +5,8 @@
     python benchmarks/algorithms.py --workdir runs/staleness --names grpo --seeds 0 1 2 \\
         --max_staleness 0 1 --steps 50
 
-Every row is a run of `jzero.main`, or the mean and standard deviation over several seeds. A run that
-is finished is not repeated. Settings after -- go to every run.
+Every row is a run of `jzero.main`, or the mean and standard deviation over several seeds. A run
+that is finished is not repeated. Settings after -- go to every run.
 """
 
 import argparse

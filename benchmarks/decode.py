@@ -1,8 +1,14 @@
-"""`python benchmarks/decode.py --model Qwen2.5-3B [--slots 64 128 256]`: tokens a second of decoding, random weights.
+"""Measures the tokens a second of decoding, with random weights.
 
-Every slot holds a prompt of its own and makes exactly --new tokens, through the driver that runs use. The seconds are
-those of --new tokens less those of one call, so that prefills do not count. Bytes are the weights once a step and the
-keys and values of every token before it: what must be read, however it is read."""
+    python benchmarks/decode.py --model Qwen2.5-3B [--slots 64 128 256]
+
+Every slot holds a prompt of its own and decodes exactly --new tokens, through the scheduler that
+runs use. The seconds are those of --new tokens less those of one decode call, so that prefills do
+not count. The bytes are what every step must read, however it is read: the weights, and the keys
+and values of all tokens before.
+"""
+
+import argparse
 
 import jax
 import measure
@@ -20,53 +26,82 @@ from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.rollout.engine import Engine
 from jzero.rollout.scheduler import Scheduler
 from jzero.rollout.sequence import make_groups
+from jzero.types import Params
+
+HEADINGS = [
+    "model",
+    "sequences",
+    "tokens/s",
+    "ms a step",
+    "GB/s a device",
+    "of its bandwidth",
+]
 
 
-def row(given, model: qwen.QwenConfig, chip: Chip | None, slots: int) -> list[str]:
-    train = train_mesh(1, -1, given.tensor)
-    mesh = decode_mesh(train)
+def make_engine(
+    args: argparse.Namespace,
+    model: qwen.QwenConfig,
+    num_slots: int,
+) -> tuple[Engine, Params]:
+    """Returns an engine of `num_slots` slots, and random weights in its layout."""
+    mesh = train_mesh(1, -1, args.tensor)
     settings = RolloutConfig(
-        num_prompts=slots,
+        num_prompts=num_slots,
         group_size=1,
-        max_prompt_tokens=given.prompt,
-        max_new_tokens=given.new,
-        num_slots=slots,
+        max_prompt_tokens=args.prompt,
+        max_new_tokens=args.new,
+        num_slots=num_slots,
     )
-    engine = Engine(model, settings, mesh, (), given.dtype)
-    init = jax.jit(lambda key: qwen.init(model, key), out_shardings=param_shardings(model, train))
-    params = publisher(model, train, mesh, engine.dtype)(init(jax.random.key(0)))
-    seed = jax.device_put(jax.random.key(0), NamedSharding(mesh, P()))
-    prompts = list(
-        np.random.default_rng(0)
-        .integers(0, model.vocab_size, (slots, given.prompt))
-        .astype(np.int32)
-    )
+    engine = Engine(model, settings, decode_mesh(mesh), (), args.dtype)
 
-    def run(new: int) -> None:
-        for sequence in Scheduler(engine, params, lambda ids: "").run(
-            make_groups(prompts, 1, new), 1, 1.0, seed
-        ):
-            assert len(sequence.tokens) == new
+    def init(key: jax.Array) -> Params:
+        return qwen.init(model, key)
 
-    least = settings.decode_steps + 1  # the first is the prefill's
-    spent = measure.median_seconds(lambda: run(given.new), given.repeat) - measure.median_seconds(
-        lambda: run(least), given.repeat
-    )
-    steps = given.new - least
-    context = given.prompt + (given.new + least) / 2
-    moved = device_bytes(
-        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
-    )
-    moved += engine.slots_per_shard * context * kv_bytes_per_token(engine)
-    rate = moved * steps / spent
-    of_peak = measure.share(rate, chip and chip.bandwidth)
-    numbers = (
-        f"{slots * steps / spent:,.0f}",
-        f"{1000 * spent / steps:.2f}",
+    params = jax.jit(init, out_shardings=param_shardings(model, mesh))(jax.random.key(0))
+    publish = publisher(model, mesh, engine.mesh, engine.dtype)
+    return engine, publish(params)
+
+
+def weight_bytes(params: Params) -> float:
+    def abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+    return device_bytes(jax.tree.map(abstract, params))
+
+
+def table_row(
+    args: argparse.Namespace,
+    model: qwen.QwenConfig,
+    chip: Chip | None,
+    num_slots: int,
+) -> list[str]:
+    engine, params = make_engine(args, model, num_slots)
+    seed = jax.device_put(jax.random.key(0), NamedSharding(engine.mesh, P()))
+    generator = np.random.default_rng(0)
+    shape = (num_slots, args.prompt)
+    prompts = list(generator.integers(0, model.vocab_size, shape).astype(np.int32))
+
+    def decode(num_new: int) -> None:
+        scheduler = Scheduler(engine, params, lambda ids: "")
+        for sequence in scheduler.run(make_groups(prompts, 1, num_new), 1, 1.0, seed):
+            assert len(sequence.tokens) == num_new
+
+    one_call = engine.settings.decode_steps + 1  # the prefill samples the first token
+    seconds = measure.median_seconds(lambda: decode(args.new), args.repeat)
+    seconds -= measure.median_seconds(lambda: decode(one_call), args.repeat)
+
+    num_steps = args.new - one_call
+    mean_context = args.prompt + (args.new + one_call) / 2
+    cache_bytes = engine.slots_per_shard * mean_context * kv_bytes_per_token(engine)
+    rate = (weight_bytes(params) + cache_bytes) * num_steps / seconds
+    return [
+        args.model.rpartition("/")[2],
+        str(num_slots),
+        f"{num_slots * num_steps / seconds:,.0f}",
+        f"{1000 * seconds / num_steps:.2f}",
         f"{rate / 1e9:,.0f}",
-        of_peak,
-    )
-    return [given.model.rpartition("/")[2], str(slots), *numbers]
+        measure.share(rate, chip.bandwidth if chip else None),
+    ]
 
 
 def main() -> None:
@@ -74,15 +109,13 @@ def main() -> None:
     parser.add_argument(
         "--slots", type=int, nargs="+", default=[64, 128, 256], help="sequences at once"
     )
-    parser.add_argument("--prompt", type=int, default=256, help="tokens")
-    parser.add_argument("--new", type=int, default=512, help="tokens")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
+    parser.add_argument("--new", type=int, default=512, help="tokens of a response")
     parser.add_argument("--tensor", type=int, default=1, help="devices that share a model")
-    given, model, chip = measure.start(parser)
-    rows = [row(given, model, chip, slots) for slots in given.slots]
-    head = ["model", "sequences", "tokens/s", "ms a step", "GB/s a device", "of its bandwidth"]
-    print(
-        f"{given.prompt} prompt tokens, {given.new} new, {given.dtype}\n{measure.table(head, rows)}"
-    )
+    args, model, chip = measure.start(parser)
+    rows = [table_row(args, model, chip, num_slots) for num_slots in args.slots]
+    print(f"{args.prompt} prompt tokens, {args.new} new, {args.dtype}")
+    print(measure.table(HEADINGS, rows))
 
 
 if __name__ == "__main__":

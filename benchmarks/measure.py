@@ -1,4 +1,4 @@
-"""What decode.py and update.py share: a model without weights, a device's peaks, medians, a table."""
+"""What decode.py and update.py share: architectures, peaks of devices, medians, a table."""
 
 import argparse
 import statistics
@@ -33,7 +33,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
 def start(
     parser: argparse.ArgumentParser,
 ) -> tuple[argparse.Namespace, qwen.QwenConfig, Chip | None]:
-    """Returns the arguments, the model's architecture, and the peaks of a device if they are known."""
+    """Returns the arguments, the model's architecture, and a device's peaks if they are known."""
     args = parser.parse_args()
     with cli.user_errors():
         model = architecture(args.model)

@@ -2,8 +2,8 @@
 
     python benchmarks/plan.py --out DIR [--only TEXT,...]
 
-Every cell is a process of its own and a JSON file in DIR. A cell whose file is there is not compiled
-again, so that the command goes on where it stopped. `--only` chooses the cells whose name, such as
+Every cell is a process of its own and a JSON file in DIR. A cell whose file is there is not
+compiled again, so that the command goes on where it stopped. `--only` chooses the cells whose name, such as
 "Qwen2.5-3B v5e:2x4", holds every TEXT.
 """
 

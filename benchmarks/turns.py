@@ -3,11 +3,11 @@
     python benchmarks/turns.py --recipe configs/guess.py:tiny --seeds 0 1 2 --out runs/turns \\
         [--config.train.steps=60]
 
-Every seed has two runs, which differ in what an episode is. "turns" has the recipe's episodes. "one"
-has episodes of one response, and as many more rollouts of a prompt as there are turns, which is no
-smaller budget. The policy of "one" is then evaluated with the recipe's turns ("asked again"): what
-it gains there, it gains without having been trained for turns. The table has held-out accuracy,
-as mean and standard deviation over the seeds.
+Every seed has two runs, which differ in what an episode is. "turns" has the recipe's episodes.
+"one" has episodes of one response, and as many more rollouts of a prompt as there are turns, which
+is no smaller budget. The policy of "one" is then evaluated with the recipe's turns ("asked again"):
+what it gains there, it gains without having been trained for turns. The table has held-out
+accuracy, as mean and standard deviation over the seeds.
 """
 
 import argparse

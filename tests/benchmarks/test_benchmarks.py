@@ -40,6 +40,7 @@ def table_rows(script: str, environment: dict[str, str], *arguments: str) -> lis
     """Runs a script, and returns the cells of the rows of its table."""
     path = str(ROOT / "benchmarks" / script)
     command = [sys.executable, path, "--dtype=float32", "--repeat=1", *arguments]
+    environment = environment | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
