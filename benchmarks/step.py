@@ -100,6 +100,7 @@ def measure(arguments: argparse.Namespace) -> dict:
     with open(os.path.join(arguments.workload, "prompts.json")) as file:
         rows = json.load(file)["rows"]
     times, cpu = [], []
+    first = 0.0
     with Pool(0) as pool:
         run = setup.build(workload_config(arguments.workload), pool)
         state = run.trainer.policy.start(

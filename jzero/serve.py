@@ -138,7 +138,8 @@ class Server:
                 "logprobs=1: the likeliest token is known with temperature=0 only; ask for logprobs=0"
             )
         if chat:
-            several = tokenizer.render(self.tokenizer, given.messages)
+            messages = [{str(key): text for key, text in item.items()} for item in given.messages]
+            several = tokenizer.render(self.tokenizer, messages)
         many = isinstance(several, list) and several and not isinstance(several[0], int)
         prompts: Any = several if many else [several]
         for i, prompt in enumerate(prompts):

@@ -173,7 +173,9 @@ def test_samples_are_of_steps_evenly_apart_and_of_the_last(steps, each):
     assert len(kept) <= report.MAX_ROLLOUTS // 2 and chosen[-1] == steps - 1
     apart = [b - a for a, b in pairwise(chosen)]
     assert max(apart, default=0) - min(apart, default=0) <= 1
-    assert len(kept) == min(steps * each, report.MAX_ROLLOUTS // 2 // each * each or report.MAX_ROLLOUTS // 2)
+    assert len(kept) == min(
+        steps * each, report.MAX_ROLLOUTS // 2 // each * each or report.MAX_ROLLOUTS // 2
+    )
 
 
 @pytest.mark.parametrize(("letter", "runs"), [("a", 1), ("数", 1), ("<", 2)])
