@@ -303,7 +303,7 @@ def jetstream(port: int, server: Server, params: Any, seed: Any) -> None:
         """Gives the tokens that the last call, or the prefill, made."""
         with lock:
             steps[0] += 1
-            columns = decode_state["tokens"], steps[0] <= steps[1], steps[0].copy()
+            columns = decode_state.tokens, steps[0] <= steps[1], steps[0].copy()
             said = engine_api.ResultTokens(
                 jax.numpy.stack(columns, axis=1), (0, 1), (1, 2), (2, 3), 1
             )
