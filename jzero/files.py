@@ -5,8 +5,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 JsonObject = dict[str, Any]  # a JSON object as `json` reads it
 
 
@@ -34,9 +32,3 @@ def read_jsonl(path: Path) -> list[JsonObject]:
     """
     with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
         return [json.loads(line) for line in file if line.endswith("\n")]
-
-
-def fill_template(template: str, **values: Any) -> str:
-    """A text file of this package, filled in (Jinja)."""
-    text = Path(__file__).with_name(template).read_text(encoding="utf-8")
-    return jinja2.Environment(trim_blocks=True).from_string(text).render(values).rstrip("\n")
