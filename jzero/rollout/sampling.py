@@ -226,7 +226,7 @@ def nucleus_threshold(
     """
     wanted_mass = top_p * probs.sum(axis=-1, keepdims=True)
 
-    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def halve(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low, high = bounds
         middle = low + (high - low) // 2
         threshold = lax.bitcast_convert_type(middle, jnp.float32)
