@@ -1,4 +1,4 @@
-"""The values that describe a model: its sizes, its parameters, and the tree that holds them.
+"""The values that describe a model: its sizes, and the tree that holds its parameters.
 
 Nothing here computes. `layers.py` defines the parameters and the computation of a decoder layer,
 `families.py` says which model family uses which layer, and `qwen.py` builds the whole model.
@@ -9,9 +9,7 @@ Dimension letters in this package:
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from jax.nn.initializers import Initializer
 from jaxtyping import PyTree
 
 # A nested dict of arrays: {"embed", "layers": {"q", "k", ...}, "norm"}, and "lm_head" where the
@@ -36,14 +34,3 @@ class QwenConfig:
     rms_norm_eps: float
     # A critic has a scalar head in place of logits. Hugging Face has no such setting.
     value_head: bool = False
-
-
-class Parameter(NamedTuple):
-    """The shape of one array of the model, the logical name of each axis, and its first values.
-
-    `distributed.mesh.RULES` says which mesh axis each logical axis is split over.
-    """
-
-    shape: tuple[int, ...]
-    axes: tuple[str, ...]
-    initializer: Initializer

@@ -17,22 +17,21 @@ from functools import partial
 from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
+from flax import nnx
 from jaxtyping import PyTree
 
 from jzero.errors import UserError
-from jzero.model.architecture import Parameter, Params, QwenConfig
-from jzero.model.layers import Attend, Rotary, dense_layer, dense_parameters
+from jzero.model.architecture import QwenConfig
+from jzero.model.layers import Attend, DenseLayer, Rotary
 
 HuggingFaceConfig = Mapping[str, Any]  # the parsed config.json of a checkpoint
 
 
-class LayerFunction(Protocol):
-    """Computes one decoder layer: x [N, E] -> x [N, E] and `carry`. See `layers.dense_layer`."""
+class Layer(Protocol):
+    """A Flax module that computes one decoder layer: x [N, E] -> x [N, E] and `carry`."""
 
     def __call__(
         self,
-        config: QwenConfig,
-        weights: Params,
         x: jax.Array,
         rope: Rotary,
         attend: Attend,
@@ -61,16 +60,14 @@ class Family:
     """What differs from one model family to the next.
 
     architecture  the class of `transformers` that config.json names.
-    parameters    returns the parameters of one layer, by name.
-    layer         computes one layer from these parameters.
+    layer         makes the Flax module of one layer, whose parameters draw keys from the Rngs.
     tensors       name of a parameter ("embed", "layers.q", ...) -> its tensor in a checkpoint. The
                   table may name more parameters than the family has.
     refusals      yields a phrase for every setting of a config.json that `layer` does not follow.
     """
 
     architecture: str
-    parameters: Callable[[QwenConfig], Mapping[str, Parameter]]
-    layer: LayerFunction
+    layer: Callable[[QwenConfig, nnx.Rngs], Layer]
     tensors: Mapping[str, StoredTensor]
     refusals: Callable[[HuggingFaceConfig], Iterator[str]]
 
@@ -97,7 +94,7 @@ DENSE_TENSORS = {
 
 
 def dense_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
-    """Yields what `dense_layer` would silently compute differently from `transformers`."""
+    """Yields what `DenseLayer` would silently compute differently from `transformers`."""
     rope_type = rope_settings(hf_config).get("rope_type", "default")
     if rope_type != "default":
         yield f"{rope_type=}: only default is implemented"
@@ -134,15 +131,13 @@ def rope_settings(hf_config: HuggingFaceConfig) -> dict[str, Any]:
 FAMILIES: dict[str, Family] = {
     "qwen2": Family(  # Qwen2 and Qwen2.5
         architecture="Qwen2ForCausalLM",
-        parameters=partial(dense_parameters, attention_bias=True, query_key_norm=False),
-        layer=dense_layer,
+        layer=partial(DenseLayer, attention_bias=True, query_key_norm=False),
         tensors=DENSE_TENSORS,
         refusals=dense_refusals,
     ),
     "qwen3": Family(  # the dense models of Qwen3
         architecture="Qwen3ForCausalLM",
-        parameters=partial(dense_parameters, attention_bias=False, query_key_norm=True),
-        layer=dense_layer,
+        layer=partial(DenseLayer, attention_bias=False, query_key_norm=True),
         tensors=DENSE_TENSORS,
         refusals=qwen3_refusals,
     ),

@@ -1,18 +1,20 @@
-"""A dense decoder layer: its parameters, and what it computes.
+"""A dense decoder layer: a Flax NNX module with its parameters, and what it computes.
 
-`families.py` names the functions `dense_parameters` and `dense_layer` in the entries of Qwen2 and
-Qwen3. A layer receives its attention as a function, so the same layer serves packed training rows,
-the prefill of prompts and paged decoding. See `architecture.py` for the dimension letters.
+`families.py` names the class `DenseLayer` in the entries of Qwen2 and Qwen3. A layer receives its
+attention as a function, so the same layer serves packed training rows, the prefill of prompts and
+paged decoding. See `architecture.py` for the dimension letters.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.nn import initializers
+from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float, Int, PyTree
 
-from jzero.model.architecture import Parameter, Params, QwenConfig
+from jzero.model.architecture import QwenConfig
 
 NORMAL = initializers.normal(0.02)  # the standard deviation that Hugging Face draws weights with
 ONES = initializers.ones
@@ -83,85 +85,101 @@ def project(
     return out.reshape(-1, out.shape[1] // head_dim, head_dim)
 
 
-def dense_parameters(
-    config: QwenConfig, *, attention_bias: bool, query_key_norm: bool
-) -> dict[str, Parameter]:
-    """Returns the parameters of one dense layer.
+def parameter(
+    rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], initializer: Initializer
+) -> nnx.Param[jax.Array]:
+    """Returns an fp32 parameter, drawn with the next key of `rngs`.
 
-    attention_bias: q, k and v have biases (Qwen2).
-    query_key_norm: an RMSNorm acts on every head of q and k (Qwen3).
-    The order matters: parameter i draws its first values with key i of the layer.
+    `axes` are the logical names of its axes; `distributed.mesh.RULES` says which mesh axis each of
+    them is split over.
     """
-    E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
-    H, K = config.num_attention_heads, config.num_key_value_heads
-    parameters = {
-        "attn_norm": Parameter((E,), ("norm",), ONES),
-        "q": Parameter((E, H, D), ("embed", "heads", "head_dim"), NORMAL),
-        "k": Parameter((E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL),
-        "v": Parameter((E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL),
-        "o": Parameter((H, D, E), ("heads", "head_dim", "embed"), NORMAL),
-        "mlp_norm": Parameter((E,), ("norm",), ONES),
-        "gate": Parameter((E, F), ("embed", "mlp"), NORMAL),
-        "up": Parameter((E, F), ("embed", "mlp"), NORMAL),
-        "down": Parameter((F, E), ("mlp", "embed"), NORMAL),
-    }
-    if attention_bias:
-        parameters |= {
-            "q_bias": Parameter((H, D), ("heads", "head_dim"), ZEROS),
-            "k_bias": Parameter((K, D), ("kv_heads", "head_dim"), ZEROS),
-            "v_bias": Parameter((K, D), ("kv_heads", "head_dim"), ZEROS),
-        }
-    if query_key_norm:
-        parameters |= {
-            "q_norm": Parameter((D,), ("norm",), ONES),
-            "k_norm": Parameter((D,), ("norm",), ONES),
-        }
-    return parameters
+    return nnx.Param(initializer(rngs.params(), shape, jnp.float32), axes=axes)
 
 
-def dense_layer(
-    config: QwenConfig,
-    weights: Params,
-    x: Float[Array, "N E"],
-    rope: Rotary,
-    attend: Attend,
-    layer: Int[Array, ""],
-    carry: PyTree,
-) -> tuple[Float[Array, "N E"], PyTree]:
-    """Computes one decoder layer; returns the hidden states after it, and attention's `carry`.
+class DenseLayer(nnx.Module):
+    """A decoder layer: attention and a gated MLP (Shazeer 2020, SwiGLU), each behind an RMSNorm.
 
-    `weights` is the layer's slice of `Params["layers"]`, in the dtype of the activations. Biases
-    and norms of q, k and v apply where the weights have them. Tokens are flat, so the gradient of
-    every weight is one plain matrix product: XLA:CPU takes 2.4 times as long to contract the two
-    axes of B and T.
+    The order of the parameters matters: parameter i draws its first values with key i of the layer.
+    `qwen.forward` calls the layer with a slice of the stacked parameters, in the dtype of the
+    activations.
     """
-    B, T = rope.cos.shape[:2]
-    N, E = x.shape
-    D, eps = config.head_dim, config.rms_norm_eps
 
-    # Attention. q is [N, H, D]; k and v are [N, K, D].
-    h = rms_norm(x, weights["attn_norm"], eps)
-    q = project(h, weights["q"], D)
-    k = project(h, weights["k"], D)
-    v = project(h, weights["v"], D)
-    if "q_bias" in weights:
-        q = q + weights["q_bias"]
-        k = k + weights["k_bias"]
-        v = v + weights["v_bias"]
-    if "q_norm" in weights:
-        q = rms_norm(q, weights["q_norm"], eps)
-        k = rms_norm(k, weights["k_norm"], eps)
-    q = rotate(q.reshape(B, T, -1, D), rope)
-    k = rotate(k.reshape(B, T, -1, D), rope)
-    v = v.reshape(B, T, -1, D)
-    mixed, carry = attend(q, k, v, layer, carry)
-    flat_mixed = mixed.reshape(N, -1)  # [N, H * D]
-    flat_o = weights["o"].reshape(-1, E)
-    x = x + jnp.einsum("nf,fe->ne", flat_mixed, flat_o)
+    def __init__(
+        self,
+        config: QwenConfig,
+        rngs: nnx.Rngs,
+        *,
+        attention_bias: bool,
+        query_key_norm: bool,
+    ) -> None:
+        """attention_bias: q, k and v have biases. query_key_norm: heads of q and k are normed."""
+        E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
+        H, K = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = D
+        self.norm_eps = config.rms_norm_eps
+        self.attention_bias = attention_bias
+        self.query_key_norm = query_key_norm
 
-    # The gated MLP (Shazeer 2020, SwiGLU).
-    h = rms_norm(x, weights["mlp_norm"], eps)
-    gate = jax.nn.silu(jnp.einsum("ne,ef->nf", h, weights["gate"]))
-    up = jnp.einsum("ne,ef->nf", h, weights["up"])
-    x = x + jnp.einsum("nf,fe->ne", gate * up, weights["down"])
-    return x, carry
+        self.attn_norm = parameter(rngs, (E,), ("norm",), ONES)
+        self.q = parameter(rngs, (E, H, D), ("embed", "heads", "head_dim"), NORMAL)
+        self.k = parameter(rngs, (E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL)
+        self.v = parameter(rngs, (E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL)
+        self.o = parameter(rngs, (H, D, E), ("heads", "head_dim", "embed"), NORMAL)
+        self.mlp_norm = parameter(rngs, (E,), ("norm",), ONES)
+        self.gate = parameter(rngs, (E, F), ("embed", "mlp"), NORMAL)
+        self.up = parameter(rngs, (E, F), ("embed", "mlp"), NORMAL)
+        self.down = parameter(rngs, (F, E), ("mlp", "embed"), NORMAL)
+        if attention_bias:
+            self.q_bias = parameter(rngs, (H, D), ("heads", "head_dim"), ZEROS)
+            self.k_bias = parameter(rngs, (K, D), ("kv_heads", "head_dim"), ZEROS)
+            self.v_bias = parameter(rngs, (K, D), ("kv_heads", "head_dim"), ZEROS)
+        if query_key_norm:
+            self.q_norm = parameter(rngs, (D,), ("norm",), ONES)
+            self.k_norm = parameter(rngs, (D,), ("norm",), ONES)
+
+    def __call__(
+        self,
+        x: Float[Array, "N E"],
+        rope: Rotary,
+        attend: Attend,
+        layer: Int[Array, ""],
+        carry: PyTree,
+    ) -> tuple[Float[Array, "N E"], PyTree]:
+        """Returns the hidden states after the layer, and the `carry` of its attention.
+
+        Tokens are flat, so the gradient of every weight is one plain matrix product: XLA:CPU takes
+        2.4 times as long to contract the two axes of B and T.
+        """
+        N, E = x.shape
+        h = rms_norm(x, self.attn_norm[...], self.norm_eps)
+        q, k, v = self.queries_keys_values(h, rope)
+        mixed, carry = attend(q, k, v, layer, carry)
+        flat_mixed = mixed.reshape(N, -1)  # [N, H * D]
+        flat_o = self.o[...].reshape(-1, E)
+        x = x + jnp.einsum("nf,fe->ne", flat_mixed, flat_o)
+
+        h = rms_norm(x, self.mlp_norm[...], self.norm_eps)
+        gate = jax.nn.silu(jnp.einsum("ne,ef->nf", h, self.gate[...]))
+        up = jnp.einsum("ne,ef->nf", h, self.up[...])
+        x = x + jnp.einsum("nf,fe->ne", gate * up, self.down[...])
+        return x, carry
+
+    def queries_keys_values(
+        self, h: Float[Array, "N E"], rope: Rotary
+    ) -> tuple[Float[Array, "B T H D"], Float[Array, "B T K D"], Float[Array, "B T K D"]]:
+        """Returns q and k, rotated by their positions, and v."""
+        B, T = rope.cos.shape[:2]
+        D = self.head_dim
+        q = project(h, self.q[...], D)
+        k = project(h, self.k[...], D)
+        v = project(h, self.v[...], D)
+        if self.attention_bias:
+            q = q + self.q_bias[...]
+            k = k + self.k_bias[...]
+            v = v + self.v_bias[...]
+        if self.query_key_norm:
+            q = rms_norm(q, self.q_norm[...], self.norm_eps)
+            k = rms_norm(k, self.k_norm[...], self.norm_eps)
+        q = rotate(q.reshape(B, T, -1, D), rope)
+        k = rotate(k.reshape(B, T, -1, D), rope)
+        return q, k, v.reshape(B, T, -1, D)

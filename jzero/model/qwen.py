@@ -1,4 +1,7 @@
-"""The whole decoder model as functions over values: Qwen2, Qwen2.5 and the dense models of Qwen3.
+"""The whole decoder model: Qwen2, Qwen2.5 and the dense models of Qwen3.
+
+Flax NNX modules hold the structure: the parameters, their logical axes and their first values.
+What computes are functions over values.
 
     params = qwen.init(config, jax.random.key(0))
     hidden, carry = qwen.forward(config, params, tokens, positions, attend, dtype=jnp.bfloat16)
@@ -6,8 +9,8 @@
 
 `config` says which model (`QwenConfig`), `params` is a plain nested dict of arrays (`Params`), and
 `attend` is the attention, which the caller brings along: packed rows, dense prefill or paged
-decoding. The layer comes from the family's entry in `families.py`. `logprobs.py` turns hidden
-states into log-probabilities. See `architecture.py` for the dimension letters.
+decoding. The module of a layer comes from the family's entry in `families.py`. `logprobs.py` turns
+hidden states into log-probabilities. See `architecture.py` for the dimension letters.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,13 +18,14 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.nn import initializers
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
-from jzero.model.architecture import Parameter, Params, QwenConfig
-from jzero.model.families import family_of
-from jzero.model.layers import NORMAL, ONES, Attend, rms_norm, rotary
+from jzero.model.architecture import Params, QwenConfig
+from jzero.model.families import Layer, family_of
+from jzero.model.layers import NORMAL, ONES, Attend, parameter, rms_norm, rotary
 
 __all__ = [
     "REMAT",
@@ -41,46 +45,38 @@ __all__ = [
 # -- parameters ------------------------------------------------------------------------------------
 
 
-def outer_parameters(config: QwenConfig) -> dict[str, Parameter]:
-    """Returns the parameters outside of the layers, in the order in which they are drawn."""
-    V, E = config.vocab_size, config.hidden_size
-    parameters = {
-        "embed": Parameter((V, E), ("vocab", "embed"), NORMAL),
-        "norm": Parameter((E,), ("norm",), ONES),
-    }
-    if config.value_head:
-        as_openrlhf = initializers.normal(1 / (E + 1))
-        parameters["value"] = Parameter((E,), ("embed",), as_openrlhf)
-    elif not config.tie_word_embeddings:
-        parameters["lm_head"] = Parameter((E, V), ("embed", "vocab"), NORMAL)
-    return parameters
+class Qwen(nnx.Module):
+    """The tree of all parameters. `forward` computes with it; the module itself is not called.
+
+    Every parameter draws its first values with a key of its own, by its place; the layers together
+    have the second place. A new parameter at the end changes no other parameter's values.
+    """
+
+    def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
+        V, E = config.vocab_size, config.hidden_size
+        make_layer = family_of(config.model_type).layer
+
+        # Every leaf below `layers` leads with an axis [L], which `forward` scans.
+        @partial(nnx.vmap, transform_metadata={nnx.PARTITION_NAME: None})
+        def stack(rngs: nnx.Rngs) -> Layer:
+            return make_layer(config, rngs)
+
+        self.embed = parameter(rngs, (V, E), ("vocab", "embed"), NORMAL)
+        self.layers = stack(rngs.split(config.num_hidden_layers))
+        self.norm = parameter(rngs, (E,), ("norm",), ONES)
+        if config.value_head:
+            as_openrlhf = initializers.normal(1 / (E + 1))
+            self.value = parameter(rngs, (E,), ("embed",), as_openrlhf)
+        elif not config.tie_word_embeddings:
+            self.lm_head = parameter(rngs, (E, V), ("embed", "vocab"), NORMAL)
 
 
 def init(config: QwenConfig, key: jax.Array) -> Params:
-    """Returns random fp32 parameters, drawn as Hugging Face does: normal(0.02), norms 1, biases 0.
+    """Returns random fp32 parameters.
 
-    Every parameter has a key of its own, by its place in the tables; the layers together have the
-    second place. A new parameter at the end of a table changes no other parameter's values.
+    They are drawn as Hugging Face draws them: weights normal(0.02), norms 1 and biases 0.
     """
-    outer = outer_parameters(config)
-    first, *rest = outer
-    keys = {name: jax.random.fold_in(key, i) for i, name in enumerate([first, "layers", *rest])}
-    layer_keys = jax.random.split(keys["layers"], config.num_hidden_layers)
-    layer = family_of(config.model_type).parameters(config)
-
-    def draw_layer(key: jax.Array) -> Params:
-        return {
-            name: draw(parameter, jax.random.fold_in(key, i))
-            for i, (name, parameter) in enumerate(layer.items())
-        }
-
-    params: Params = {name: draw(parameter, keys[name]) for name, parameter in outer.items()}
-    return params | {"layers": jax.vmap(draw_layer)(layer_keys)}
-
-
-def draw(parameter: Parameter, key: jax.Array) -> jax.Array:
-    """Returns a parameter's first values in fp32."""
-    return parameter.initializer(key, parameter.shape, jnp.float32)
+    return nnx.to_pure_dict(nnx.state(Qwen(config, nnx.Rngs(params=key))))
 
 
 def abstract(config: QwenConfig) -> Params:
@@ -90,11 +86,24 @@ def abstract(config: QwenConfig) -> Params:
 
 def logical_axes(config: QwenConfig) -> Params:
     """Returns the tree of `init` with a tuple of logical axis names at every leaf."""
-    outer = outer_parameters(config)
-    layer = family_of(config.model_type).parameters(config)
-    axes: Params = {name: parameter.axes for name, parameter in outer.items()}
-    axes["layers"] = {name: ("layers", *parameter.axes) for name, parameter in layer.items()}
+    state = nnx.state(nnx.eval_shape(lambda: Qwen(config, nnx.Rngs(0))))
+
+    def axes_of(leaf: nnx.Param) -> tuple[str, ...]:
+        return leaf.get_metadata()["axes"]
+
+    axes = nnx.to_pure_dict(jax.tree.map(axes_of, state, is_leaf=is_parameter))
+    axes["layers"] = {name: ("layers", *of_layer) for name, of_layer in axes["layers"].items()}
     return axes
+
+
+def is_parameter(value: object) -> bool:
+    return isinstance(value, nnx.Param)
+
+
+def layer_graph(config: QwenConfig) -> nnx.GraphDef:
+    """Returns the structure of one layer's module, into which `forward` merges the parameters."""
+    make_layer = family_of(config.model_type).layer
+    return nnx.graphdef(nnx.eval_shape(lambda: make_layer(config, nnx.Rngs(0))))
 
 
 def num_params(config: QwenConfig) -> int:
@@ -158,12 +167,13 @@ def forward(
     Returns the hidden states, and `carry` as the last layer's attention left it.
     """
     rope = rotary(config, positions)
-    dense = family_of(config.model_type).layer
+    graph = layer_graph(config)
 
     def step(state: tuple, scanned: tuple) -> tuple[tuple, None]:
         x, carry = state
         index, weights = scanned
-        return dense(config, weights, x, rope, attend, index, carry), None
+        layer = nnx.merge(graph, weights)
+        return layer(x, rope, attend, index, carry), None
 
     # The cast happens once and before the scan, so that a sharded stack is gathered in `dtype`.
     layers = cast(params["layers"], dtype)
