@@ -30,7 +30,7 @@ LAYERS = [
     ("cli",),
     ("setup", "sft"),
     ("train",),
-    ("evaluate",),
+    ("evaluate", "serving"),
     ("main", "generate", "export", "report", "serve", "filter", "grade"),
     ("planning",),
     ("plan",),

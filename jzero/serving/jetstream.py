@@ -1,0 +1,160 @@
+"""JetStream's own orchestrator and gRPC server over jzero's engine: greedy tokens.
+
+JetStream 0.2.2, the latest release, is archived and brings TensorFlow, so it is an extra and is
+imported only in `serve_jetstream`. Its orchestrator calls an engine from several threads, takes one
+token of every slot a call, puts an end of text before each prompt, and never frees a slot: it only
+fills a slot again. The classes here are the engine and the tokenizer as it wants them.
+"""
+
+import logging
+import os
+import signal
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jzero.model import qwen, tokenizer
+from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.rollout.decode_state import DecodeState, Prefix
+from jzero.rollout.engine import Engine, Placement
+from jzero.rollout.prefill import prefill_shape
+
+PrefixAndLength = tuple[Prefix[jax.Array], int]
+
+
+class JetStreamTokenizer:
+    """A tokenizer with the names that JetStream uses."""
+
+    def __init__(self, text_tokenizer: PreTrainedTokenizerFast, stop_ids: tuple[int, ...]) -> None:
+        self.tokenizer = text_tokenizer
+        self.stop_tokens = set(stop_ids)
+        self.bos_id = stop_ids[0]
+        self.pad_id = 0
+
+    def encode(self, text: str, **_: object) -> tuple[np.ndarray, int]:
+        """Returns the token ids with an end of text before them, and how many there are."""
+        ids = [self.bos_id, *tokenizer.encode(self.tokenizer, text)]
+        return np.array(ids), len(ids)
+
+    def decode(self, ids: list[int]) -> str:
+        """Returns the text of token ids."""
+        return tokenizer.decode(self.tokenizer, ids)
+
+
+class JetStreamEngine:
+    """An engine with the methods that JetStream's orchestrator calls.
+
+    `lock` is held during every call, because the threads of the orchestrator share the engine.
+    """
+
+    samples_per_slot = 1
+
+    def __init__(
+        self,
+        engine: Engine,
+        text_tokenizer: PreTrainedTokenizerFast,
+        params: qwen.Params,
+        seed: jax.Array,
+    ) -> None:
+        self.engine = engine
+        self.tokenizer = text_tokenizer
+        self.params = params
+        self.seed = seed
+        self.lock = threading.Lock()
+        self.max_concurrent_decodes = engine.max_concurrent_decodes
+        # JetStream pads prompts to powers of two, up to 2**15.
+        self.max_prefill_length = 1 << min(15, engine.max_sequence_tokens.bit_length() - 1)
+        # Calls since each slot was filled, and how many of them give a token.
+        self.num_calls = np.zeros(engine.max_concurrent_decodes, np.int32)
+        self.most_calls = np.zeros(engine.max_concurrent_decodes, np.int32)
+
+    def load_params(self) -> qwen.Params:
+        """Returns the weights."""
+        return self.params
+
+    def init_decode_state(self) -> DecodeState[jax.Array]:
+        """Returns a new state of empty slots."""
+        return self.engine.init_decode_state()
+
+    def get_tokenizer(self) -> str:
+        """Returns what JetStream hands to `build_tokenizer`; there is nothing to say."""
+        return ""
+
+    def build_tokenizer(self, _: str) -> JetStreamTokenizer:
+        """Returns the tokenizer."""
+        return JetStreamTokenizer(self.tokenizer, self.engine.stop_ids)
+
+    def prefill(
+        self, *, params: qwen.Params, padded_tokens: np.ndarray, true_length: int
+    ) -> PrefixAndLength:
+        """Prefills a prompt without the end of text before it. Keeps its end if it is too long."""
+        tokens = padded_tokens[:true_length]
+        if true_length > 1:
+            tokens = tokens[1:]
+        tokens = tokens[1 - self.engine.max_sequence_tokens :]
+        width, _ = prefill_shape(self.engine, len(tokens))
+        with self.lock:
+            prefix = self.engine.prefill(
+                params=params,
+                padded_tokens=np.pad(tokens, (0, width - len(tokens))),
+                true_length=len(tokens),
+                temperature=0.0,
+                seed=self.seed,
+            )
+        return prefix, len(tokens)
+
+    def insert(
+        self, prefix: PrefixAndLength, decode_state: DecodeState[jax.Array], slot: int
+    ) -> DecodeState[jax.Array]:
+        """Starts a prompt in a slot, and frees what was there before."""
+        kv, length = prefix
+        with self.lock:
+            if slot in self.engine.placements:
+                self.engine.free_resource(slot)
+            self.num_calls[slot] = 0
+            self.most_calls[slot] = self.engine.max_sequence_tokens - length
+            placement = Placement(
+                slot=slot,
+                prefix_row=0,
+                sample_index=0,
+                length=length,
+                limit=self.engine.max_sequence_tokens,
+                request=0,
+                group=slot,
+                shared_tokens=0,
+            )
+            return self.engine.insert(kv, decode_state, placement, 0.0)
+
+    def generate(
+        self, params: qwen.Params, decode_state: DecodeState[jax.Array]
+    ) -> tuple[DecodeState[jax.Array], object]:
+        """Decodes one step. Returns the tokens that the call before it, or the prefill, made."""
+        from jetstream.engine import engine_api
+
+        with self.lock:
+            self.num_calls += 1
+            is_valid = self.num_calls <= self.most_calls
+            columns = (decode_state.tokens, is_valid, self.num_calls.copy())
+            # JetStream reads columns of one array: tokens, whether they are valid, lengths.
+            result = engine_api.ResultTokens(jnp.stack(columns, axis=1), (0, 1), (1, 2), (2, 3), 1)
+            decode_state, _ = self.engine.generate(params, decode_state, self.seed)
+            return decode_state, result
+
+
+def serve_jetstream(port: int, engine: JetStreamEngine) -> None:
+    """Serves gRPC on every interface until Ctrl-C, which ends the process."""
+    from jetstream.core import config_lib, server_lib
+
+    jax.__dict__["tree_map"] = jax.tree.map  # JetStream 0.2.2 uses the name that JAX has removed
+    logging.getLogger().setLevel(logging.WARNING)
+    config = config_lib.ServerConfig(
+        interleaved_slices=("all=1",),
+        interleaved_engine_create_fns=(lambda _: engine,),
+    )
+    # The server runs for as long as a variable holds it.
+    _server = server_lib.run(port, config, [None], jax_padding=False)
+    # Threads of the orchestrator would keep an orderly exit waiting.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(0))
+    threading.Event().wait()
