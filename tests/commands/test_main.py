@@ -1,4 +1,8 @@
-"""The command: whole runs in processes of their own, killed and resumed, and one clear line for every mistake."""
+"""`python -m jzero.main`: whole runs, killed and resumed, and one clear line for every mistake.
+
+Runs that receive signals are processes of their own. All other commands are forks of one process
+that has imported jzero: they do what a shell would see, without the seconds of an import each.
+"""
 
 import hashlib
 import json
@@ -9,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -18,30 +23,99 @@ from runs import ROOT, RUN, STEPS, finish, launch, rows, timeless, wait_for
 
 from jzero.run import metrics
 
+CHECKPOINT_BEFORE_THE_LAST = STEPS - STEPS % 4  # RUN saves every 4 steps, and after the last
 
-def digests(directory: Path) -> dict[str, str]:
-    files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
+# Takes the arguments of a command; returns its exit status, stdout and stderr.
+Command = Callable[..., tuple[int, str, str]]
+
+FORKS = """
+import json, os, sys, traceback
+from jzero import main, train
+
+for line in sys.stdin:
+    job = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number, path in ((1, job["out"]), (2, job["err"])):
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        sys.argv, code = ["jzero.main", *job["argv"]], 0
+        try:
+            main.run()
+        except SystemExit as exit:
+            code = exit.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
-def finished(environment, tmp_path_factory) -> Path:
-    """The workdir of a run that nothing interrupted."""
+def command(environment, tmp_path_factory) -> Iterator[Command]:
+    """Returns a function that runs `python -m jzero.main` in a fork of a process."""
+    streams = tmp_path_factory.mktemp("streams")
+    out, err = streams / "out", streams / "err"
+    process = subprocess.Popen(
+        [sys.executable, "-c", FORKS],
+        cwd=ROOT,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin and process.stdout and process.stderr
+
+    def call(*argv: str) -> tuple[int, str, str]:
+        process.stdin.write(json.dumps({"argv": argv, "out": str(out), "err": str(err)}) + "\n")
+        process.stdin.flush()
+        code = process.stdout.readline()
+        assert code, process.stderr.read()
+        return int(code), out.read_text(), err.read_text()
+
+    yield call
+    process.communicate()
+
+
+@pytest.fixture(scope="module")
+def finished(command, tmp_path_factory) -> Path:
+    """Returns the workdir of a run that nothing interrupted."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
-    out, _ = finish(launch(environment, workdir))
+    code, out, err = command(*RUN, f"--workdir={workdir}")
+    assert code == 0, err[-3000:]
     assert f"step {STEPS}/{STEPS}  reward" in out
     return workdir
 
 
+def digests(directory: Path) -> dict[str, str]:
+    """Returns the hash of every file below a directory."""
+    hashes = {}
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            name = str(path.relative_to(directory))
+            hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashes
+
+
+def read_json(path: Path) -> dict:
+    return json.loads(path.read_text())
+
+
+# -- Whole runs ------------------------------------------------------------------------------------
+
+
 def test_a_run_leaves_its_files(finished):
-    names = {path.name for path in finished.iterdir()}
     files = {"config.json", "versions.json", "metrics.jsonl", "samples.jsonl", "summary.json"}
-    assert names == files | {"checkpoints", "tensorboard", f"export-{STEPS}"}
-    summary = json.loads((finished / "summary.json").read_text())
-    documented = {
+    directories = {"checkpoints", "tensorboard", f"export-{STEPS}"}
+    assert {path.name for path in finished.iterdir()} == files | directories
+
+
+def test_the_summary_has_what_scripts_rely_on(finished):
+    summary = read_json(finished / "summary.json")
+    assert summary.keys() >= {
         "config",
         "steps",
         "seconds",
@@ -49,53 +123,45 @@ def test_a_run_leaves_its_files(finished):
         "peak_rss_bytes",
         "eval",
         "eval_greedy",
+        "export",
+        "versions",
     }
-    assert summary.keys() >= documented | {"export", "versions"}
-    assert summary["config"] == json.loads((finished / "config.json").read_text())
-    assert summary["steps"] == STEPS and summary["export"] == str(finished / f"export-{STEPS}")
-    assert (
-        summary["versions"] == json.loads((finished / "versions.json").read_text())
-        and summary["versions"]["jax"]
-    )
+    assert summary["config"] == read_json(finished / "config.json")
+    assert summary["steps"] == STEPS
+    assert summary["export"] == str(finished / f"export-{STEPS}")
+    assert summary["versions"] == read_json(finished / "versions.json")
+    assert summary["versions"]["jax"]
     for name in ("eval", "eval_greedy"):
         assert summary[name].keys() == {"countdown"}
         assert summary[name]["countdown"].keys() == {"before", "after_warm_start", "after"}
         assert all(0 <= value <= 1 for value in summary[name]["countdown"].values())
     phases = summary["seconds_by_phase"]
-    assert phases.keys() >= {
-        "sample",
-        "grade",
-        "update",
-        "eval",
-        "warm_start",
-        "checkpoint",
-        "export",
-    }
+    in_order = ("sample", "grade", "update", "eval", "warm_start", "checkpoint", "export")
+    assert phases.keys() >= set(in_order)
     assert 0.5 * summary["seconds"] < sum(phases.values()) <= summary["seconds"]
     assert 10**8 < summary["peak_rss_bytes"] < 10**11
 
 
-def test_metrics_and_samples(finished):
+def test_metrics_have_a_line_for_every_step(finished):
     lines = rows(finished / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert set(metrics.STEP_LINE) - {"sft/loss", "eval/loss"} <= lines[0].keys()
     evaluated = [line["step"] for line in lines if "eval/accuracy" in line]
     assert evaluated == list(range(2, STEPS + 1, 2))
-    keys = {frozenset(name for name in line if not name.startswith("eval")) for line in lines}
-    assert len(keys) <= 2  # "time/checkpoint" is only in some
+    names = {frozenset(name for name in line if not name.startswith("eval")) for line in lines}
+    assert len(names) <= 2  # "time/checkpoint" is only in some
     assert all(np.isfinite(list(line.values())).all() for line in lines)
-    assert len({line["reward/mean"] for line in lines}) > 3 and any(
-        line["optimizer/grad_norm"] for line in lines
-    )
+    assert len({line["reward/mean"] for line in lines}) > 3
+    assert any(line["optimizer/grad_norm"] for line in lines)
     assert max(line["policy/mismatch"] for line in lines) < 0.1
-    assert (
-        lines[0]["compile/programs"] > 1
-        and lines[-1]["compile/programs"] == 0 == lines[-1]["compile/seconds"]
-    )
+    assert lines[0]["compile/programs"] > 1
+    assert lines[-1]["compile/programs"] == 0 == lines[-1]["compile/seconds"]
     assert all(line["publish/bytes"] > 10**4 for line in lines)
-    assert all(
-        line["policy/clip_fraction"] == 0 for line in lines
-    )  # one optimizer step a step: on policy
+    # One optimizer step a step is on policy: nothing is clipped.
+    assert all(line["policy/clip_fraction"] == 0 for line in lines)
+
+
+def test_samples_of_every_step_have_the_documented_columns(finished):
     samples = rows(finished / "samples.jsonl")
     assert [row["step"] for row in samples] == [
         step for step in range(1, STEPS + 1) for _ in range(2)
@@ -129,20 +195,21 @@ def test_export_loads_in_transformers_and_says_the_same(finished):
     export = finished / f"export-{STEPS}"
     tokenizer = transformers.AutoTokenizer.from_pretrained(export)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(export).eval()
-    assert theirs.generation_config.eos_token_id in (
-        tokenizer.eos_token_id,
-        [tokenizer.eos_token_id],
-    )
+    end = tokenizer.eos_token_id
+    assert theirs.generation_config.eos_token_id in (end, [end])
     model, _ = huggingface.load_config(export)
     params = huggingface.load(export, model)
+
     prompt = tokenizer("3 5=8\n", add_special_tokens=False)["input_ids"]
     greedy = theirs.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False)[0].tolist()
     with torch.no_grad():
         logits = theirs(torch.tensor([greedy])).logits[0].numpy()
     ours = jax.jit(reference.forward, static_argnums=0)(model, params, jnp.array([greedy]))[0]
+
     np.testing.assert_allclose(ours, logits, atol=2e-4, rtol=0)
-    new = np.asarray(ours)[len(prompt) - 1 : -1].argmax(-1).tolist()
-    assert new == greedy[len(prompt) :] and len(new) > 3
+    continuation = np.asarray(ours)[len(prompt) - 1 : -1].argmax(-1).tolist()
+    assert continuation == greedy[len(prompt) :]
+    assert len(continuation) > 3
 
 
 def test_a_run_stopped_three_times_equals_one_that_was_not(environment, finished, tmp_path):
@@ -154,136 +221,84 @@ def test_a_run_stopped_three_times_equals_one_that_was_not(environment, finished
     time.sleep(random.random() * 0.2)
     process.kill()
     process.communicate()
-    assert process.returncode == -signal.SIGKILL and not (workdir / "summary.json").exists()
+    assert process.returncode == -signal.SIGKILL
+    assert not (workdir / "summary.json").exists()
 
     reached = 0
-    for number, least in ((signal.SIGTERM, 9), (signal.SIGINT, 13)):
+    for number, least in ((signal.SIGTERM, STEPS // 2), (signal.SIGINT, STEPS - 5)):
         process = launch(environment, workdir)
         wait_for(process, log, least)
         process.send_signal(number)
         out, err = finish(process)
-        summary = json.loads((workdir / "summary.json").read_text())
-        assert least <= summary["steps"] < STEPS and summary["export"] is None
-        assert (
-            f"{number.name}: stopped after step {summary['steps']}; the same command resumes" in out
-        )
+        summary = read_json(workdir / "summary.json")
+        steps = summary["steps"]
+        assert least <= steps < STEPS and steps > reached
+        assert summary["export"] is None
+        assert f"{number.name}: stopped after step {steps}; the same command resumes" in out
         assert f"{number.name}: saving a checkpoint; again to stop at once" in err
-        assert (
-            f"resumed {workdir} at step" in out and "warm start" not in err
-        )  # nothing is done twice
-        assert [row["step"] for row in rows(log)] == list(range(1, summary["steps"] + 1))
-        assert summary["steps"] > reached
-        reached = summary["steps"]
+        assert f"resumed {workdir} at step" in out
+        assert "warm start" not in err  # nothing is done twice
+        assert [row["step"] for row in rows(log)] == list(range(1, steps + 1))
+        reached = steps
 
     finish(launch(environment, workdir))
     assert timeless(log) == timeless(finished / "metrics.jsonl")
-    same = (
+    for name in (
         "samples.jsonl",
         f"export-{STEPS}/model.safetensors",
         f"export-{STEPS}/config.json",
         "config.json",
-    )
-    for name in same:
+    ):
         assert (workdir / name).read_bytes() == (finished / name).read_bytes(), name
-    leaves = lambda path: json.loads((path / f"checkpoints/{STEPS}/host/metadata").read_text())[
-        "leaves"
-    ]
-    assert leaves(workdir) == leaves(finished)  # optimizer moments, too
-    ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (workdir, finished))
+    # The sums of bits of all arrays, those of the optimizer's moments among them.
+    host = f"checkpoints/{STEPS}/host/metadata"
+    assert read_json(workdir / host)["leaves"] == read_json(finished / host)["leaves"]
+    summary = read_json(workdir / "summary.json")
+    expected = read_json(finished / "summary.json")
     for name in ("config", "steps", "eval", "eval_greedy", "eval_all"):
-        assert ours[name] == theirs[name]
-    assert ours["seconds"] > 0.5 * theirs["seconds"]  # of all its processes
+        assert summary[name] == expected[name]
+    assert summary["seconds"] > 0.5 * expected["seconds"]  # of all its processes
 
 
-def test_a_finished_run_may_be_run_again(environment, finished, tmp_path):
+def test_a_finished_run_may_be_run_again(command, finished, tmp_path):
     workdir = tmp_path / "again"
     shutil.copytree(finished, workdir)
     before = digests(workdir)
-    out, err = finish(launch(environment, workdir))
+
+    code, out, err = command(*RUN, f"--workdir={workdir}")
+
+    assert code == 0, err[-3000:]
     assert f"resumed {workdir} at step {STEPS}" in out and "error" not in err
     changed = {name for name, digest in digests(workdir).items() if before.get(name) != digest}
     assert all(name == "summary.json" or name.startswith("tensorboard/") for name in changed)
-    ours, theirs = (json.loads((path / "summary.json").read_text()) for path in (workdir, finished))
-    assert ours["eval"] == theirs["eval"] and ours["steps"] == STEPS and ours["export"]
+    summary = read_json(workdir / "summary.json")
+    assert summary["eval"] == read_json(finished / "summary.json")["eval"]
+    assert summary["steps"] == STEPS and summary["export"]
 
 
-def test_an_export_is_a_model_to_train_and_export_again(environment, finished, tmp_path):
-    source = finished / f"export-{STEPS}"
-    changes = (
-        f"model.path={source}",
-        "warm_start.steps=0",
-        "train.steps=1",
-        "eval.every=0",
-        "train.minibatches=2",
+def test_an_export_is_a_model_to_train_and_export_again(command, finished, tmp_path):
+    source, workdir = finished / f"export-{STEPS}", tmp_path / "run"
+    code, _, err = command(
+        *RUN,
+        f"--workdir={workdir}",
+        f"--config.model.path={source}",
+        "--config.warm_start.steps=0",
+        "--config.train.steps=1",
+        "--config.eval.every=0",
+        "--config.train.minibatches=2",
     )
-    finish(launch(environment, tmp_path / "run", *(f"--config.{change}" for change in changes)))
-    before, after = (
-        json.loads((path / "summary.json").read_text())["eval"]
-        for path in (finished, tmp_path / "run")
-    )
-    assert after["countdown"]["before"] == before["countdown"]["after"]
-    [config, again] = [
-        json.loads((path / "config.json").read_text())
-        for path in (source, tmp_path / "run/export-1")
-    ]
-    assert config == again
+    assert code == 0, err[-3000:]
+    before = read_json(finished / "summary.json")["eval"]["countdown"]
+    after = read_json(workdir / "summary.json")["eval"]["countdown"]
+    assert after["before"] == before["after"]
+    assert read_json(source / "config.json") == read_json(workdir / "export-1/config.json")
 
 
-# -- mistakes ----------------------------------------------------------------------------------------------------------
-
-# A process that imports once and forks for every command: what a shell would see, without three seconds an import.
-FORKS = """
-import json, os, sys, traceback
-from jzero import main, train
-
-for line in sys.stdin:
-    job = json.loads(line)
-    child = os.fork()
-    if not child:
-        for number, path in ((1, job["out"]), (2, job["err"])):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-        sys.argv, code = ["jzero.main", *job["argv"]], 0
-        try:
-            main.run()
-        except SystemExit as exit:
-            code = exit.code or 0
-        except BaseException:
-            traceback.print_exc()
-            code = 1
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
+# -- Mistakes --------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def command(environment, tmp_path_factory):
-    """argv -> exit code, stdout, stderr."""
-    out, err = (tmp_path_factory.mktemp("streams") / name for name in ("out", "err"))
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        [sys.executable, "-c", FORKS],
-        cwd=ROOT,
-        env=environment,
-        stdin=pipe,
-        stdout=pipe,
-        stderr=pipe,
-        text=True,
-    )
-
-    def call(*argv: str) -> tuple[int, str, str]:
-        process.stdin.write(json.dumps({"argv": argv, "out": str(out), "err": str(err)}) + "\n")
-        process.stdin.flush()
-        code = process.stdout.readline()
-        assert code, process.stderr.read()
-        return int(code), out.read_text(), err.read_text()
-
-    yield call
-    process.communicate()
-
-
-def refused(command, *argv: str) -> str:
+def refused(command: Command, *argv: str) -> str:
+    """Runs a command that is refused; returns the one line that it prints, without `error: `."""
     code, _, err = command(*argv)
     lines = [line for line in err.split("\n") if line.strip()]
     assert code == 2 and len(lines) == 1 and lines[0].startswith("error: "), f"{code} {err}"
@@ -293,8 +308,8 @@ def refused(command, *argv: str) -> str:
 TINY = RUN[0]
 MISTAKES = {
     "missing model directory": (
-        ["--config.model.path=/no/such/model"],
-        "no such directory: /no/such/model",
+        ["--config.model.path=tests/no/such/model"],
+        "no such directory: tests/no/such/model",
     ),
     "empty model directory": (
         ["--config.model.path=tests"],
@@ -442,17 +457,15 @@ def test_a_workdir_that_cannot_be_used(command, finished, tmp_path):
     assert digests(finished) == before
 
 
-def test_a_corrupt_checkpoint(environment, finished, tmp_path):
+def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(command, finished, tmp_path):
     workdir = tmp_path / "run"
     shutil.copytree(finished, workdir)
     (workdir / f"checkpoints/{STEPS}/host/metadata").write_text('{"host": {"st')
     before = digests(workdir)
-    _, err = finish(launch(environment, workdir), code=2)
-    assert err.startswith("error: ") and err.count("\n") == 1
-    assert (
-        f"checkpoint {workdir}/checkpoints/{STEPS} cannot be read" in err
-        and "to resume from step 16" in err
-    )
+    code, _, err = command(*RUN, f"--workdir={workdir}")
+    assert code == 2 and err.startswith("error: ") and err.count("\n") == 1
+    assert f"checkpoint {workdir}/checkpoints/{STEPS} cannot be read" in err
+    assert f"to resume from step {CHECKPOINT_BEFORE_THE_LAST}" in err
     unchanged = {name for name, digest in digests(workdir).items() if before.get(name) == digest}
     assert {name for name in before if not name.startswith("tensorboard/")} <= unchanged
 
