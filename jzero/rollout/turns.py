@@ -37,7 +37,10 @@ class TurnGrader:
         """Submits the turn that just ended, for a grade and, if a turn may follow, for a reply."""
         problem = self.problem_of(sequence.prompt_id)
         earlier_turns = None
-        if len(sequence.turns) < self.engine.settings.max_turns:
+        # A suite may ask problems of another task. The settings are not that task's, so it is
+        # answered in one turn.
+        is_own_problem = problem.task == self.task.name
+        if is_own_problem and len(sequence.turns) < self.engine.settings.max_turns:
             earlier_turns = [(turn.text, turn.grade) for turn in sequence.turns[:-1]]
         key = sequence.prompt_id, sequence.sample_index
         self.in_grading[key] = sequence

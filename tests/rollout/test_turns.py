@@ -31,7 +31,7 @@ from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.rollout.turns import TurnGrader
 from jzero.run import trajectories
 from jzero.tasks import TASKS, guess
-from jzero.types import Grade, Problem, Rollout, grade_of
+from jzero.types import Grade, Problem, Rollout, Turn, grade_of
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 
@@ -107,6 +107,31 @@ def test_the_budget_of_tokens_ends_an_episode():
         assert (grader.tokens_before_next_turn(sequence, wrong) is None) == is_over
     no_reply = replace(wrong, reply=None)
     assert grader.tokens_before_next_turn(Sequence(0, 0, 0, prompt, 9), no_reply) is None
+
+
+def test_a_problem_of_another_task_is_answered_in_one_turn():
+    """An evaluation suite, such as countdown in a run of guess, gets no replies."""
+    player = trained_player()
+    task = tiny_settings().task
+    problems = [
+        Problem("0", "guess", "1-7\n", 3),
+        Problem("1", "countdown", "2 1=3", {"numbers": [1, 2], "target": 3}),
+    ]
+    replies = []
+
+    with Pool(1) as pool:
+        grader = TurnGrader(
+            pool, task, player.sampler.engine, player.tokenizer, problems.__getitem__
+        )
+        for number in range(2):
+            sequence = Sequence(number, 0, 0, np.zeros(4, np.int32), 20, [10])
+            sequence.turns = [Turn(0, 1, "x", "stop")]
+            grader.submit(sequence)
+        while grader.in_grading:
+            replies += grader.poll_replies(wait=True)
+
+    has_reply = {sequence.prompt_id: tokens is not None for sequence, tokens in replies}
+    assert has_reply == {0: True, 1: False}
 
 
 # -- whole episodes --------------------------------------------------------------------------------
