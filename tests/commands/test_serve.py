@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import httpx
 import jax
 import numpy as np
+import openai
 import pytest
 import reference
 from hypothesis import given, settings
@@ -37,13 +39,8 @@ from jzero.rollout.engine import Engine
 from jzero.rollout.sampler import make_seed
 from jzero.rollout.scheduler import Scheduler
 from jzero.rollout.sequence import Groups, Sequence
-
-openai = pytest.importorskip("openai", reason="pip install openai")
-httpx = pytest.importorskip("httpx", reason="pip install httpx")
-http = pytest.importorskip("jzero.serving.http", reason="pip install -e '.[serve]'")
-choices = pytest.importorskip("jzero.serving.choices", reason="pip install -e '.[serve]'")
-requests = pytest.importorskip("jzero.serving.requests", reason="pip install -e '.[serve]'")
-worker_module = pytest.importorskip("jzero.serving.worker", reason="pip install -e '.[serve]'")
+from jzero.serving import choices, http, requests
+from jzero.serving import worker as worker_module
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = 96  # tokens of a prompt and its answer
