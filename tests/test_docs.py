@@ -21,6 +21,8 @@ from typing import NamedTuple
 import pytest
 from runs import ROOT, RUN
 
+from jzero import cli
+
 BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?```sh\n(.*?)```", re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 STOPPED_BY_TERM = 143  # the exit status of a shell whose last command killed its server
@@ -81,6 +83,12 @@ def test_links_to_files_exist(page: Path) -> None:
         assert is_address or (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("block", BLOCKS, ids=block_name)
+def test_every_setting_of_a_block_exists(block: Block) -> None:
+    settings = re.findall(r"--config\.[a-z_.0-9]+", block.text)
+    cli.check_setting_names(settings)  # exits with the first name that does not exist
+
+
 def free_port() -> int:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -108,13 +116,7 @@ def run(text: str, environment: dict[str, str], directory: Path) -> str:
 
 @pytest.mark.parametrize("block", marked("runs"), ids=block_name)
 def test_it_runs(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
-    out = run(block.text, environment, tmp_path)
-
-    # The block of the whole workflow ends with the answer of a server.
-    if "jzero.serve" in block.text:
-        assert '"completion_tokens": ' in out
-        assert '"finish_reason": "' in out
-        assert (tmp_path / "runs/sft/report.html").stat().st_size > 50_000
+    run(block.text, environment, tmp_path)
 
 
 @pytest.mark.parametrize("block", marked("small"), ids=block_name)
@@ -140,5 +142,11 @@ def test_it_runs_for_minutes(block: Block, environment: dict[str, str], tmp_path
         clone = tmp_path / "clone"
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
         subprocess.run(["bash", "-ec", block.text], cwd=clone, check=True)
-    else:
-        run(block.text, environment, tmp_path)
+        return
+    out = run(block.text, environment, tmp_path)
+
+    # The block of the whole workflow ends with the answer of a server.
+    if "jzero.serve" in block.text:
+        assert '"completion_tokens": ' in out
+        assert '"finish_reason": "' in out
+        assert (tmp_path / "runs/sft/report.html").stat().st_size > 50_000

@@ -307,7 +307,8 @@ def test_prompts_are_answered_in_their_order(complete, alone) -> None:
     want = [sequence.turn_text for sequence in alone.complete_all(texts, [16] * 3)]
     for prompt in (texts, ids):
         answer = complete(prompt, n=2, temperature=0)
-        assert [choice.text for choice in answer.choices] == list(np.repeat(want, 2))
+        twice_each = [text for text in want for _ in range(2)]
+        assert [choice.text for choice in answer.choices] == twice_each
         assert [choice.index for choice in answer.choices] == list(range(6))
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (20, 96)
     assert complete(ids[1], temperature=0).choices[0].text == want[1]
