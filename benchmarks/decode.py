@@ -22,10 +22,9 @@ from jax.sharding import PartitionSpec as P
 
 from jzero.config import RolloutConfig
 from jzero.distributed.mesh import decode_mesh, param_shardings, train_mesh
-from jzero.distributed.publish import publisher
+from jzero.distributed.publish import bytes_of_one_device, publisher
 from jzero.model import qwen
 from jzero.planning.chips import Chip
-from jzero.planning.compiling import device_bytes
 from jzero.planning.planned_run import kv_bytes_per_token
 from jzero.rollout.engine import Engine
 from jzero.rollout.scheduler import Scheduler
@@ -66,15 +65,6 @@ def make_engine(
     return engine, publish(params)
 
 
-def weight_bytes(params: Params) -> float:
-    """Returns the bytes of the parameters on one device."""
-
-    def abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-
-    return device_bytes(jax.tree.map(abstract, params))
-
-
 def table_row(
     args: argparse.Namespace,
     model: qwen.QwenConfig,
@@ -101,7 +91,7 @@ def table_row(
     num_steps = args.new - one_call
     mean_context = args.prompt + (args.new + one_call) / 2
     cache_bytes = engine.slots_per_shard * mean_context * kv_bytes_per_token(engine)
-    rate = (weight_bytes(params) + cache_bytes) * num_steps / seconds
+    rate = (bytes_of_one_device(params) + cache_bytes) * num_steps / seconds
     return [
         args.model.rpartition("/")[2],
         str(num_slots),

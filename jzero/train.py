@@ -21,6 +21,7 @@ import numpy as np
 from jzero import algorithms
 from jzero.config import Config
 from jzero.distributed import interrupt, processes
+from jzero.distributed.publish import bytes_of_one_device
 from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.model import qwen
@@ -156,8 +157,7 @@ def sample_rollouts(
     rollouts, metrics = collect_rollouts(
         run.sampler, run.stream, run.config, weights, step, run.clock, check_stop
     )
-    leaves = jax.tree.leaves(weights)
-    metrics["publish/bytes"] = sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)
+    metrics["publish/bytes"] = bytes_of_one_device(weights)
     return rollouts, metrics
 
 

@@ -89,3 +89,9 @@ def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype: DTypeLi
         return weights if here == decode else jax.device_put(weights, decode_places)
 
     return publish
+
+
+def bytes_of_one_device(weights: qwen.Params) -> int:
+    """Returns the bytes that the weights take on one device, the first of this host."""
+    leaves = jax.tree.leaves(weights)
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in leaves)

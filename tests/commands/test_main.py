@@ -228,7 +228,7 @@ def test_a_run_stopped_three_times_equals_one_that_was_not(
     assert process.returncode == -signal.SIGKILL
     assert not (workdir / "summary.json").exists()
 
-    reached = 0
+    reached, seconds = 0, 0.0
     for number, least in ((signal.SIGTERM, STEPS // 2), (signal.SIGINT, STEPS - 5)):
         process = launch(environment, workdir)
         wait_for(process, log, least)
@@ -243,7 +243,8 @@ def test_a_run_stopped_three_times_equals_one_that_was_not(
         assert f"resumed {workdir} at step" in out
         assert "warm start" not in err  # nothing is done twice
         assert [row["step"] for row in rows(log)] == list(range(1, steps + 1))
-        reached = steps
+        assert summary["seconds"] > seconds  # the sum of all processes so far
+        reached, seconds = steps, summary["seconds"]
 
     finish(launch(environment, workdir))
     assert timeless(log) == timeless(finished / "metrics.jsonl")
@@ -261,7 +262,7 @@ def test_a_run_stopped_three_times_equals_one_that_was_not(
     expected = read_json(finished / "summary.json")
     for name in ("config", "steps", "eval", "eval_greedy", "eval_all"):
         assert summary[name] == expected[name]
-    assert summary["seconds"] > 0.5 * expected["seconds"]  # of all its processes
+    assert summary["seconds"] > seconds
 
 
 def test_a_finished_run_may_be_run_again(command, finished, tmp_path: Path) -> None:

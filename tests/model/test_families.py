@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from test_qwen import CONFIGS, POSITIONS, TOKENS, causal, random_params
 
 from jzero.errors import UserError
@@ -23,9 +22,6 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 class TwiceTheLayer(DenseLayer):
     """A layer of one's own: a dense layer whose change of the hidden states counts twice."""
 
-    def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
-        super().__init__(config, rngs, attention_bias=False, query_key_norm=False)
-
     def __call__(
         self, x: jax.Array, rope: Rotary, attend: Attend, layer: jax.Array, carry: object
     ) -> tuple[jax.Array, object]:
@@ -33,25 +29,22 @@ class TwiceTheLayer(DenseLayer):
         return x + 2 * (out - x), carry
 
 
-class NeitherBiasNorNorm(DenseLayer):
-    """A dense layer without biases and without norms of heads."""
-
-    def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
-        super().__init__(config, rngs, attention_bias=False, query_key_norm=False)
-
-
 @pytest.fixture
 def my_family(monkeypatch: pytest.MonkeyPatch) -> str:
-    """Returns the name of a family with a layer and a tensor name of its own."""
+    """Returns the name of a family with a layer and a tensor name of its own.
+
+    The family "plain" differs from it in the layer alone, which is a dense one.
+    """
     tensors = {**FAMILIES["qwen2"].tensors, "norm": StoredTensor("model.last_norm.weight")}
     mine = replace(
         FAMILIES["qwen2"],
         architecture="MineForCausalLM",
-        layer=TwiceTheLayer,
+        layer=partial(TwiceTheLayer, attention_bias=False, query_key_norm=False),
         tensors=tensors,
     )
+    plain = partial(DenseLayer, attention_bias=False, query_key_norm=False)
     monkeypatch.setitem(FAMILIES, "mine", mine)
-    monkeypatch.setitem(FAMILIES, "plain", replace(mine, layer=NeitherBiasNorNorm))
+    monkeypatch.setitem(FAMILIES, "plain", replace(mine, layer=plain))
     return "mine"
 
 
