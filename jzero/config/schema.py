@@ -193,6 +193,12 @@ class TaskConfig:
         above=0,
     )
     grade_workers: int = setting(2, "Processes that grade.", at_least=1)
+    max_failed_share: float = setting(
+        0.5,
+        "Share of a step's gradings that may raise an error, time out or kill their worker. Beyond "
+        "it the run stops. Failed gradings score 0.",
+        at_most=1,
+    )
     reward: RewardConfig = field(default_factory=RewardConfig)
 
 
