@@ -6,6 +6,10 @@ Every slot holds a prompt of its own and decodes exactly --new tokens, through t
 runs use. The seconds are those of --new tokens less those of one decode call, so that prefills do
 not count. The bytes are what every step must read, however it is read: the weights, and the keys
 and values of all tokens before.
+
+The script prints a Markdown table with one row for every number of slots: tokens a second of all
+devices, milliseconds a step, and bytes a second of a device, also as a share of the device's memory
+bandwidth where that is known.
 """
 
 import argparse
@@ -63,6 +67,8 @@ def make_engine(
 
 
 def weight_bytes(params: Params) -> float:
+    """Returns the bytes of the parameters on one device."""
+
     def abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
 
@@ -75,6 +81,7 @@ def table_row(
     chip: Chip | None,
     num_slots: int,
 ) -> list[str]:
+    """Decodes with `num_slots` slots, and returns a row of the table."""
     engine, params = make_engine(args, model, num_slots)
     seed = jax.device_put(jax.random.key(0), NamedSharding(engine.mesh, P()))
     generator = np.random.default_rng(0)
@@ -87,8 +94,9 @@ def table_row(
             assert len(sequence.tokens) == num_new
 
     one_call = engine.settings.decode_steps + 1  # the prefill samples the first token
-    seconds = measure.median_seconds(lambda: decode(args.new), args.repeat)
-    seconds -= measure.median_seconds(lambda: decode(one_call), args.repeat)
+    all_seconds = measure.median_seconds(lambda: decode(args.new), args.repeat)
+    first_call_seconds = measure.median_seconds(lambda: decode(one_call), args.repeat)
+    seconds = all_seconds - first_call_seconds
 
     num_steps = args.new - one_call
     mean_context = args.prompt + (args.new + one_call) / 2

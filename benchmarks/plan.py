@@ -2,9 +2,13 @@
 
     python benchmarks/plan.py --out DIR [--only TEXT,...]
 
-Every cell is a process of its own and a JSON file in DIR. A cell whose file is there is not
-compiled again, so that the command goes on where it stopped. `--only` chooses the cells whose name, such as
-"Qwen2.5-3B v5e:2x4", holds every TEXT.
+A cell is a model on a slice. Every cell is a process of its own and a JSON file in DIR. A cell
+whose file is there is not compiled again, so that the command goes on where it stopped. `--only`
+chooses the cells whose name, such as "Qwen2.5-3B v5e:2x4", holds every TEXT.
+
+The table is Markdown and goes to DIR/plan.md, too. It has one row for every cell whose file is in
+DIR: whether the cell fits, the memory of its phases, and the predicted seconds of a step. What the
+columns mean, `jzero.plan` and docs/scaling.md say.
 """
 
 import argparse
@@ -77,7 +81,11 @@ def setting_flags(model: str, topology: str) -> list[str]:
 
 
 def plan_cell(model: str, topology: str, file: Path) -> None:
-    """Plans one cell. What stops the command without a verdict goes to a file beside."""
+    """Plans one cell into `file`.
+
+    If the command ends without a verdict, its error goes to a file beside, and the last line of
+    the error is printed.
+    """
     command = [sys.executable, "-m", "jzero.plan", "--config", RECIPE, "--model", model]
     command += ["--topology", topology, "--json", str(file)]
     command += setting_flags(model, topology)
@@ -88,7 +96,8 @@ def plan_cell(model: str, topology: str, file: Path) -> None:
 
 
 def table_row(model: str, report: JsonObject) -> str:
-    phases, generate = report["phases"], report["programs"]["generate"]
+    phases = report["phases"]
+    generate = report["programs"]["generate"]
     compile_s = sum(program["compile_s"] for program in report["programs"].values())
     cells = [
         model,
@@ -107,6 +116,25 @@ def table_row(model: str, report: JsonObject) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def cell_files(out: Path) -> dict[tuple[str, str], Path]:
+    """Returns the file of every cell, by model and topology."""
+    files = {}
+    for model in MODELS:
+        for topology in SLICES:
+            name = f"{model}_{topology.replace(':', '_')}.json"
+            files[model, topology] = (out / name).absolute()
+    return files
+
+
+def table(files: dict[tuple[str, str], Path]) -> str:
+    """Returns the table of the cells whose file exists."""
+    lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+    for (model, _), file in files.items():
+        if file.exists():
+            lines.append(table_row(model, json.loads(file.read_text())))
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -119,24 +147,16 @@ def main() -> None:
     )
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
+
+    files = cell_files(args.out)
     wanted = args.only.lower().split(",")
-
-    files: dict[tuple[str, str], Path] = {}
-    for model in MODELS:
-        for topology in SLICES:
-            name = f"{model}_{topology.replace(':', '_')}.json"
-            files[model, topology] = (args.out / name).absolute()
-
     for (model, topology), file in tqdm(files.items(), desc="plan", unit="cell"):
         name = f"{model} {topology}".lower()
-        if all(text in name for text in wanted) and not file.exists():
+        is_chosen = all(text in name for text in wanted)
+        if is_chosen and not file.exists():
             plan_cell(model, topology, file)
 
-    lines = [f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
-    for (model, _), file in files.items():
-        if file.exists():
-            lines.append(table_row(model, json.loads(file.read_text())))
-    text = "\n".join(lines) + "\n"
+    text = table(files)
     (args.out / "plan.md").write_text(text)
     print(text)
 

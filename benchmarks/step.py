@@ -1,10 +1,18 @@
-"""One GRPO step on a fixed workload: 32 prompts x 8 samples x exactly 128 new tokens, then one update. One JSON line.
+"""Measures one GRPO step on a fixed workload, and prints one JSON line.
 
     python benchmarks/step.py --workload DIR [--steps 6] [--warmup 2]
 
-DIR holds a small Qwen2 in fp32 (config.json, model.safetensors), its tokenizer, prompts.json {"rows": [{"ids": [...]}]}
-whose end-of-sequence id no logit can reach. Reward: how many times "7" appears. Rollout, update and step are medians
-over the measured steps, in seconds; the step includes rewards, packing and the decoder's copy of the weights."""
+The workload is 32 prompts with 8 samples each of exactly 128 new tokens, and then one update. DIR
+holds a small Qwen2 in fp32 (config.json, model.safetensors), its tokenizer, and prompts.json, which
+is {"rows": [{"ids": [...]}]}. No logit of the model can reach its end-of-sequence id. The reward is
+how often "7" appears in a response.
+
+The line has the seconds of the rollout, of the update and of the step, as medians over the measured
+steps, and what follows from them; the CPU seconds of a step; the largest resident memory of the
+process; the seconds from the start of the process to the end of the first step; the seconds of
+every step; and the versions. The step includes rewards, packing, and the decoder's copy of the
+weights.
+"""
 
 import argparse
 import json
@@ -12,6 +20,8 @@ import os
 import resource
 import statistics
 import time
+from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -26,120 +36,171 @@ from jzero.config import (
     RolloutConfig,
     TrainConfig,
 )
+from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.rollout.sampler import make_seed, to_rollout, with_turn_grades
 from jzero.rollout.scheduler import Scheduler
-from jzero.rollout.sequence import make_groups
+from jzero.rollout.sequence import Sequence, make_groups
 from jzero.run.environment import versions
 from jzero.training.step import update_on_rollouts
-from jzero.types import Grade, Problem
+from jzero.types import Grade, Problem, Rollout, State
 
-PROMPTS, SAMPLES, NEW = 32, 8, 128
+NUM_PROMPTS = 32
+GROUP_SIZE = 8
+NUM_SAMPLES = NUM_PROMPTS * GROUP_SIZE
+MAX_PROMPT_TOKENS = 64
+NEW_TOKENS = 128
+PROBLEM = Problem("benchmark", "benchmark", "", None)
+
+
+class StepSeconds(NamedTuple):
+    """The seconds that a step took, and its parts. The step has more parts than these two."""
+
+    rollout: float
+    update: float
+    step: float
 
 
 def workload_config(directory: str) -> Config:
+    row_tokens = MAX_PROMPT_TOKENS + GROUP_SIZE * NEW_TOKENS
     return Config(
         name="benchmark",
         model=ModelConfig(path=directory, dtype="float32", remat="full", logit_chunk=1 << 20),
         rollout=RolloutConfig(
-            num_prompts=PROMPTS,
-            group_size=SAMPLES,
-            max_prompt_tokens=64,
-            max_new_tokens=NEW,
-            num_slots=256,
+            num_prompts=NUM_PROMPTS,
+            group_size=GROUP_SIZE,
+            max_prompt_tokens=MAX_PROMPT_TOKENS,
+            max_new_tokens=NEW_TOKENS,
+            num_slots=NUM_SAMPLES,
             page_size=16,
             decode_steps=32,
         ),
         algorithm=grpo(std_eps=1e-4),
         optimizer=OptimizerConfig(lr=1e-5, b1=0.9, b2=0.999),
-        train=TrainConfig(microbatch_tokens=2 * (64 + 8 * NEW), pack_buckets=1, packs_per_row=8),
+        train=TrainConfig(
+            microbatch_tokens=2 * row_tokens, pack_buckets=1, packs_per_row=GROUP_SIZE
+        ),
         mesh=MeshConfig(data=-1, fsdp=1),
     )
 
 
-def process_started() -> float:
-    """Wall-clock time at which this process began, interpreter start included (Linux)."""
-    with open("/proc/self/stat") as stat, open("/proc/uptime") as uptime:
-        ticks = int(stat.read().rsplit(")", 1)[1].split()[19])
-        return time.time() - float(uptime.read().split()[0]) + ticks / os.sysconf("SC_CLK_TCK")
+def process_start() -> float:
+    """Returns the wall-clock time at which this process began, before its interpreter (Linux)."""
+    # Field 22 of stat is the start in clock ticks since the boot. The fields are split behind the
+    # second one, the name of the program in parentheses, which may hold spaces.
+    fields_after_name = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start_ticks = int(fields_after_name[19])
+    uptime = float(Path("/proc/uptime").read_text().split()[0])
+    return time.time() - uptime + start_ticks / os.sysconf("SC_CLK_TCK")
 
 
-def step(run: setup.Run, state, number: int, prompts: list[np.ndarray]):
-    """-> state, seconds of rollout, of update, of the whole step."""
-    config, engine = run.config, run.sampler.engine
+def step_prompts(rows: list[JsonObject], number: int) -> list[np.ndarray]:
+    """Returns the tokens of the prompts of step `number` >= 1; the rows repeat after the last."""
+    first = (number - 1) * NUM_PROMPTS
+    chosen = [rows[(first + i) % len(rows)] for i in range(NUM_PROMPTS)]
+    return [np.array(row["ids"], np.int32) for row in chosen]
+
+
+def decode(scheduler: Scheduler, prompts: list[np.ndarray], number: int) -> list[Sequence]:
+    """Decodes all samples of the prompts of step `number`, in the order in which they end."""
+    groups = make_groups(prompts, GROUP_SIZE, NEW_TOKENS)
+    seed = make_seed(scheduler.engine, (0, number))
+    return list(scheduler.run(groups, GROUP_SIZE, 1.0, seed))
+
+
+def grade(run: setup.Run, sequences: list[Sequence]) -> list[Rollout]:
+    """Returns the rollouts in the order of their prompts, with how often "7" appears as reward."""
+    ordered = sorted(sequences, key=lambda sequence: (sequence.prompt_id, sequence.sample_index))
+    assert len(ordered) == NUM_SAMPLES, f"{len(ordered)=}"
+    rollouts = []
+    texts = run.sampler.tokenizer.batch_decode([sequence.tokens for sequence in ordered])
+    for sequence, text in zip(ordered, texts, strict=True):
+        assert len(sequence.tokens) == NEW_TOKENS, f"{len(sequence.tokens)=}"
+        turn_grade = Grade(float(text.count("7")), False, "")
+        rollouts.append(with_turn_grades(to_rollout(PROBLEM, sequence), [turn_grade]))
+    return rollouts
+
+
+def train_step(
+    run: setup.Run, state: State, number: int, prompts: list[np.ndarray]
+) -> tuple[State, StepSeconds]:
     begin = time.perf_counter()
-    driver = Scheduler(engine, run.publish(state.params), lambda ids: "")
-    seed = make_seed(engine, (0, number))
-    done = {
-        (s.prompt_id, s.sample_index): s
-        for s in driver.run(make_groups(prompts, SAMPLES, NEW), SAMPLES, 1.0, seed)
-    }
-    rolled = time.perf_counter()
-    sequences = [done[i, j] for i in range(PROMPTS) for j in range(SAMPLES)]
-    texts = run.sampler.tokenizer.batch_decode([s.tokens for s in sequences])
-    problem = Problem("benchmark", "benchmark", "", None)
-    grades = [Grade(float(text.count("7")), False, "") for text in texts]
-    rollouts = [to_rollout(problem, s) for s in sequences]
-    rollouts = [
-        with_turn_grades(rollout, [grade]) for rollout, grade in zip(rollouts, grades, strict=True)
-    ]
-    assert (
-        all(len(s.tokens) == NEW for s in sequences)
-        and len(rollouts) == config.rollout.num_prompts * SAMPLES
-    )
-    graded = time.perf_counter()
+    # The decoder's copy of the weights lives as long as the scheduler: to the end of the step. So
+    # it counts in the peak memory, as it always did in this benchmark.
+    scheduler = Scheduler(run.sampler.engine, run.publish(state.params), lambda ids: "")
+    sequences = decode(scheduler, prompts, number)
+    end_of_rollout = time.perf_counter()
+
+    rollouts = grade(run, sequences)
+    begin_of_update = time.perf_counter()
     state = update_on_rollouts(run.trainer, state, rollouts, number).state
     jax.block_until_ready(state.params)
     end = time.perf_counter()
-    return state, rolled - begin, end - graded, end - begin
 
-
-def measure(arguments: argparse.Namespace) -> dict:
-    started = process_started()
-    cli.start_jax([])
-    with open(os.path.join(arguments.workload, "prompts.json")) as file:
-        rows = json.load(file)["rows"]
-    times, cpu = [], []
-    first = 0.0
-    with Pool(0) as pool:
-        run = setup.build(workload_config(arguments.workload), pool)
-        state = run.trainer.policy.start(
-            run.trainer.policy.load_params(run.base.directory, run.config.train.seed)
-        )
-        tokens = 0
-        for number in range(1, arguments.warmup + arguments.steps + 1):
-            chosen = [rows[((number - 1) * PROMPTS + i) % len(rows)]["ids"] for i in range(PROMPTS)]
-            before = time.process_time()
-            state, *seconds = step(run, state, number, [np.array(ids, np.int32) for ids in chosen])
-            if number == 1:
-                first = time.time() - started
-            times.append(seconds)
-            cpu.append(time.process_time() - before)
-            tokens = SAMPLES * sum(map(len, chosen)) + PROMPTS * SAMPLES * NEW
-    rollout, update, whole = (
-        statistics.median(column) for column in zip(*times[arguments.warmup :], strict=True)
+    seconds = StepSeconds(
+        rollout=end_of_rollout - begin,
+        update=end - begin_of_update,
+        step=end - begin,
     )
-    new = PROMPTS * SAMPLES * NEW
+    return state, seconds
+
+
+def measure(workload: str, num_steps: int, num_warmup: int) -> JsonObject:
+    """Returns the figures of `num_steps` steps, which follow `num_warmup` others."""
+    start = process_start()
+    cli.start_jax([])
+    rows = json.loads((Path(workload) / "prompts.json").read_text())["rows"]
+
+    seconds_of_steps: list[StepSeconds] = []
+    cpu_seconds: list[float] = []
+    seconds_to_first_step = 0.0
+    num_prompt_tokens = 0
+    with Pool(0) as pool:
+        run = setup.build(workload_config(workload), pool)
+        policy = run.trainer.policy
+        state = policy.start(policy.load_params(run.base.directory, run.config.train.seed))
+        for number in range(1, num_warmup + num_steps + 1):
+            cpu_begin = time.process_time()
+            prompts = step_prompts(rows, number)
+            state, seconds = train_step(run, state, number, prompts)
+            if number == 1:
+                seconds_to_first_step = time.time() - start
+            seconds_of_steps.append(seconds)
+            cpu_seconds.append(time.process_time() - cpu_begin)
+            num_prompt_tokens = sum(map(len, prompts))
+
+    measured = seconds_of_steps[num_warmup:]
+    rollout_seconds = statistics.median(seconds.rollout for seconds in measured)
+    update_seconds = statistics.median(seconds.update for seconds in measured)
+    step_seconds = statistics.median(seconds.step for seconds in measured)
+    num_new_tokens = NUM_SAMPLES * NEW_TOKENS
+    # The prompts of the last step stand for those of all steps.
+    num_trained_tokens = GROUP_SIZE * num_prompt_tokens + num_new_tokens
     return {
         "peer": "jzero",
-        "rollout_s": round(rollout, 3),
-        "new_tok_s": round(new / rollout),
-        "update_s": round(update, 3),
-        "trained_tok_s": round(tokens / update),
-        "step_s": round(whole, 3),
-        "step_cpu_s": round(statistics.median(cpu[arguments.warmup :]), 2),
+        "rollout_s": round(rollout_seconds, 3),
+        "new_tok_s": round(num_new_tokens / rollout_seconds),
+        "update_s": round(update_seconds, 3),
+        "trained_tok_s": round(num_trained_tokens / update_seconds),
+        "step_s": round(step_seconds, 3),
+        "step_cpu_s": round(statistics.median(cpu_seconds[num_warmup:]), 2),
         "peak_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
-        "time_to_first_step_s": round(first, 2),
-        "steps": [[round(x, 3) for x in seconds] for seconds in times],
+        "time_to_first_step_s": round(seconds_to_first_step, 2),
+        "steps": [[round(value, 3) for value in seconds] for seconds in seconds_of_steps],
         "versions": versions(),
     }
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--workload", required=True)
+    parser.add_argument("--workload", required=True, help="directory of the model and the prompts")
     parser.add_argument("--steps", type=int, default=6, help="measured steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (compilation)")
-    print(json.dumps(measure(parser.parse_args())), flush=True)
+    args = parser.parse_args()
+    print(json.dumps(measure(args.workload, args.steps, args.warmup)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

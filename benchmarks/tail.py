@@ -1,10 +1,17 @@
-"""Whole-step throughput where a few responses are much longer than the rest, for several bounds of staleness.
+"""Measures throughput where a few responses are much longer than the rest, by bounds of staleness.
 
-    python benchmarks/tail.py [--max_staleness 0 1 2] [--steps 12] [--alpha 1.1] [--config.section.field=value ...]
+    python benchmarks/tail.py [--max_staleness 0 1 2] [--steps 12] [--alpha 1.1] \\
+        [--config.section.field=value ...]
 
-Response lengths are drawn from a Pareto distribution, P(length > x) = (SHORT / x)^alpha up to rollout.max_new_tokens, by
-request: the same for every eta. Every eta runs twice from the same state; the second time, when all programs are
-compiled, is measured."""
+The lengths of responses are drawn from a Pareto distribution, P(length > x) = (SHORT / x)^alpha up
+to rollout.max_new_tokens. They depend on the problem only, so they are the same for every bound eta
+(rollout.max_staleness). Every eta runs twice from the same state. The second run, for which all
+programs are compiled, is measured.
+
+The script prints one JSON line for every eta: tokens per second over whole steps, the median
+seconds of a step and of its parts, the use of the slots, the lengths of responses, what staleness
+there was, the throughput as a multiple of that of the first eta (times_first), and the versions.
+"""
 
 import argparse
 import json
@@ -16,11 +23,14 @@ import numpy as np
 from jzero import cli, config, setup, train
 from jzero.grading.pool import Pool
 from jzero.rollout.async_stream import RolloutStream
+from jzero.rollout.sampler import Sampler
 from jzero.rollout.sequence import EpisodeGroup
 from jzero.run.environment import versions
 from jzero.training.step import update_on_rollouts
 
 SHORT = 16  # tokens of the shortest response
+
+Metrics = dict[str, float]
 
 
 def defaults() -> config.Config:
@@ -50,84 +60,109 @@ def defaults() -> config.Config:
     )
 
 
-class HeavyTail(RolloutStream):
-    """A stream whose responses end where a draw for their request says, and nowhere else."""
+class HeavyTailStream(RolloutStream):
+    """A stream whose responses end at the length that is drawn for them, and nowhere else."""
 
-    alpha = 1.0
+    def __init__(self, sampler: Sampler, settings: config.Config, alpha: float) -> None:
+        super().__init__(sampler, settings)
+        self.alpha = alpha
 
     def admit(self, version: int) -> list[EpisodeGroup]:
-        new = super().admit(version)
-        for group in new:
-            draws = (
-                np.random.default_rng((0, group.problem_number)).pareto(
-                    self.alpha, len(group.sequences)
-                )
-                + 1
-            )
-            lengths = np.minimum(SHORT * draws, self.rollout.max_new_tokens).astype(int)
+        admitted = super().admit(version)
+        for group in admitted:
+            lengths = self.response_lengths(group.problem_number, len(group.sequences))
             for sequence, length in zip(group.sequences, lengths, strict=True):
-                sequence.length_limit = len(sequence.prompt_tokens) + int(length)
-        return new
+                sequence.length_limit = len(sequence.prompt_tokens) + length
+        return admitted
+
+    def response_lengths(self, problem_number: int, group_size: int) -> list[int]:
+        """Draws the number of tokens of every response of a group."""
+        generator = np.random.default_rng((0, problem_number))
+        # NumPy draws from the Lomax distribution, which is Pareto's moved from 1 to 0.
+        multiples = generator.pareto(self.alpha, group_size) + 1
+        lengths = np.minimum(SHORT * multiples, self.rollout.max_new_tokens)
+        return lengths.astype(int).tolist()
 
 
-def measure(settings: config.Config, steps: int, alpha: float) -> dict[str, float]:
-    with Pool(settings.task.grade_workers) as pool:
-        run = setup.build(settings, pool)
-        engine = run.sampler.engine
-        engine.program_settings = replace(engine.program_settings, stop_ids=())
-        HeavyTail.alpha = alpha
-        rows: list[dict[str, float]] = []
-        for _ in range(2):
-            run = replace(run, stream=HeavyTail(run.sampler, settings))
-            state = setup.initial_state(
-                run, run.trainer.policy.load_params(run.base.directory, run.config.train.seed)
-            )
-            rows = []
-            for step in range(1, steps + 1):
-                begin = time.perf_counter()
-                rollouts, values = train.sample_rollouts(run, state.params, step)
-                result = update_on_rollouts(run.trainer, state, rollouts, step)
-                state = result.state
-                values |= result.metrics
-                rows.append(values | run.clock.pop() | {"seconds": time.perf_counter() - begin})
-    mean = lambda name: float(np.mean([row[name] for row in rows]))
+def run_steps(run: setup.Run, num_steps: int, alpha: float) -> list[Metrics]:
+    """Trains `num_steps` steps from the initial state, and returns the metrics of every step."""
+    run = replace(run, stream=HeavyTailStream(run.sampler, run.config, alpha))
+    params = run.trainer.policy.load_params(run.base.directory, run.config.train.seed)
+    state = setup.initial_state(run, params)
+
+    metrics_of_steps: list[Metrics] = []
+    for step in range(1, num_steps + 1):
+        begin = time.perf_counter()
+        rollouts, metrics = train.sample_rollouts(run, state.params, step)
+        result = update_on_rollouts(run.trainer, state, rollouts, step)
+        state = result.state
+        metrics |= result.metrics
+        metrics |= run.clock.pop()
+        metrics["seconds"] = time.perf_counter() - begin
+        metrics_of_steps.append(metrics)
+    return metrics_of_steps
+
+
+def summarize(metrics_of_steps: list[Metrics]) -> Metrics:
+    """Returns the figures that are printed, of the steps of one run."""
+
+    def values(name: str) -> list[float]:
+        return [metrics[name] for metrics in metrics_of_steps]
+
+    def mean(name: str) -> float:
+        return float(np.mean(values(name)))
+
+    def median(name: str) -> float:
+        return float(np.median(values(name)))
+
     return {
-        "eta": settings.rollout.max_staleness,
-        "tokens_per_second": sum(row["rollout/tokens"] for row in rows)
-        / sum(row["seconds"] for row in rows),
-        "step_seconds": float(np.median([row["seconds"] for row in rows])),
-        "sample_seconds": float(np.median([row["time/sample"] for row in rows])),
-        "update_seconds": float(np.median([row["time/update"] for row in rows])),
+        "tokens_per_second": sum(values("rollout/tokens")) / sum(values("seconds")),
+        "step_seconds": median("seconds"),
+        "sample_seconds": median("time/sample"),
+        "update_seconds": median("time/update"),
         "slot_use": mean("rollout/slot_utilization"),
         "length": mean("rollout/length"),
-        "longest": max(row["rollout/length_max"] for row in rows),
+        "longest": max(values("rollout/length_max")),
         "lag": mean("async/staleness"),
         "carried_tokens": mean("async/carried_tokens"),
         "mismatch": mean("policy/mismatch"),
     }
 
 
+def measure(settings: config.Config, num_steps: int, alpha: float) -> Metrics:
+    """Returns the figures of the bound of staleness in `settings`."""
+    with Pool(settings.task.grade_workers) as pool:
+        run = setup.build(settings, pool)
+        engine = run.sampler.engine
+        # No token ends a response.
+        engine.program_settings = replace(engine.program_settings, stop_ids=())
+        run_steps(run, num_steps, alpha)  # compiles
+        metrics_of_steps = run_steps(run, num_steps, alpha)
+    return {"eta": settings.rollout.max_staleness} | summarize(metrics_of_steps)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--max_staleness", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=12)
+    parser.add_argument(
+        "--max_staleness", type=int, nargs="+", default=[0, 1, 2], help="bounds to measure"
+    )
+    parser.add_argument("--steps", type=int, default=12, help="measured steps of every bound")
     parser.add_argument("--alpha", type=float, default=1.1, help="of the tail; smaller is heavier")
-    given, rest = parser.parse_known_args()
+    args, rest = parser.parse_known_args()
     settings = cli.parse_settings(defaults(), rest)
     cli.start_jax([])
-    found = []
-    for eta in given.max_staleness:
-        found.append(
-            measure(
-                replace(settings, rollout=replace(settings.rollout, max_staleness=eta)),
-                given.steps,
-                given.alpha,
-            )
-        )
-        ratio = found[-1]["tokens_per_second"] / found[0]["tokens_per_second"]
-        print(json.dumps(found[-1] | {"times_first": ratio} | {"versions": versions()}))
+
+    first_throughput = None
+    for max_staleness in args.max_staleness:
+        rollout = replace(settings.rollout, max_staleness=max_staleness)
+        figures = measure(replace(settings, rollout=rollout), args.steps, args.alpha)
+        throughput = figures["tokens_per_second"]
+        if first_throughput is None:
+            first_throughput = throughput
+        times_first = {"times_first": throughput / first_throughput}
+        print(json.dumps(figures | times_first | {"versions": versions()}))
 
 
 if __name__ == "__main__":

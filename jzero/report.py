@@ -18,7 +18,7 @@ import numpy as np
 
 from jzero import cli, config
 from jzero.errors import UserError
-from jzero.files import JsonObject, check_output, parse_json, read_jsonl, write_atomic
+from jzero.files import JsonObject, parse_json, read_jsonl, write_atomic
 from jzero.run.metrics import STEP_LINE, find_metric
 
 MAX_POINTS = 500  # of a curve
@@ -155,9 +155,9 @@ def main() -> None:
         out = args.out or args.workdirs[0] / "report.html"
         page = render_page(args.workdirs)
         # A page that an earlier report wrote is replaced: it is the same command's.
-        if out.is_file() and not is_report(out):
+        if out.exists() and not (out.is_file() and is_report(out)):
             raise UserError(f"--out {out} exists and is no report: give another")
-        check_output(out, force=True)
+        out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, page)
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 

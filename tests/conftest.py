@@ -9,6 +9,7 @@ Fixture for tests that want reference material:
   shared             the folder beside the repository; the test is skipped where there is none
 """
 
+import ctypes
 import gc
 import importlib.util
 import os
@@ -77,17 +78,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="module", autouse=True)
-def forget_compiled_programs() -> Iterator[None]:
+def forget_compiled_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Frees the programs of a test module once it has run.
 
-    JAX keeps every program that it compiled: without this a worker grows to several GiB.
+    JAX keeps every program that it compiled: without this a worker grows to several GiB. What the
+    module's cached functions returned holds programs, too.
     """
     yield
+    for value in vars(request.module).values():
+        is_own = getattr(value, "__module__", None) == request.module.__name__
+        if is_own and hasattr(value, "cache_clear"):
+            value.cache_clear()
     jax.clear_caches()
     with warnings.catch_warnings():
         # What the module's tests left open is not a fault of the test that happened to be last.
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+    # XLA's compiler leaves much freed memory with the allocator, which keeps it by default.
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @pytest.fixture

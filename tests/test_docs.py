@@ -21,6 +21,8 @@ from typing import NamedTuple
 import pytest
 from runs import ROOT, RUN
 
+from jzero import cli
+
 BLOCK = re.compile(r"(?:<!-- ([^\n]*?) -->\n)?```sh\n(.*?)```", re.DOTALL)
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 STOPPED_BY_TERM = 143  # the exit status of a shell whose last command killed its server
@@ -35,6 +37,7 @@ class Block(NamedTuple):
 
 
 def find_blocks() -> list[Block]:
+    """Returns the command blocks of all pages."""
     blocks = []
     for page in PAGES:
         for mark, text in BLOCK.findall(page.read_text(encoding="utf-8")):
@@ -52,35 +55,56 @@ BLOCKS = find_blocks()
 
 
 def marked(mark: str) -> list[Block]:
+    """Returns the blocks whose comment is `mark`."""
     return [block for block in BLOCKS if block.mark == mark]
 
 
+def page_name(page: Path) -> str:
+    return page.name
+
+
 @pytest.mark.parametrize("block", BLOCKS, ids=block_name)
-def test_every_block_says_how_it_is_tested(block):
+def test_every_block_says_how_it_is_tested(block: Block) -> None:
     kind, _, rest = block.mark.partition(": ")
+
     assert kind in ("runs", "small", "slow", "test command", "needs", "tested"), block.text
     if kind == "needs":
-        assert rest
+        assert rest, "the reason is missing"
     if kind == "tested":
         assert (ROOT / rest).exists()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_to_files_exist(page):
-    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
-        if "://" not in target:
-            assert (page.parent / target).exists(), target
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_links_to_files_exist(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
+
+    for target in targets:
+        is_address = "://" in target
+        assert is_address or (page.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=block_name)
+def test_every_setting_of_a_block_exists(block: Block) -> None:
+    settings = re.findall(r"--config\.[a-z_.0-9]+", block.text)
+    cli.check_setting_names(settings)  # exits with the first name that does not exist
+
+
+def free_port() -> int:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
+
+
+def without_installations(text: str) -> str:
+    lines = text.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("pip install"))
 
 
 def run(text: str, environment: dict[str, str], directory: Path) -> str:
     """Runs the commands of a block in `directory`, without its installations; returns stdout."""
     (directory / "configs").symlink_to(ROOT / "configs")
     (directory / "benchmarks").symlink_to(ROOT / "benchmarks")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        text = text.replace("8000", str(free.getsockname()[1]))
-    lines = text.splitlines(keepends=True)
-    text = "".join(line for line in lines if not line.startswith("pip install"))
+    text = without_installations(text).replace("8000", str(free_port()))
 
     path = f"{Path(sys.executable).parent}{os.pathsep}{environment['PATH']}"
     environment = environment | {"PYTHONPATH": str(ROOT), "PATH": path}
@@ -91,23 +115,21 @@ def run(text: str, environment: dict[str, str], directory: Path) -> str:
 
 
 @pytest.mark.parametrize("block", marked("runs"), ids=block_name)
-def test_it_runs(block, environment, tmp_path):
-    out = run(block.text, environment, tmp_path)
-    if "jzero.serve" in block.text:  # the whole workflow: what its last command answered
-        assert '"completion_tokens": ' in out
-        assert '"finish_reason": "' in out
-        assert (tmp_path / "runs/sft/report.html").stat().st_size > 50_000
+def test_it_runs(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
+    run(block.text, environment, tmp_path)
 
 
 @pytest.mark.parametrize("block", marked("small"), ids=block_name)
-def test_it_runs_small(block, environment, tmp_path):
+def test_it_runs_small(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
+    settings_of_tests = RUN[1:]  # the first flag is the recipe, which the page gives itself
     changes = ["train.steps=2", "warm_start.steps=2", "eval.every=0"]
-    small = [*RUN[1:], *(f"--config.{change}" for change in changes), "--workdir", "runs/small"]
+    flags = [*settings_of_tests, *(f"--config.{change}" for change in changes)]
+    flags += ["--workdir", "runs/small"]
 
-    lines = block.text.splitlines()
-    for number, line in enumerate(lines):
-        if "jzero.main" in line:
-            lines[number] = " ".join([line, *small])
+    lines = []
+    for line in block.text.splitlines():
+        is_training = "jzero.main" in line
+        lines.append(" ".join([line, *flags]) if is_training else line)
     run("\n".join(lines), environment, tmp_path)
 
     assert list(tmp_path.glob("runs/*/summary.json"))
@@ -115,10 +137,16 @@ def test_it_runs_small(block, environment, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", marked("slow"), ids=block_name)
-def test_it_runs_for_minutes(block, environment, tmp_path):
+def test_it_runs_for_minutes(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
     if ".venv" in block.text:
         clone = tmp_path / "clone"
         subprocess.run(["git", "clone", "-q", str(ROOT), str(clone)], check=True)
         subprocess.run(["bash", "-ec", block.text], cwd=clone, check=True)
-    else:
-        run(block.text, environment, tmp_path)
+        return
+    out = run(block.text, environment, tmp_path)
+
+    # The block of the whole workflow ends with the answer of a server.
+    if "jzero.serve" in block.text:
+        assert '"completion_tokens": ' in out
+        assert '"finish_reason": "' in out
+        assert (tmp_path / "runs/sft/report.html").stat().st_size > 50_000

@@ -82,7 +82,7 @@ def layer_name(name: str) -> str:
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_imports_point_one_way(path):
+def test_imports_point_one_way(path) -> None:
     name = module_name(path)
     if not name:
         assert not imported_modules(path), "jzero/__init__.py imports nothing of jzero"
@@ -97,7 +97,7 @@ def test_imports_point_one_way(path):
         assert LAYER[there] < LAYER[here], f"{name} must not import {other}"
 
 
-def test_open_types_are_few():
+def test_open_types_are_few() -> None:
     uses = {
         module_name(path): sum(
             isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(parse(path))
@@ -131,7 +131,7 @@ def forbidden(node: ast.AST) -> str | None:
 
 
 @pytest.mark.parametrize("path", FILES, ids=module_name)
-def test_nothing_runs_text_as_code(path):
+def test_nothing_runs_text_as_code(path) -> None:
     for node in ast.walk(parse(path)):
         assert forbidden(node) is None, f"{path}:{getattr(node, 'lineno', '?')} {forbidden(node)}"
 
@@ -152,14 +152,14 @@ def test_nothing_runs_text_as_code(path):
         "os.system(x)",
     ],
 )
-def test_forbidden_is_found(source):
+def test_forbidden_is_found(source) -> None:
     assert any(forbidden(node) for node in ast.walk(ast.parse(source)))
 
 
 @pytest.mark.parametrize(
     "source", ["jax.eval_shape(f)", "model.eval()", "run(x, shell=False)", "np.load(x)"]
 )
-def test_allowed_is_not_found(source):
+def test_allowed_is_not_found(source) -> None:
     assert not any(forbidden(node) for node in ast.walk(ast.parse(source)))
 
 
@@ -182,13 +182,13 @@ def probe(modules: list[str], packages: list[str]) -> tuple[float, list[str]]:
     return float(seconds), found
 
 
-def test_graders_start_without_jax():
+def test_graders_start_without_jax() -> None:
     modules = [f"jzero.{name}" for name in MODULES if name.split(".")[0] in ("tasks", "grading")]
     _, loaded = probe(modules, ["jax", "flax", "torch", "tensorflow"])
     assert loaded == []
 
 
-def test_import_is_quick_and_without_torch():
+def test_import_is_quick_and_without_torch() -> None:
     runs = [probe(["jzero", "jzero.main"], ["torch", "tensorflow"]) for _ in range(2)]
     assert runs[0][1] == []
     assert min(seconds for seconds, _ in runs) <= 3

@@ -23,7 +23,9 @@ def kv_storage(dtype: str, platform: str) -> DTypeLike:
     On CPU bfloat16 is stored as its bits in uint16: XLA:CPU would convert a whole bfloat16 pool to
     fp32 and back around every write.
     """
-    return jnp.uint16 if dtype == "bfloat16" and platform == "cpu" else jnp.dtype(dtype)
+    if dtype == "bfloat16" and platform == "cpu":
+        return jnp.uint16
+    return jnp.dtype(dtype)
 
 
 def encode_kv(x: Float[Array, "..."], storage: DTypeLike) -> Shaped[Array, "..."]:
@@ -35,24 +37,29 @@ def encode_kv(x: Float[Array, "..."], storage: DTypeLike) -> Shaped[Array, "..."
 
 def decode_kv(x: Shaped[Array, "..."], dtype: DTypeLike) -> Float[Array, "..."]:
     """Converts what `encode_kv` returned to `dtype`."""
-    if x.dtype == jnp.uint16:
-        # bfloat16 is the upper half of fp32.
-        return lax.bitcast_convert_type(x.astype(jnp.uint32) << 16, jnp.float32).astype(dtype)
-    return x.astype(dtype)
+    if x.dtype != jnp.uint16:
+        return x.astype(dtype)
+    # The bits of bfloat16 are the upper half of the bits of fp32.
+    bits = x.astype(jnp.uint32) << 16
+    return lax.bitcast_convert_type(bits, jnp.float32).astype(dtype)
 
 
 def to_rows(x: Float[Array, "*batch K D"], rows: int, width: int) -> Float[Array, "*batch rows W"]:
     """Puts width // D neighboring heads into each row, and zeros where no head is."""
     *batch, K, D = x.shape
     heads_per_row = width // D
-    x = pad_end(x, rows * heads_per_row - K, 0)
+    missing_heads = rows * heads_per_row - K
+    unused_columns = width - heads_per_row * D
+
+    x = pad_end(x, missing_heads, 0)
     x = x.reshape(*batch, rows, heads_per_row * D)
-    return pad_end(x, 0, width - heads_per_row * D)
+    return pad_end(x, 0, unused_columns)
 
 
 def pad_end(x: jax.Array, rows: int, columns: int) -> jax.Array:
     """Appends zeros to the last two axes."""
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, rows), (0, columns)])
+    other_axes = [(0, 0)] * (x.ndim - 2)
+    return jnp.pad(x, [*other_axes, (0, rows), (0, columns)])
 
 
 def write(
@@ -65,18 +72,22 @@ def write(
 
     Without `offsets`, x [W, page, K, D] are whole pages for pages[W] of the pool. With `offsets`,
     x [W, K, D] are single tokens for the places (pages[W], offsets[W]).
-    The write goes by rows of a flattened view: any other spelling makes XLA lay out the whole pool
-    anew.
+
+    The pool is written as a flat list of entries, which are pages or tokens. Any other spelling
+    makes XLA lay out the whole pool anew.
     """
     rows, _, page_size, width = pool.shape
     if offsets is None:
-        entry, index = (page_size, width), pages
+        entry_shape = (page_size, width)
+        index_in_row = pages
     else:
-        entry, index = (width,), pages * page_size + offsets
+        entry_shape = (width,)
+        index_in_row = pages * page_size + offsets
 
-    flat = pool.reshape(-1, *entry)
+    flat = pool.reshape(-1, *entry_shape)
     entries_per_row = len(flat) // rows
-    at = jnp.arange(rows)[:, None] * entries_per_row + index[None]
+    index = jnp.arange(rows)[:, None] * entries_per_row + index_in_row[None]
     by_row = jnp.moveaxis(to_rows(x, rows, width), -2, 0)
-    values = encode_kv(by_row.reshape(-1, *entry), pool.dtype)
-    return flat.at[at.ravel()].set(values, mode="promise_in_bounds").reshape(pool.shape)
+    entries = encode_kv(by_row.reshape(-1, *entry_shape), pool.dtype)
+    written = flat.at[index.ravel()].set(entries, mode="promise_in_bounds")
+    return written.reshape(pool.shape)

@@ -52,7 +52,8 @@ def packed(
     The slots of all rows become rows of their own, with the prefix's keys before their own keys.
     The prefix attends to itself alone. A kernel may bring its own `attend`.
     """
-    attend = attend or attend_in_blocks
+    if attend is None:
+        attend = attend_in_blocks
     prefix, num_slots, slot_tokens = layout
     B, _, H, D = q.shape
 
@@ -75,8 +76,14 @@ def packed(
     body = body.reshape(B, num_slots * slot_tokens, H, D)
     if not prefix:
         return body
-    of_prefix = [x[:, :prefix] for x in (q, k, v, segments, segments)]
-    return jnp.concatenate([attend(*of_prefix), body], axis=1)
+    head = attend(
+        q[:, :prefix],
+        k[:, :prefix],
+        v[:, :prefix],
+        segments[:, :prefix],
+        segments[:, :prefix],
+    )
+    return jnp.concatenate([head, body], axis=1)
 
 
 def visible(
@@ -92,10 +99,13 @@ def visible(
     shared key that is not padding. Padding sees padding, at least itself: kernels make NaN of a row
     without a key.
     """
-    key = jnp.arange(k_segments.shape[1])
-    own = (q_segments[:, :, None] == k_segments[:, None]) & (key >= prefix)
-    shared = (k_segments[:, None] > 0) & (key < prefix)
-    return (own | shared) & (key <= prefix + start + jnp.arange(q_segments.shape[1])[:, None])
+    N, M = q_segments.shape[1], k_segments.shape[1]
+    key = jnp.arange(M)
+    is_own = (q_segments[:, :, None] == k_segments[:, None]) & (key >= prefix)
+    is_shared = (k_segments[:, None] > 0) & (key < prefix)
+    is_allowed = is_own | is_shared
+    last_key = prefix + start + jnp.arange(N)[:, None]  # the key of the query's own token
+    return is_allowed & (key <= last_key)
 
 
 def attend_in_blocks(
@@ -113,17 +123,20 @@ def attend_in_blocks(
     R, N, H, D = q.shape
     prefix = k.shape[1] - N
 
-    def block(q: jax.Array, q_segments: jax.Array, start: int | jax.Array) -> jax.Array:
+    def attend_from(q: jax.Array, q_segments: jax.Array, start: int | jax.Array) -> jax.Array:
         return attend_block(q, k, v, q_segments, k_segments, prefix, start)
 
     if N <= QUERY_BLOCK or N % QUERY_BLOCK:
-        return block(q, q_segments, 0)
+        return attend_from(q, q_segments, 0)
 
     def split(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [blocks, R, QUERY_BLOCK, ...]
         return x.reshape(R, N // QUERY_BLOCK, QUERY_BLOCK, *x.shape[2:]).swapaxes(0, 1)
 
+    def attend_and_forget(block: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        return jax.checkpoint(attend_from)(*block)
+
     blocks = split(q), split(q_segments), jnp.arange(0, N, QUERY_BLOCK)
-    out = lax.map(lambda inputs: jax.checkpoint(block)(*inputs), blocks)
+    out = lax.map(attend_and_forget, blocks)
     return out.swapaxes(0, 1).reshape(R, N, H, D)
 
 
@@ -142,16 +155,21 @@ def attend_block(
     G = H // K
 
     # The G heads of a KV head are rows of one product.
-    grouped = q.reshape(R, N, K, G, D).transpose(0, 2, 3, 1, 4).reshape(R, K, G * N, D)
+    queries = q.reshape(R, N, K, G, D).transpose(0, 2, 3, 1, 4)
+    queries = queries.reshape(R, K, G * N, D)
     keys = k.transpose(0, 2, 1, 3)
-    scores = jnp.einsum("rknd,rkmd->rknm", grouped, keys, preferred_element_type=jnp.float32)
+    scores = jnp.einsum("rknd,rkmd->rknm", queries, keys, preferred_element_type=jnp.float32)
 
-    seen = visible(q_segments, k_segments, prefix, start)[:, None, None]
-    scores = jnp.where(seen, scores.reshape(R, K, G, N, M) * D**-0.5, MASKED)
-    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype).reshape(R, K, G * N, M)
+    is_visible = visible(q_segments, k_segments, prefix, start)[:, None, None]
+    scores = scores.reshape(R, K, G, N, M) * D**-0.5
+    scores = jnp.where(is_visible, scores, MASKED)
+    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    probs = probs.reshape(R, K, G * N, M)
 
-    out = jnp.einsum("rknm,rkmd->rknd", probs, v.transpose(0, 2, 1, 3))
-    return out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4).reshape(R, N, H, D)
+    values = v.transpose(0, 2, 1, 3)
+    out = jnp.einsum("rknm,rkmd->rknd", probs, values)
+    out = out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4)
+    return out.reshape(R, N, H, D)
 
 
 # -- paged decoding --------------------------------------------------------------------------------
@@ -176,16 +194,18 @@ def fold_page(
     q: Float[Array, "R K m D"],
     keys: Float[Array, "K R page D"],
     values: Float[Array, "K R page D"],
-    seen: Bool[Array, "R page"],
+    is_visible: Bool[Array, "R page"],
 ) -> OnlineSoftmax:
     """Folds one page of each row into the softmax."""
     scores = jnp.einsum("nkmd,knpd->nkmp", q, keys)
-    scores = jnp.where(seen[:, None, None], scores, MASKED)
+    scores = jnp.where(is_visible[:, None, None], scores, MASKED)
     largest = jnp.maximum(softmax.largest, scores.max(-1))
     weights = jnp.exp(scores - largest[..., None])
-    keep = jnp.exp(softmax.largest - largest)
-    out = softmax.out * keep[..., None] + jnp.einsum("nkmp,knpd->nkmd", weights, values)
-    return OnlineSoftmax(largest, softmax.total * keep + weights.sum(-1), out)
+    # The earlier sums are relative to the earlier largest score.
+    rescale = jnp.exp(softmax.largest - largest)
+    out = softmax.out * rescale[..., None] + jnp.einsum("nkmp,knpd->nkmd", weights, values)
+    total = softmax.total * rescale + weights.sum(-1)
+    return OnlineSoftmax(largest, total, out)
 
 
 def paged(
@@ -205,53 +225,61 @@ def paged(
     """
     S, H, D = q.shape
     K, _, page_size, _ = k_pool.shape
-    G, num_blocks = H // K, shared.shape[0]
+    G = H // K
+    num_blocks = shared.shape[0]
     block = S // num_blocks
+    max_pages = table.shape[1]
 
     def read(pool: jax.Array, pages: jax.Array) -> jax.Array:  # [R] -> [K, R, page, D]
         return decode_kv(pool[:, pages], jnp.float32)
 
-    of_slot = (q.astype(jnp.float32) * D**-0.5).reshape(S, K, G, D)
-    of_block = of_slot.reshape(num_blocks, block, K, G, D).swapaxes(1, 2)
-    of_block = of_block.reshape(num_blocks, K, block * G, D)
-
-    # First the shared pages, by blocks.
-    def fold_shared_page(carry: PageCarry) -> PageCarry:
-        number, softmax = carry
-        seen = jnp.broadcast_to((number < shared)[:, None], (num_blocks, page_size))
-        pages = lax.dynamic_index_in_dim(table[::block], number, 1, keepdims=False)
-        keys, values = read(k_pool, pages), read(v_pool, pages)
-        return number + 1, fold_page(softmax, of_block, keys, values, seen)
-
-    empty = OnlineSoftmax(
-        jnp.full(of_block.shape[:3], MASKED),
-        jnp.zeros(of_block.shape[:3]),
-        jnp.zeros(of_block.shape),
-    )
-    start: PageCarry = (0, empty)
-    _, by_block = lax.while_loop(lambda carry: carry[0] < shared.max(), fold_shared_page, start)
-
-    # Then every slot's own pages.
     def to_slots(x: jax.Array) -> jax.Array:  # [blocks, K, block * G, ...] -> [S, K, G, ...]
         x = x.reshape(num_blocks, K, block, G, *x.shape[3:]).swapaxes(1, 2)
         return x.reshape(S, K, G, *x.shape[4:])
 
-    first = jnp.repeat(shared, block)
-    most_tokens = (lengths - first * page_size).max()
+    slot_queries = (q.astype(jnp.float32) * D**-0.5).reshape(S, K, G, D)
+    block_queries = slot_queries.reshape(num_blocks, block, K, G, D).swapaxes(1, 2)
+    block_queries = block_queries.reshape(num_blocks, K, block * G, D)
+
+    # First the shared pages, by blocks.
+    def has_shared_page(carry: PageCarry) -> jax.Array:
+        number, _ = carry
+        return number < shared.max()
+
+    def fold_shared_page(carry: PageCarry) -> PageCarry:
+        number, softmax = carry
+        is_shared = jnp.broadcast_to((number < shared)[:, None], (num_blocks, page_size))
+        pages = lax.dynamic_index_in_dim(table[::block], number, 1, keepdims=False)
+        keys, values = read(k_pool, pages), read(v_pool, pages)
+        return number + 1, fold_page(softmax, block_queries, keys, values, is_shared)
+
+    empty = OnlineSoftmax(
+        largest=jnp.full(block_queries.shape[:3], MASKED),
+        total=jnp.zeros(block_queries.shape[:3]),
+        out=jnp.zeros(block_queries.shape),
+    )
+    start: PageCarry = (0, empty)
+    _, by_block = lax.while_loop(has_shared_page, fold_shared_page, start)
+
+    # Then every slot's own pages.
+    first_page = jnp.repeat(shared, block)
+    most_tokens = (lengths - first_page * page_size).max()
+
+    def has_own_page(carry: PageCarry) -> jax.Array:
+        number, _ = carry
+        return number * page_size < most_tokens
 
     def fold_own_page(carry: PageCarry) -> PageCarry:
         number, softmax = carry
-        place = first + number
-        inside = jnp.minimum(place, table.shape[1] - 1)
-        pages = jnp.take_along_axis(table, inside[:, None], axis=1)[:, 0]
-        seen = place[:, None] * page_size + jnp.arange(page_size)[None] < lengths[:, None]
+        place = first_page + number
+        # Slots that have read all of their pages go on with a page of which they see nothing.
+        place_in_table = jnp.minimum(place, max_pages - 1)
+        pages = jnp.take_along_axis(table, place_in_table[:, None], axis=1)[:, 0]
+        position = place[:, None] * page_size + jnp.arange(page_size)[None]
+        is_own = position < lengths[:, None]
         keys, values = read(k_pool, pages), read(v_pool, pages)
-        return number + 1, fold_page(softmax, of_slot, keys, values, seen)
+        return number + 1, fold_page(softmax, slot_queries, keys, values, is_own)
 
-    start = (0, OnlineSoftmax(*map(to_slots, by_block)))
-    _, by_slot = lax.while_loop(
-        lambda carry: carry[0] * page_size < most_tokens,
-        fold_own_page,
-        start,
-    )
+    start = (0, jax.tree.map(to_slots, by_block))
+    _, by_slot = lax.while_loop(has_own_page, fold_own_page, start)
     return (by_slot.out / by_slot.total[..., None]).reshape(S, H, D)

@@ -34,7 +34,8 @@ def gather_bytes(data: bytes) -> list[bytes]:
     sizes = multihost_utils.process_allgather(np.array([len(data)], np.int32)).ravel()
     # Hosts must give arrays of one shape. A power of two, so that few gathering programs are
     # compiled.
-    padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)
+    longest = int(sizes.max())
+    padded = np.zeros(1 << longest.bit_length(), np.uint8)
     padded[: len(data)] = np.frombuffer(data, np.uint8)
     rows = multihost_utils.process_allgather(padded)
     return [row[:size].tobytes() for row, size in zip(rows, sizes, strict=True)]

@@ -43,8 +43,7 @@ def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Device] | No
     One of the sizes may be -1: it becomes what the other sizes leave. Raises UserError where the
     sizes do not fill the devices, or `tensor` does not divide the devices of a host.
     """
-    devices = devices or jax.devices()
-    devices = sorted(devices, key=lambda device: (device.process_index, device.id))
+    devices = sorted(devices or jax.devices(), key=host_and_id)
     sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
     settings = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
 
@@ -58,7 +57,8 @@ def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Device] | No
 
     # A host decodes with all of its devices, `tensor` of them together.
     tensor = mesh.shape["tensor"]
-    per_host = sum(device.process_index == devices[0].process_index for device in devices)
+    first_host = devices[0].process_index
+    per_host = sum(device.process_index == first_host for device in devices)
     if per_host % tensor:
         raise UserError(
             f"mesh.tensor={tensor} must divide the {per_host} devices of a host, "
@@ -83,7 +83,7 @@ def split_devices(decode: int) -> tuple[list[Device], list[Device]]:
     decode: mesh.decode_devices, the number of devices of every host that decode. They are the last
     of each host. Raises UserError where a host would have no device left to train.
     """
-    devices = sorted(jax.devices(), key=lambda device: device.id)
+    devices = sorted(jax.devices(), key=host_and_id)
     hosts = [
         [device for device in devices if device.process_index == process]
         for process in range(jax.process_count())
@@ -93,11 +93,17 @@ def split_devices(decode: int) -> tuple[list[Device], list[Device]]:
         raise UserError(
             f"mesh.decode_devices={decode} leaves none of the {fewest} devices of a host to train"
         )
+
     training = []
     for host in hosts:
         training += host[: len(host) - decode]
     this_host = hosts[jax.process_index()]
     return training, this_host[len(this_host) - decode :]
+
+
+def host_and_id(device: Device) -> tuple[int, int]:
+    """Returns the key by which devices are sorted: the devices of a host are neighbors."""
+    return device.process_index, device.id
 
 
 def make_mesh(devices: Sequence[Device], sizes: dict[str, int]) -> Mesh:
@@ -106,7 +112,9 @@ def make_mesh(devices: Sequence[Device], sizes: dict[str, int]) -> Mesh:
     Raises ValueError where the sizes do not fill the devices.
     """
     grid = np.array(devices).reshape(tuple(sizes.values()))
-    return Mesh(grid, tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))
+    # Auto: XLA places the collectives along all axes, except inside a shard_map.
+    axis_types = (AxisType.Auto,) * len(sizes)
+    return Mesh(grid, tuple(sizes), axis_types=axis_types)
 
 
 def param_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
@@ -117,12 +125,15 @@ def param_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
 
     def mesh_axis(logical_axis: str, size: int) -> str | None:
         name = RULES[logical_axis]
-        return name if name in mesh.shape and size % mesh.shape[name] == 0 else None
+        is_split = name in mesh.shape and size % mesh.shape[name] == 0
+        return name if is_split else None
 
-    def place(axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        return NamedSharding(mesh, P(*map(mesh_axis, axes, leaf.shape)))
+    def place(logical_axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        mesh_axes = map(mesh_axis, logical_axes, leaf.shape)
+        return NamedSharding(mesh, P(*mesh_axes))
 
     def is_leaf(x: object) -> bool:
+        # The axes of a parameter are a tuple, which JAX would take for a tree.
         return isinstance(x, tuple)
 
     return jax.tree.map(place, qwen.logical_axes(config), qwen.abstract(config), is_leaf=is_leaf)

@@ -28,7 +28,8 @@ def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
     place = param_shardings(config, mesh)
     layers = dict(place["layers"])
     for name in FLAT:
-        layers[name] = NamedSharding(mesh, P(*layers[name].spec[:-1]))
+        without_head_dim = layers[name].spec[:-1]
+        layers[name] = NamedSharding(mesh, P(*without_head_dim))
     return place | {"layers": layers}
 
 
@@ -42,9 +43,12 @@ def gather_program(config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike) -> Pu
     all_devices = list(train.devices.flat)
     mesh = make_mesh(all_devices, {"slots": -1, "tensor": train.shape["tensor"]})
     places = decoder_shardings(config, mesh)
-    layer_places = jax.tree.map(
-        lambda place: NamedSharding(mesh, P(*place.spec[1:])), places["layers"]
-    )
+
+    def in_one_layer(place: NamedSharding) -> NamedSharding:
+        """Returns the sharding of one layer's weight, without the axis of layers."""
+        return NamedSharding(mesh, P(*place.spec[1:]))
+
+    layer_places = jax.tree.map(in_one_layer, places["layers"])
 
     def gather(weights: qwen.Params, places: qwen.Params) -> qwen.Params:
         return jax.lax.with_sharding_constraint(qwen.cast(weights, dtype), places)

@@ -85,24 +85,31 @@ class Learner:
         """Returns the shapes and shardings of a State, as restoring a checkpoint needs them."""
         params = qwen.abstract(self.model)
         moments = jax.eval_shape(self.optimizer.init, params)
-        step = jax.eval_shape(lambda: jnp.int32(0))
+        step = jax.eval_shape(jnp.int32, 0)
         state = State(params, moments, step)
+        params_structure = jax.tree.structure(params)
 
-        # Adam's moments are trees like the parameters, and are split like them.
         def is_like_params(tree: object) -> bool:
-            return jax.tree.structure(tree) == jax.tree.structure(params)
+            return jax.tree.structure(tree) == params_structure
 
-        shardings = jax.tree.map(
-            lambda x: self.shardings if is_like_params(x) else self.replicated,
-            state,
-            is_leaf=is_like_params,
-        )
-        return jax.tree.map(lambda x, place: x.update(sharding=place), state, shardings)
+        def shardings_of(tree: object) -> qwen.Params | NamedSharding:
+            # Adam's moments are trees like the parameters, and are split like them.
+            return self.shardings if is_like_params(tree) else self.replicated
+
+        def place(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+            return x.update(sharding=sharding)
+
+        shardings = jax.tree.map(shardings_of, state, is_leaf=is_like_params)
+        return jax.tree.map(place, state, shardings)
 
     @cached_property
     def state_shardings(self) -> State:
         """The sharding of every leaf of a State."""
-        return jax.tree.map(lambda x: x.sharding, self.abstract_state())
+
+        def sharding_of(x: jax.ShapeDtypeStruct) -> NamedSharding:
+            return x.sharding
+
+        return jax.tree.map(sharding_of, self.abstract_state())
 
     def init_params(self, seed: int) -> qwen.Params:
         """Returns random parameters, drawn where they will lie."""
@@ -132,10 +139,11 @@ class Learner:
 
         Returns the batches, and i32[layouts] with the number of microbatches that hold something.
         """
-        batches = jax.tree.map(
-            lambda x: collectives.put_global(x, self.row_sharding),
-            tuple(part.batch for part in packed),
-        )
+
+        def put_rows(field: np.ndarray) -> jax.Array:
+            return collectives.put_global(field, self.row_sharding)
+
+        batches = jax.tree.map(put_rows, tuple(part.batch for part in packed))
         counts = np.array([part.num_microbatches for part in packed], np.int32)
         return batches, collectives.put_global(counts, self.replicated)
 
@@ -206,7 +214,7 @@ class Learner:
         ) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
-        placed = jax.tree.map(lambda x: abstract(x, self.row_sharding), tuple(batches))
+        placed = jax.tree.map(partial(abstract, place=self.row_sharding), tuple(batches))
         counts = abstract(np.zeros(len(layouts), np.int32), self.replicated)
         lr = abstract(np.float32(0), self.replicated)
         fresh = abstract(np.bool_(True), self.replicated)
@@ -259,17 +267,20 @@ class Learner:
     ) -> tuple[jax.Array, Stats]:
         """Returns the loss of one microbatch and the sums of its diagnostics."""
         outputs = self._outputs(params, batch, layout)
-        batch = jax.tree.map(lambda x: x[:, layout.prefix :], batch)
-        trained = batch.weights > 0
-        sequence_sum = make_sequence_sum(batch.segments, trained, layout)
-        terms, stats = self.head.loss(outputs, batch, sequence_sum, fresh)
+        # The head's outputs have no prefix, so the fields that the loss reads have none either.
+        body = without_prefix(batch, layout)
+        is_trained = body.weights > 0
+        sequence_sum = make_sequence_sum(body.segments, is_trained, layout)
+        terms, stats = self.head.loss(outputs, body, sequence_sum, fresh)
         stats |= {"tokens": jnp.ones_like(terms), "loss": terms}
 
-        # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is NaN.
-        sums = {
-            name: jnp.where(trained, lax.stop_gradient(x), 0).sum() for name, x in stats.items()
-        }
-        return jnp.where(trained, terms, 0).sum(), sums
+        def sum_over_trained(x: jax.Array) -> jax.Array:
+            # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is
+            # NaN.
+            return jnp.where(is_trained, x, 0).sum()
+
+        sums = {name: sum_over_trained(lax.stop_gradient(x)) for name, x in stats.items()}
+        return sum_over_trained(terms), sums
 
     def _microbatch_gradient(
         self,
@@ -280,8 +291,8 @@ class Learner:
         index: jax.Array | int,
     ) -> tuple[qwen.Params, Stats]:
         """Returns the gradient and the stats of microbatch `index` of a batch."""
-        microbatch = jax.tree.map(lambda x: x[index], batch)
-        return jax.grad(self._loss, has_aux=True)(params, microbatch, layout, fresh)
+        gradient_of_loss = jax.grad(self._loss, has_aux=True)
+        return gradient_of_loss(params, take_microbatch(batch, index), layout, fresh)
 
     def _gradient(
         self,
@@ -296,18 +307,9 @@ class Learner:
         for number, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
             gradient = partial(self._microbatch_gradient, params, batch, layout, fresh)
             if total is None:
-                shapes = jax.eval_shape(gradient, 0)
-                total = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), shapes)
-
-            def add(
-                index: jax.Array,
-                total: tuple[qwen.Params, Stats],
-                gradient: Callable = gradient,
-            ) -> tuple[qwen.Params, Stats]:
-                return jax.tree.map(jnp.add, total, gradient(index))
-
+                total = jax.tree.map(zeros_in_fp32, jax.eval_shape(gradient, 0))
             # The number of microbatches is data: a step with fewer of them does not compile anew.
-            total = lax.fori_loop(0, counts[number], add, total)
+            total = lax.fori_loop(0, counts[number], partial(add_gradient, gradient), total)
         assert total is not None, f"{layouts=}"
         return lax.psum(total, "data") if self.is_data_parallel else total
 
@@ -320,25 +322,32 @@ class Learner:
         fresh: jax.Array,
         layouts: tuple[RowLayout, ...],
     ) -> tuple[State, Stats]:
+        """Computes what `update` returns. The layouts are static."""
         summed_gradient = self._over_data(
             partial(self._gradient, layouts=layouts),
             in_specs=(P(), P(None, "data"), P(), P()),
             out_specs=P(),
         )
         gradient, stats = summed_gradient(state.params, batches, counts, fresh)
+
+        def descend(param: jax.Array, change: jax.Array) -> jax.Array:
+            return param - lr * change
+
         step, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
-        params = jax.tree.map(lambda param, change: param - lr * change, state.params, step)
+        params = jax.tree.map(descend, state.params, step)
         next_state = State(params, opt_state, state.step + 1)
 
         grad_norm = optax.tree.norm(gradient)
         stats |= {"grad_norm": grad_norm, "skipped": jnp.float32(0)}
         if self.settings.skip_norm:
-            # A norm that is NaN is not kept either: the comparison is false.
-            keep = grad_norm <= self.settings.skip_norm
-            next_state = jax.tree.map(
-                lambda after, before: jnp.where(keep, after, before), next_state, state
-            )
-            stats["skipped"] = 1 - keep.astype(jnp.float32)
+            # The comparison is false if the norm is NaN, so such a step is skipped as well.
+            is_kept = grad_norm <= self.settings.skip_norm
+
+            def choose(after: jax.Array, before: jax.Array) -> jax.Array:
+                return jnp.where(is_kept, after, before)
+
+            next_state = jax.tree.map(choose, next_state, state)
+            stats["skipped"] = 1 - is_kept.astype(jnp.float32)
         return next_state, stats
 
     def _score(
@@ -348,6 +357,8 @@ class Learner:
         counts: jax.Array,
         layouts: tuple[RowLayout, ...],
     ) -> list[jax.Array]:
+        """Computes what `score` returns. The layouts are static."""
+
         def score_layouts(
             params: qwen.Params, batches: Batches, counts: jax.Array
         ) -> list[jax.Array]:
@@ -373,8 +384,7 @@ class Learner:
         """Returns the scores of the first `count` microbatches of one layout, f32[M, B, T]."""
 
         def score_microbatch(index: jax.Array, scores: jax.Array) -> jax.Array:
-            microbatch = jax.tree.map(lambda x: x[index], batch)
-            values, *_ = self._outputs(params, microbatch, layout)
+            values, *_ = self._outputs(params, take_microbatch(batch, index), layout)
             return scores.at[index, :, layout.prefix :].set(values)
 
         scores = jnp.zeros(batch.tokens.shape, jnp.float32)
@@ -411,3 +421,35 @@ def scored_fields(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     return tuple(
         Batch(batch.tokens, batch.targets, batch.segments, batch.positions) for batch in batches
     )
+
+
+def take_microbatch(batch: Batch[jax.Array], index: jax.Array | int) -> Batch[jax.Array]:
+    """Returns microbatch `index` of a batch: fields [M, B, T] become [B, T]."""
+
+    def take(field: jax.Array) -> jax.Array:
+        return field[index]
+
+    return jax.tree.map(take, batch)
+
+
+def without_prefix(batch: Batch[jax.Array], layout: RowLayout) -> Batch[jax.Array]:
+    """Returns the slots of a microbatch: fields [B, T] become [B, T - prefix]."""
+
+    def cut(field: jax.Array) -> jax.Array:
+        return field[:, layout.prefix :]
+
+    return jax.tree.map(cut, batch)
+
+
+def zeros_in_fp32(x: jax.ShapeDtypeStruct) -> jax.Array:
+    """Returns zeros of the shape of `x`, whatever its type: gradients are summed in fp32."""
+    return jnp.zeros(x.shape, jnp.float32)
+
+
+def add_gradient(
+    gradient: Callable[[jax.Array], tuple[qwen.Params, Stats]],
+    index: jax.Array,
+    total: tuple[qwen.Params, Stats],
+) -> tuple[qwen.Params, Stats]:
+    """Adds the gradient and the stats of microbatch `index` to `total`."""
+    return jax.tree.map(jnp.add, total, gradient(index))

@@ -15,7 +15,9 @@ from jzero.model import qwen
 
 def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
     """Returns AdamW (arXiv:1711.05101) without its learning rate, after clipping by global norm."""
-    clip = optax.clip_by_global_norm(settings.clip_norm) if settings.clip_norm else optax.identity()
+    clip = optax.identity()
+    if settings.clip_norm:
+        clip = optax.clip_by_global_norm(settings.clip_norm)
     adam = optax.scale_by_adam(
         settings.b1,
         settings.b2,
@@ -33,10 +35,12 @@ def decayed_parameters(params: qwen.Params) -> qwen.Params:
 
     The name decides and not the number of axes: a bias of q is [H, D].
     """
-    return jax.tree.map_with_path(
-        lambda path, _: not path[-1].key.endswith(("bias", "norm")),
-        params,
-    )
+
+    def decays(path: jax.tree_util.KeyPath, _leaf: jax.Array) -> bool:
+        name = path[-1].key
+        return not name.endswith(("bias", "norm"))
+
+    return jax.tree.map_with_path(decays, params)
 
 
 def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -46,14 +50,20 @@ def learning_rate(settings: OptimizerConfig, step: int, total_steps: int) -> flo
     min_lr_ratio * lr in the step after the last.
     """
     warmup = settings.warmup_steps or int(np.ceil(settings.warmup_ratio * total_steps))
-    warmed = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    warmup_factor = 1.0
+    if warmup:
+        warmup_factor = min(1.0, (step + 1) / warmup)
 
-    done = min(1.0, max(0, step - warmup) / max(1, total_steps - warmup))
-    left = {
+    # The share of the steps after the warm-up that is done. A run may have no such steps.
+    steps_after_warmup = max(1, total_steps - warmup)
+    done = min(1.0, max(0, step - warmup) / steps_after_warmup)
+    remaining = {
         "constant": 1.0,
         "linear": 1 - done,
         "polynomial": (1 - done) ** settings.power,
         "cosine": (1 + np.cos(np.pi * done)) / 2,
-    }[settings.schedule]
-    ratio = settings.min_lr_ratio + (1 - settings.min_lr_ratio) * left
-    return float(settings.lr * warmed * ratio)
+    }
+    decay_factor = (
+        settings.min_lr_ratio + (1 - settings.min_lr_ratio) * remaining[settings.schedule]
+    )
+    return float(settings.lr * warmup_factor * decay_factor)

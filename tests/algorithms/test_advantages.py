@@ -26,7 +26,8 @@ def random_episodes(seed: int) -> Episodes:
     mask = np.arange(9) < rng.integers(1, 10, len(group))[:, None]
     is_last_token = mask & ~np.pad(mask[:, 1:], ((0, 0), (0, 1)))
     scores = rng.choice([0.0, 0.1, 1.0], len(group))
-    scores = np.where(group == 6, 0.1, np.where(group == 7, 1.0, scores))
+    scores[group == 6] = 0.1
+    scores[group == 7] = 1.0
     return Episodes(
         rewards=is_last_token * scores[:, None],
         values=rng.normal(size=mask.shape) * mask,
@@ -40,49 +41,57 @@ def ragged(x: np.ndarray, mask: np.ndarray) -> list[list[float]]:
     return [row[real].tolist() for row, real in zip(x, mask, strict=True)]
 
 
+@pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("has_reward_for_every_token", [False, True])
 @pytest.mark.parametrize("whiten", [False, True])
 @pytest.mark.parametrize("name", ADVANTAGES)
-def test_advantages_are_those_of_the_definition(name, whiten, has_reward_for_every_token):
+def test_advantages_are_those_of_the_definition(
+    name: str, whiten: bool, has_reward_for_every_token: bool, seed: int
+) -> None:
     algorithm = Algorithm(advantage=name, whiten=whiten, gamma=0.95, lam=0.8)
-    for seed in range(5):
-        episodes = random_episodes(seed)
-        mask = episodes.mask
-        if has_reward_for_every_token:
-            noise = np.random.default_rng(seed).normal(size=mask.shape) * mask
-            episodes = episodes._replace(rewards=episodes.rewards + noise)
+    episodes = random_episodes(seed)
+    mask = episodes.mask
+    if has_reward_for_every_token:
+        noise = np.random.default_rng(seed).normal(size=mask.shape) * mask
+        episodes = episodes._replace(rewards=episodes.rewards + noise)
 
-        advantages_and_targets = compute_advantages(episodes, algorithm)
+    advantages_and_targets = compute_advantages(episodes, algorithm)
 
-        expected = reference.advantages(
-            ragged(episodes.rewards, mask),
-            ragged(episodes.values, mask),
-            episodes.group.tolist(),
-            algorithm,
-        )
-        for array, rows in zip(advantages_and_targets, expected, strict=True):
-            assert array.dtype == np.float64
-            assert not array[~mask].any()
-            np.testing.assert_allclose(array[mask], np.concatenate(rows), rtol=1e-9, atol=1e-9)
+    expected = reference.advantages(
+        ragged(episodes.rewards, mask),
+        ragged(episodes.values, mask),
+        episodes.group.tolist(),
+        algorithm,
+    )
+    for array, rows in zip(advantages_and_targets, expected, strict=True):
+        assert array.dtype == np.float64
+        assert not array[~mask].any()
+        np.testing.assert_allclose(array[mask], np.concatenate(rows), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("name", OF_GROUP)
+def test_groups_without_a_difference_get_exactly_zero_and_others_sum_to_zero(
+    name: str, seed: int
+) -> None:
+    episodes = random_episodes(seed)
+    group = episodes.group
+
+    advantages, _ = compute_advantages(episodes, Algorithm(advantage=name))
+
+    is_alone = np.bincount(group)[group] == 1
+    is_uniform = group >= 6
+    assert not advantages[is_alone | is_uniform].any()
+    for number in range(8):
+        np.testing.assert_allclose(advantages[group == number, 0].sum(), 0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", OF_GROUP)
-def test_groups_without_a_difference_get_exactly_zero_and_others_sum_to_zero(name):
-    for seed in range(5):
-        episodes = random_episodes(seed)
-        group = episodes.group
-
-        advantages, _ = compute_advantages(episodes, Algorithm(advantage=name))
-
-        is_alone = np.bincount(group)[group] == 1
-        assert not advantages[is_alone | (group >= 6)].any()
-        for number in range(8):
-            np.testing.assert_allclose(advantages[group == number, 0].sum(), 0, atol=1e-12)
-
-
-@given(st.integers(2, 64), st.floats(-100, 100))
+@given(group_size=st.integers(2, 64), score=st.floats(-100, 100))
 @settings(deadline=None)
-def test_a_uniform_group_has_no_advantage_beside_one_that_is_not(group_size, score):
+def test_a_uniform_group_has_no_advantage_beside_one_that_is_not(
+    name: str, group_size: int, score: float
+) -> None:
     rewards = np.full((2 * group_size, 1), score)
     rewards[group_size] += 1
     episodes = Episodes(
@@ -91,11 +100,11 @@ def test_a_uniform_group_has_no_advantage_beside_one_that_is_not(group_size, sco
         mask=np.ones_like(rewards, bool),
         group=np.repeat([0, 1], group_size),
     )
-    for name in OF_GROUP:
-        advantages, _ = compute_advantages(episodes, Algorithm(advantage=name))
 
-        assert not advantages[:group_size].any()
-        assert advantages[group_size] > 0
+    advantages, _ = compute_advantages(episodes, Algorithm(advantage=name))
+
+    assert not advantages[:group_size].any()
+    assert advantages[group_size] > 0
 
 
 def insert_environment_tokens(
@@ -121,10 +130,11 @@ def insert_environment_tokens(
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_environment_tokens_leave_advantages_unchanged_to_the_bit(preset):
+def test_environment_tokens_leave_advantages_unchanged_to_the_bit(preset: str) -> None:
     rng = np.random.default_rng(5)
     algorithm = PRESETS[preset](kl_reward=0.1, gamma=0.9, lam=0.8)
     config = reference.settings(rollout={"num_prompts": NUM_PROMPTS, "group_size": GROUP_SIZE})
+    config.algorithm = algorithm
     outputs = random_outputs(5)
     pairs = [insert_environment_tokens(rollout, rng) for rollout in outputs.rollouts]
     longer_rollouts = [rollout for rollout, _ in pairs]
@@ -140,8 +150,10 @@ def test_environment_tokens_leave_advantages_unchanged_to_the_bit(preset):
             wide_arrays.append(wide)
         return wide_arrays
 
-    def advantages_and_targets(rollouts, penalties, values) -> list[list[np.ndarray]]:
-        config.algorithm = algorithm
+    def advantages_and_targets(
+        rollouts: list[Rollout], penalties: list[np.ndarray], values: list[np.ndarray]
+    ) -> list[list[np.ndarray]]:
+        """Returns both, for each rollout an array over its tokens."""
         episodes = make_episodes(rollouts, config, penalties, values)
         return [spread_over_tokens(x, rollouts) for x in compute_advantages(episodes, algorithm)]
 
@@ -159,7 +171,7 @@ def test_environment_tokens_leave_advantages_unchanged_to_the_bit(preset):
             assert not wide[~is_old].any()
 
 
-def test_the_penalty_in_the_reward_is_k1_of_every_sampled_token():
+def test_the_penalty_in_the_reward_is_k1_of_every_sampled_token() -> None:
     trainer = small_trainer(PRESETS["reinforce_pp"](kl_reward=0.5))
     outputs = random_outputs(1)
     penalties = [
@@ -169,8 +181,8 @@ def test_the_penalty_in_the_reward_is_k1_of_every_sampled_token():
     episodes = make_episodes(outputs.rollouts, trainer.config, penalties, outputs.old_values)
 
     for i, rollout in enumerate(outputs.rollouts):
-        k1 = (outputs.old_logps[i] - outputs.ref_logps[i])[rollout.sampled].astype(np.float64)
-        expected = -0.5 * k1
+        k1 = (outputs.old_logps[i] - outputs.ref_logps[i])[rollout.sampled]
+        expected = -0.5 * k1.astype(np.float64)
         assert rollout.grade is not None
         expected[-1] += rollout.grade.score
         np.testing.assert_allclose(episodes.rewards[i][episodes.mask[i]], expected, rtol=1e-6)

@@ -99,7 +99,7 @@ def placed_cases() -> list[object]:
 @pytest.mark.parametrize(("case", "packing", "rows", "devices", "pack_buckets"), placed_cases())
 def test_policy_loss_and_slopes_are_those_of_the_definition(
     case, packing, rows, devices, pack_buckets
-):
+) -> None:
     preset, changes = CASES[case]
     algorithm = PRESETS[preset](**changes)
     group_size = 1 if case.startswith("alone") else GROUP_SIZE
@@ -157,7 +157,7 @@ CHANGED_VALUE_LOSS = {"value_clip": 0.0, "value_coef": 0.5, "gamma": 0.9}
         pytest.param("one pack", 4, 1, CHANGED_VALUE_LOSS, marks=pytest.mark.slow),
     ],
 )
-def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, devices, changes):
+def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, devices, changes) -> None:
     algorithm = PRESETS["ppo"](**changes)
     trainer = small_trainer(algorithm, packing, rows, devices)
     assert trainer.critic is not None
@@ -198,7 +198,7 @@ def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, device
 
 
 @pytest.mark.parametrize("preset", [pytest.param("grpo", marks=pytest.mark.slow), "gspo"])
-def test_the_first_optimizer_step_has_a_ratio_of_exactly_one(preset):
+def test_the_first_optimizer_step_has_a_ratio_of_exactly_one(preset) -> None:
     """The old log-probs do not matter, bit for bit, in the first step; they do in the next."""
     trainer = small_trainer(PRESETS[preset](), "four packs", rows=2, pack_buckets=1)
     policy, params = trainer.policy, reference.random_params()

@@ -1,68 +1,114 @@
 """The parts that run in the jitted update, by themselves: closed forms, and far-away inputs."""
 
+from collections.abc import Callable, Iterator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 from jzero.algorithms import CORRECTIONS, KL_ESTIMATORS, RATIOS, Algorithm, k2, k3
 
+KLEstimator = Callable[[jax.Array, jax.Array], jax.Array]
+
+# -- far-away inputs -------------------------------------------------------------------------------
+
 FAR = np.array([[-1e4, -100.0, 0.0, 100.0, 1e4]], np.float32)
 
 
-def itself(x: jax.Array) -> jax.Array:
-    """The sum over a sequence of one token."""
+def sum_over_one_token(x: jax.Array) -> jax.Array:
+    """Returns the sum over each sequence, where every sequence has one token."""
     return x
 
 
-def test_far_from_the_old_policy_ratios_and_their_slopes_are_finite():
-    for ratio in RATIOS.values():
-        value, slope = jax.value_and_grad(lambda x, f=ratio: f(x, itself).sum())(FAR)
+@pytest.mark.parametrize("name", RATIOS)
+def test_far_from_the_old_policy_a_ratio_and_its_slope_are_finite(name: str) -> None:
+    def sum_of_ratios(log_ratios: jax.Array) -> jax.Array:
+        return RATIOS[name](log_ratios, sum_over_one_token).sum()
 
-        assert np.isfinite(value)
-        assert np.isfinite(slope).all()
+    value, slope = jax.value_and_grad(sum_of_ratios)(FAR)
 
-
-def test_far_from_the_sampler_corrections_are_finite():
-    for correction in CORRECTIONS.values():
-        assert np.isfinite(correction(jnp.asarray(FAR), itself, Algorithm())).all()
+    assert np.isfinite(value)
+    assert np.isfinite(slope).all()
 
 
-def test_far_from_the_reference_policy_the_kl_and_its_slope_are_finite():
-    for estimator in KL_ESTIMATORS.values():
-        values = estimator(jnp.asarray(FAR), jnp.zeros(FAR.shape))
-        slopes = jax.grad(lambda x, f=estimator: f(x, jnp.zeros(x.shape)).sum())(FAR)
+@pytest.mark.parametrize("name", CORRECTIONS)
+def test_far_from_the_sampler_a_correction_is_finite(name: str) -> None:
+    correction = CORRECTIONS[name](jnp.asarray(FAR), sum_over_one_token, Algorithm())
 
-        assert np.isfinite(values).all()
-        assert np.isfinite(slopes).all()
-        assert values[FAR == 0] == slopes[FAR == 0] == 0
+    assert np.isfinite(correction).all()
 
 
-def test_kl_estimators_have_the_value_or_the_slope_of_the_kl():
-    """E[k1] = E[k3] = KL, and the expected gradient of k2 is the gradient of the KL."""
+@pytest.mark.parametrize("name", KL_ESTIMATORS)
+def test_far_from_the_reference_policy_the_kl_and_its_slope_are_finite(name: str) -> None:
+    def estimate(logps: jax.Array) -> jax.Array:
+        return KL_ESTIMATORS[name](logps, jnp.zeros(logps.shape))
+
+    def sum_of_estimates(logps: jax.Array) -> jax.Array:
+        return estimate(logps).sum()
+
+    values = estimate(jnp.asarray(FAR))
+    slopes = jax.grad(sum_of_estimates)(FAR)
+
+    assert np.isfinite(values).all()
+    assert np.isfinite(slopes).all()
+    assert values[FAR == 0] == 0
+    assert slopes[FAR == 0] == 0
+
+
+# -- estimators of the KL against closed forms -----------------------------------------------------
+
+
+LOGITS, REF_LOGITS = np.random.default_rng(0).normal(size=(2, 1, 50))
+
+
+@pytest.fixture
+def float64() -> Iterator[None]:
+    """Lets a test compute in float64."""
     with jax.enable_x64(True):
-        logits, ref_logits = np.random.default_rng(0).normal(size=(2, 1, 50))
-        ref_logps = jax.nn.log_softmax(ref_logits)
+        yield
 
-        def closed_form(logits: jax.Array) -> jax.Array:
-            logps = jax.nn.log_softmax(logits)
-            return (jnp.exp(logps) * (logps - ref_logps)).sum()
 
-        def expectation(logits: jax.Array, estimator) -> jax.Array:
-            logps = jax.nn.log_softmax(logits)
-            return (lax.stop_gradient(jnp.exp(logps)) * estimator(logps, ref_logps)).sum()
+def kl_divergence(logits: jax.Array) -> jax.Array:
+    """Returns the KL to the reference in closed form."""
+    logps = jax.nn.log_softmax(logits)
+    ref_logps = jax.nn.log_softmax(REF_LOGITS)
+    return (jnp.exp(logps) * (logps - ref_logps)).sum()
 
-        def k1(logps: jax.Array, ref_logps: jax.Array) -> jax.Array:
-            return logps - ref_logps
 
-        kl = closed_form(logits)
-        slope = jax.grad(closed_form)(logits)
-        np.testing.assert_allclose(expectation(logits, k3), kl, rtol=1e-12)
-        np.testing.assert_allclose(expectation(logits, k1), kl, rtol=1e-12)
-        k2_slope = jax.grad(expectation)(logits, k2)
-        np.testing.assert_allclose(k2_slope, slope, rtol=1e-9, atol=1e-12)
+def expectation(logits: jax.Array, estimator: KLEstimator) -> jax.Array:
+    """Returns the expected estimate of tokens that are sampled before a gradient is taken."""
+    logps = jax.nn.log_softmax(logits)
+    probs = lax.stop_gradient(jnp.exp(logps))
+    return (probs * estimator(logps, jax.nn.log_softmax(REF_LOGITS))).sum()
 
-        logps = jax.nn.log_softmax(logits)
-        np.testing.assert_allclose(k2(logps, ref_logps), (logps - ref_logps) ** 2 / 2, rtol=1e-12)
-        d = ref_logps - logps
-        np.testing.assert_allclose(k3(logps, ref_logps), np.exp(d) - d - 1, rtol=1e-9)
+
+def k1(logps: jax.Array, ref_logps: jax.Array) -> jax.Array:
+    return logps - ref_logps
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("estimator", [k1, k3])
+def test_k1_and_k3_have_the_value_of_the_kl(estimator: KLEstimator) -> None:
+    expected_estimate = expectation(LOGITS, estimator)
+
+    np.testing.assert_allclose(expected_estimate, kl_divergence(LOGITS), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+def test_k2_has_the_slope_of_the_kl() -> None:
+    slope = jax.grad(expectation)(LOGITS, k2)
+
+    slope_of_kl = jax.grad(kl_divergence)(LOGITS)
+    np.testing.assert_allclose(slope, slope_of_kl, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.usefixtures("float64")
+def test_k2_and_k3_are_their_formulas() -> None:
+    logps = jax.nn.log_softmax(LOGITS)
+    ref_logps = jax.nn.log_softmax(REF_LOGITS)
+    d = ref_logps - logps
+
+    np.testing.assert_allclose(k2(logps, ref_logps), (logps - ref_logps) ** 2 / 2, rtol=1e-12)
+    np.testing.assert_allclose(k3(logps, ref_logps), np.exp(d) - d - 1, rtol=1e-9)

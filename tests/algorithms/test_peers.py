@@ -277,7 +277,7 @@ def trl_loss_and_slopes(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_loss_and_slopes_are_those_of_trl(case):
+def test_loss_and_slopes_are_those_of_trl(case) -> None:
     pytest.importorskip("trl")
     options, preset, changes, microbatches = CASES[case]
     algorithm = PRESETS[preset](**changes)

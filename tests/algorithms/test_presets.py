@@ -15,18 +15,18 @@ def differences(preset: str, other: str) -> dict[str, object]:
     }
 
 
-def test_dr_grpo_is_grpo_with_two_changes():
+def test_dr_grpo_is_grpo_with_two_changes() -> None:
     both = {"advantage": "group_mean", "weight": "constant"}
     assert differences("grpo", "dr_grpo") == both
     assert differences("grpo", "grpo_no_std") | differences("grpo", "grpo_no_length") == both
 
 
-def test_gspo_is_grpo_with_another_ratio_and_clip():
+def test_gspo_is_grpo_with_another_ratio_and_clip() -> None:
     assert differences("grpo", "gspo") == {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4}
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_has_its_name_and_takes_changes(name):
+def test_a_preset_has_its_name_and_takes_changes(name) -> None:
     assert PRESETS[name]().name == name
     assert PRESETS[name](clip_high=0.35) == PRESETS[name](clip_high=0.35)
     assert PRESETS[name](clip_high=0.35).clip_high == 0.35
@@ -34,6 +34,6 @@ def test_a_preset_has_its_name_and_takes_changes(name):
         PRESETS[name](clip_hgih=0.35)
 
 
-def test_numbers_of_the_papers():
+def test_numbers_of_the_papers() -> None:
     assert PRESETS["dapo"]().clip_high == 0.28
     assert [name for name in PRESETS if needs_critic(PRESETS[name]())] == ["ppo", "oat_ppo"]

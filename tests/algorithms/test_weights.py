@@ -11,7 +11,7 @@ from jzero.training.credit import token_weights
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_step_of_masked_rollouts_alone_has_no_weight(name):
+def test_a_step_of_masked_rollouts_alone_has_no_weight(name) -> None:
     rollouts = [
         replace(rollout, turns=(replace(rollout.turns[0], finish_reason="length"),))
         for rollout in reference.random_rollouts(0, 8, 4)

@@ -1,4 +1,4 @@
-"""What is said of samples, against its definition; the command's mistakes; the filters."""
+"""The scores of samples against their definitions, mistakes on the command line, and filters."""
 
 import collections
 import itertools
@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -18,59 +19,98 @@ from hypothesis import strategies as st
 from jzero import config, evaluate, filter
 from jzero.rollout.evaluation import accuracy_metrics, evaluation_kinds, majority_vote, pass_at_k
 from jzero.tasks import suites
-from jzero.types import Grade, Problem
+from jzero.types import Grade, Problem, Rollout
 
 
-def rollouts(texts: list[str], correct: list[bool]):
-    made = zip(reference.random_rollouts(0, len(texts), 1), texts, correct, strict=True)
-    said = lambda rollout, text: (replace(rollout.turns[0], text=text),)
-    return [replace(r, turns=said(r, t), grade=Grade(float(c), c, "")) for r, t, c in made]
+def make_rollout(rollout: Rollout, text: str, is_correct: bool) -> Rollout:
+    """Returns a rollout of one turn with the text and the grade."""
+    turn = replace(rollout.turns[0], text=text)
+    return replace(rollout, turns=(turn,), grade=Grade(float(is_correct), is_correct, ""))
 
 
-@given(
-    st.integers(1, 7).flatmap(
-        lambda n: st.tuples(st.lists(st.booleans(), min_size=n, max_size=n), st.integers(1, n))
-    )
-)
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(drawn):
+def make_rollouts(texts: list[str], correct: list[bool]) -> list[Rollout]:
+    random_rollouts = reference.random_rollouts(0, len(texts), 1)
+    rollouts = []
+    for rollout, text, is_correct in zip(random_rollouts, texts, correct, strict=True):
+        rollouts.append(make_rollout(rollout, text, is_correct))
+    return rollouts
+
+
+# pass@k
+
+
+@st.composite
+def samples_and_k(draw: st.DrawFn) -> tuple[list[bool], int]:
+    """Draws which samples of a problem are correct, and a k that is not above their number."""
+    num_samples = draw(st.integers(1, 7))
+    samples = draw(st.lists(st.booleans(), min_size=num_samples, max_size=num_samples))
+    return samples, draw(st.integers(1, num_samples))
+
+
+@given(samples_and_k())
+def test_pass_at_k_is_the_share_of_subsets_with_a_correct_sample(
+    drawn: tuple[list[bool], int],
+) -> None:
     samples, k = drawn
-    subsets = list(itertools.combinations(samples, k))
-    assert pass_at_k(np.array([samples]), k) == pytest.approx(
-        float(np.mean([any(s) for s in subsets]))
-    )
+
+    estimate = pass_at_k(np.array([samples]), k)
+
+    subsets = itertools.combinations(samples, k)
+    expected = float(np.mean([any(subset) for subset in subsets]))
+    assert estimate == pytest.approx(expected)
+
+
+@given(samples_and_k())
+def test_pass_at_k_is_the_closed_form_averaged_over_problems(
+    drawn: tuple[list[bool], int],
+) -> None:
+    samples, k = drawn
     n, c = len(samples), sum(samples)
-    closed = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
-    assert pass_at_k(np.array([samples, [False] * n]), k) == pytest.approx(float(closed) / 2)
+
+    estimate = pass_at_k(np.array([samples, [False] * n]), k)
+
+    closed_form = 1 - Fraction(math.comb(n - c, k), math.comb(n, k))
+    assert estimate == pytest.approx(float(closed_form) / 2)
+
+
+# maj@k
 
 
 @pytest.mark.parametrize(
-    "answers, correct, value",
+    ("answers", "correct", "chance"),
     [
-        (["1", "1", "2"], [True, True, False], 1.0),
-        (["1", "2", "2"], [True, False, False], 0.0),
-        (["0.5", "1/2", "3"], [True, True, False], 1.0),  # right answers are one, however written
-        (["1", "2"], [True, False], 0.5),
-        (["1", "2", "3", ""], [True, False, False, False], 1 / 3),
-        (["", "", "1"], [False, False, True], 1.0),  # no answer is no vote
-        (["", ""], [False, False], 0.0),
+        pytest.param(["1", "1", "2"], [True, True, False], 1.0, id="correct majority"),
+        pytest.param(["1", "2", "2"], [True, False, False], 0.0, id="wrong majority"),
+        pytest.param(
+            ["0.5", "1/2", "3"], [True, True, False], 1.0, id="correct answers written otherwise"
+        ),
+        pytest.param(["1", "2"], [True, False], 0.5, id="tie of two"),
+        pytest.param(
+            ["1", "2", "3", ""], [True, False, False, False], 1 / 3, id="tie of three and no answer"
+        ),
+        pytest.param(["", "", "1"], [False, False, True], 1.0, id="no answer is no vote"),
+        pytest.param(["", ""], [False, False], 0.0, id="no votes"),
     ],
 )
-def test_majority(answers, correct, value):
-    assert majority_vote(answers, correct) == pytest.approx(value)
+def test_majority_vote_is_the_chance_of_the_correct_answer(
+    answers: list[str], correct: list[bool], chance: float
+) -> None:
+    assert majority_vote(answers, correct) == pytest.approx(chance)
 
 
 @given(st.lists(st.sampled_from(["0", "1", "2", ""]), min_size=1, max_size=6))
-def test_majority_is_the_mean_over_random_ties(answers):
-    correct = [answer == "0" for answer in answers]
+def test_majority_vote_is_the_mean_over_random_ties(answers: list[str]) -> None:
+    chance = majority_vote(answers, [answer == "0" for answer in answers])
+
     votes = collections.Counter(answer for answer in answers if answer)
-    top = [answer for answer, count in votes.items() if count == max(votes.values())]
-    assert majority_vote(answers, correct) == pytest.approx(
-        float(np.mean([a == "0" for a in top])) if top else 0
-    )
+    most_votes = max(votes.values(), default=0)
+    winners = [answer for answer, count in votes.items() if count == most_votes]
+    expected = float(np.mean([winner == "0" for winner in winners])) if winners else 0
+    assert chance == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
-    "text, answer",
+    ("text", "answer"),
     [
         ("so \\boxed{ \\frac{1}{2} } done", "\\frac{1}{2}"),
         ("\\boxed{1} then \\boxed{2", "2"),
@@ -79,132 +119,203 @@ def test_majority_is_the_mean_over_random_ties(answers):
         ("nothing", ""),
     ],
 )
-def test_answers_for_votes(text, answer):
+def test_the_vote_of_a_response_is_its_answer(text: str, answer: str) -> None:
     assert suites.vote(text) == answer
 
 
-def test_scores_of_samples():
+# Metrics
+
+
+def test_metrics_of_several_samples() -> None:
     correct = [[True, False, False, True], [False] * 4, [True] * 4]
-    flat = [c for row in correct for c in row]
-    found = accuracy_metrics(rollouts(["\\boxed{1}" if c else "\\boxed{2}" for c in flat], flat), 4)
+    flat = list(itertools.chain.from_iterable(correct))
+    texts = ["\\boxed{1}" if is_correct else "\\boxed{2}" for is_correct in flat]
+
+    metrics = accuracy_metrics(make_rollouts(texts, flat), 4)
+
     means = np.array([0.5, 0.0, 1.0])
-    assert found["accuracy"] == means.mean() and found["stderr"] == pytest.approx(
-        means.std() / 3**0.5
-    )
-    assert found["pass@4"] == pytest.approx(2 / 3) and found["pass@2"] == pytest.approx(
-        (1 - 1 / 6 + 1) / 3
-    )
-    assert found["maj@4"] == pytest.approx((0.5 + 0 + 1) / 3)
-    single = accuracy_metrics(rollouts(["\\boxed{1}"] * 2, [True, False]), 1)
-    assert single["accuracy"] == 0.5 and not any("@" in name for name in single)
+    assert metrics["accuracy"] == means.mean()
+    assert metrics["stderr"] == pytest.approx(means.std() / 3**0.5)
+    # Of the six pairs of samples of the first problem, one has no correct sample.
+    assert metrics["pass@2"] == pytest.approx((1 - 1 / 6 + 0 + 1) / 3)
+    assert metrics["pass@4"] == pytest.approx(2 / 3)
+    assert metrics["maj@4"] == pytest.approx((0.5 + 0 + 1) / 3)
 
 
-def test_kinds():
-    kinds = lambda **changes: evaluation_kinds(config.EvalConfig(**changes), 0.6)
-    assert kinds(samples=4) == {"eval": (4, 0.6), "eval_greedy": (1, 0.0)}
-    assert kinds(samples=0) == {"eval_greedy": (1, 0.0)} and kinds(samples=2, greedy=False) == {
-        "eval": (2, 0.6)
-    }
+def test_metrics_of_single_samples_have_no_pass_at_k() -> None:
+    rollouts = make_rollouts(["\\boxed{1}"] * 2, [True, False])
+
+    metrics = accuracy_metrics(rollouts, 1)
+
+    assert metrics["accuracy"] == 0.5
+    assert not [name for name in metrics if "@" in name]
 
 
-def test_problem_rows_and_table():
-    made = rollouts(["\\boxed{1}", "x"], [True, False])
+@pytest.mark.parametrize(
+    ("settings", "kinds"),
+    [
+        (config.EvalConfig(samples=4), {"eval": (4, 0.6), "eval_greedy": (1, 0.0)}),
+        (config.EvalConfig(samples=0), {"eval_greedy": (1, 0.0)}),
+        (config.EvalConfig(samples=2, greedy=False), {"eval": (2, 0.6)}),
+    ],
+    ids=["both", "greedy only", "samples only"],
+)
+def test_kinds_of_evaluation_follow_the_settings(
+    settings: config.EvalConfig, kinds: dict[str, tuple[int, float]]
+) -> None:
+    assert evaluation_kinds(settings, 0.6) == kinds
+
+
+def test_a_row_has_all_responses_of_a_problem() -> None:
     problem = Problem("math500/3", "math", [{"role": "user", "content": "Q"}], "1")
-    row = evaluate.problem_rows([replace(r, problem=problem) for r in made], 2)[0]
-    assert (
-        json.loads(json.dumps(row)) == row and row["accuracy"] == 0.5 and row["id"] == "math500/3"
-    )
-    assert [sample["correct"] for sample in row["samples"]] == [True, False]
-    kinds = {"avg@2": {"accuracy": 0.5, "stderr": 0.1, "length": 7.0, "pass@2": 1.0, "maj@2": 0.25}}
-    lines = evaluate.table(
-        {"a": {"problems": 3, "kinds": kinds}, "b": {"problems": 4, "kinds": kinds}}
-    ).split("\n")
+    rollouts = make_rollouts(["\\boxed{1}", "x"], [True, False])
+    rollouts = [replace(rollout, problem=problem) for rollout in rollouts]
+
+    [row] = evaluate.problem_rows(rollouts, 2)
+
+    assert json.loads(json.dumps(row)) == row
+    assert row["id"] == "math500/3"
+    assert row["accuracy"] == 0.5
+    samples = row["samples"]
+    assert isinstance(samples, list)
+    assert [sample["correct"] for sample in samples] == [True, False]
+
+
+def test_the_table_has_a_line_for_every_suite_and_the_average() -> None:
+    metrics = {"accuracy": 0.5, "stderr": 0.1, "length": 7.0, "pass@2": 1.0, "maj@2": 0.25}
+    first = evaluate.SuiteSummary(problems=3, dropped=0, kinds={"avg@2": metrics})
+    second = evaluate.SuiteSummary(problems=4, dropped=0, kinds={"avg@2": metrics})
+
+    lines = evaluate.table({"a": first, "b": second}).split("\n")
+
     assert lines[1].split() == ["a", "3", "avg@2", "50.0", "±", "10.0", "100.0", "25.0", "7"]
     assert lines[-1].split() == ["average", "avg@2", "50.0"]
 
 
+# Mistakes
+
+ONE_SUITE = "--model /nope --suite countdown"
+
+
 @pytest.mark.parametrize(
-    "command, message",
+    ("program", "arguments", "message"),
     [
-        ("evaluate --suite math500", "the following arguments are required: --model"),
-        ("evaluate --model /nope --suite math501", "no suite 'math501': there are aime24"),
-        ("evaluate --model /nope --suite countdown", "no such directory: /nope"),
-        ("evaluate --model /nope --suite countdown,countdown", "give every suite once"),
-        ("evaluate --model /nope --suite x=/nope.jsonl", "data /nope.jsonl cannot be loaded"),
+        (evaluate, "--suite math500", "the following arguments are required: --model"),
+        (evaluate, "--model /nope --suite math501", "no suite 'math501': there are aime24"),
+        (evaluate, ONE_SUITE, "no such directory: /nope"),
+        (evaluate, f"{ONE_SUITE},countdown", "give every suite once"),
+        (evaluate, "--model /nope --suite x=/nope.jsonl", "data /nope.jsonl cannot be loaded"),
         (
-            "evaluate --model /nope --suite countdown --config.eval.sample=3",
+            evaluate,
+            f"{ONE_SUITE} --config.eval.sample=3",
             "no field eval.sample; did you mean eval.s",
         ),
         (
-            "evaluate --model /nope --suite countdown --config.rollout.top_p=2",
+            evaluate,
+            f"{ONE_SUITE} --config.rollout.top_p=2",
             "rollout.top_p=2.0 must be in (0, 1]",
         ),
-        ("evaluate --model /nope --suite countdown --oot=x", "Unknown command line flag 'oot'"),
-        ("filter --data x --out y", "nothing to filter by: give --rates or --against"),
-        ("filter --data x --out y --against math500 --ngram 0", "--ngram=0 must be at least 1"),
+        (evaluate, f"{ONE_SUITE} --oot=x", "Unknown command line flag 'oot'"),
+        (filter, "--data x --out y", "nothing to filter by: give --rates or --against"),
+        (filter, "--data x --out y --against math500 --ngram 0", "--ngram=0 must be at least 1"),
         (
-            "filter --data /nope.jsonl --out y --against math500",
+            filter,
+            "--data /nope.jsonl --out y --against math500",
             "data /nope.jsonl cannot be loaded",
         ),
     ],
 )
-def test_a_mistake_is_one_line(command, message, capsys, monkeypatch, tmp_path):
+def test_a_mistake_is_one_line(
+    program: ModuleType,
+    arguments: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
     monkeypatch.chdir(tmp_path)
-    name, *arguments = command.split()
-    monkeypatch.setattr(sys, "argv", [name, *arguments])
-    monkeypatch.setattr("jzero.cli.start_jax", list)
+    monkeypatch.setattr(sys, "argv", [program.__name__, *arguments.split()])
+    monkeypatch.setattr("jzero.cli.start_jax", list)  # JAX runs already: it cannot start again
+
     with pytest.raises(SystemExit) as stop:
-        {"evaluate": evaluate, "filter": filter}[name].main()
+        program.main()
+
     out, err = capsys.readouterr()
-    assert (
-        stop.value.code == 2
-        and err.startswith("error: ")
-        and err.count("\n") == 1
-        and message in err
-        and not out
-    )
+    assert stop.value.code == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert not out
     assert not list(tmp_path.iterdir())
 
 
-def test_by_rate_keeps_what_lies_strictly_between():
+# Filters
+
+
+def test_rows_by_rate_are_those_strictly_between_the_bounds() -> None:
     rates = {0: 0.0, 1: 0.1, 2: 0.5, 3: 0.9, 4: 1.0}
+
     assert filter.rows_by_rate(rates, 6, 0.1, 0.9) == {2}
     assert filter.rows_by_rate(rates, 6, -1.0, 2.0) == {0, 1, 2, 3, 4}
+
+
+def test_rates_of_another_set_are_refused() -> None:
     with pytest.raises(ValueError, match="--rates knows none of the 3 rows"):
         filter.rows_by_rate({}, 3, 0.1, 0.9)
 
 
-words = st.lists(st.sampled_from("abc"), min_size=1, max_size=9).map(" ".join)
+def runs_of_words(text: str, size: int) -> list[list[str]]:
+    words = text.split()
+    return [words[start : start + size] for start in range(len(words) - size + 1)]
 
 
-@given(st.lists(words, max_size=4), st.lists(words, max_size=3), st.integers(1, 4))
-def test_apart_is_what_shares_no_run_of_words(problems, known, n):
-    runs = lambda text, size: [
-        text.split()[i : i + size] for i in range(len(text.split()) - size + 1)
-    ]
-    meet = lambda a, b: any(run in runs(a, len(run)) for run in runs(b, min(n, len(b.split()))))
-    assert filter.rows_without_overlap(problems, known, n) == {
-        i for i, problem in enumerate(problems) if not any(meet(problem, other) for other in known)
-    }
+def share_a_run(problem: str, known: str, n: int) -> bool:
+    """Whether n words in a row are in both texts, or all words of a shorter known text."""
+    size = min(n, len(known.split()))
+    runs_of_problem = runs_of_words(problem, size)
+    return any(run in runs_of_problem for run in runs_of_words(known, size))
 
 
-def test_filters_write_what_is_kept(tmp_path, capsys, monkeypatch):
-    lines = lambda path, table: path.write_text("".join(json.dumps(row) + "\n" for row in table))
-    table = [
-        {"problem": f"how many is {i} and {i}", "answer": str(2 * i), "more": i} for i in range(6)
-    ]
-    lines(tmp_path / "data.jsonl", table)
-    lines(tmp_path / "rates.jsonl", [{"id": f"mine/{i}", "accuracy": i / 5} for i in range(6)])
-    lines(tmp_path / "suite.jsonl", [{"problem": "Tell me: how many IS 3, and 3?"}])
+TEXTS = st.lists(st.sampled_from("abc"), min_size=1, max_size=9).map(" ".join)
+
+
+@given(st.lists(TEXTS, max_size=4), st.lists(TEXTS, max_size=3), st.integers(1, 4))
+def test_rows_without_overlap_share_no_run_of_words(
+    problems: list[str], known: list[str], n: int
+) -> None:
+    rows = filter.rows_without_overlap(problems, known, n)
+
+    expected = set()
+    for row, problem in enumerate(problems):
+        if not any(share_a_run(problem, text, n) for text in known):
+            expected.add(row)
+    assert rows == expected
+
+
+def write_jsonl(path: Path, rows: list[dict[str, object]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_the_filter_writes_the_rows_that_it_keeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[dict[str, object]] = []
+    rates: list[dict[str, object]] = []
+    for i in range(6):
+        problem = f"how many is {i} and {i}"
+        rows.append({"problem": problem, "answer": str(2 * i), "another column": i})
+        rates.append({"id": f"mine/{i}", "accuracy": i / 5})
+    write_jsonl(tmp_path / "data.jsonl", rows)
+    write_jsonl(tmp_path / "rates.jsonl", rates)
+    write_jsonl(tmp_path / "suite.jsonl", [{"problem": "Tell me: how many IS 3, and 3?"}])
     monkeypatch.chdir(tmp_path)
-    arguments = (
-        "--data data.jsonl --out kept.jsonl --rates rates.jsonl --against amc=suite.jsonl --ngram 4"
-    )
-    monkeypatch.setattr(sys, "argv", ["filter", *arguments.split()])
+    arguments = ["--data=data.jsonl", "--out=kept.jsonl", "--rates=rates.jsonl"]
+    arguments += ["--against=amc=suite.jsonl", "--ngram=4"]
+    monkeypatch.setattr(sys, "argv", ["filter", *arguments])
+
     filter.main()
-    assert capsys.readouterr().out == "6 rows, 2 too easy or too hard, 1 in a suite, 3 kept\n"
-    assert [json.loads(line) for line in Path("kept.jsonl").read_text().splitlines()] == [
-        table[1],
-        table[2],
-        table[4],
-    ]
+
+    out, _ = capsys.readouterr()
+    assert out == "6 rows, 2 too easy or too hard, 1 in a suite, 3 kept\n"
+    kept = [json.loads(line) for line in Path("kept.jsonl").read_text().splitlines()]
+    assert kept == [rows[1], rows[2], rows[4]]

@@ -1,4 +1,4 @@
-"""A checkpoint as a model for others: the same weights bit for bit, its card, and the hub it is pushed to."""
+"""Export: a checkpoint becomes a model for others, with a card, and can be pushed to the hub."""
 
 import base64
 import json
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,43 +20,62 @@ from runs import ROOT, Stand, finish, rows
 
 from jzero import config, export, setup
 from jzero.export import Options
-from jzero.model import huggingface, tokenizer
-from jzero.run import checkpoint
+from jzero.model import huggingface, qwen, tokenizer
 from jzero.run.base_model import read_base_model
+from jzero.run.checkpoint import Checkpoints
 from jzero.run.environment import versions
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.workdir import claim_workdir
+from jzero.types import Params
+
+
+def evaluation(accuracy: float) -> dict[str, float]:
+    return {"eval/accuracy": accuracy, "eval/length": 7.0, "eval_greedy/accuracy": accuracy / 2}
+
+
+def params_after(step: int, model: qwen.QwenConfig) -> Params:
+    """Returns parameters that are different after every step."""
+    return jax.tree.map(lambda x: x + step / 7, reference.random_params(model))
+
+
+def write_run(workdir: Path, settings: config.Config) -> None:
+    """Writes what a run of 4 steps leaves, with checkpoints of steps 2 and 4."""
+    claim_workdir(workdir, config.to_json(settings))
+    (workdir / "versions.json").write_text(json.dumps(versions()))
+
+    writer = MetricsWriter(workdir, None, "")
+    for step in (1, 2, 3, 4):
+        metrics = {"reward/mean": step / 8, "rollout/length": 10.0 + step, "time/sample": 1.0}
+        writer.write(step, metrics)
+    writer.close()
+
+    policy = setup.build(settings, None).trainer.policy  # pyright: ignore
+    before = {"before": evaluation(0.125)}
+    evaluations_until = {2: before, 4: before | {"after": evaluation(0.5)}}
+    checkpoints = Checkpoints(workdir, 0)
+    for step, evaluations in evaluations_until.items():
+        state = policy.start(reference.placed(policy, params_after(step, policy.model)))
+        checkpoints.save(step, state, {"eval": evaluations}, wait=True)
+    checkpoints.close()
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory) -> Path:
-    """As a run of 4 steps leaves it, with checkpoints of 2 and 4."""
+def workdir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workdir = tmp_path_factory.mktemp("runs") / "run"
     settings = reference.settings(
-        rollout={"num_prompts": 4}, optimizer={"lr": 1e-3}, train={"microbatch_tokens": 240}
+        task={"template": "plain"},
+        rollout={"num_prompts": 4},
+        optimizer={"lr": 1e-3},
+        train={"microbatch_tokens": 240},
     )
-    settings.name, settings.task.template = "countdown-tiny", "plain"
-    policy = setup.build(settings, None).trainer.policy  # pyright: ignore
-    saved, writer = checkpoint.Checkpoints(workdir, 0), MetricsWriter(workdir, None, "")
-    claim_workdir(workdir, config.to_json(settings))
-    (workdir / "versions.json").write_text(json.dumps(versions()))
-    accuracy = lambda x: {"eval/accuracy": x, "eval/length": 7.0, "eval_greedy/accuracy": x / 2}
-    host: dict = {"eval": {"before": accuracy(0.125)}}
-    for step in (1, 2, 3, 4):
-        host["eval"] |= {"after": accuracy(0.5)} if step == 4 else {}
-        writer.write(
-            step, {"reward/mean": step / 8, "rollout/length": 10.0 + step, "time/sample": 1.0}
-        )
-        if step % 2 == 0:
-            params = jax.tree.map(lambda x: x + step / 7, reference.random_params(policy.model))  # noqa: B023
-            saved.save(step, policy.start(reference.placed(policy, params)), host, wait=True)
-    saved.close()
-    writer.close()
+    settings.name = "countdown-tiny"
+    write_run(workdir, settings)
     return workdir
 
 
 @pytest.fixture(scope="module")
-def exported(workdir, tmp_path_factory) -> Path:
+def exported(workdir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the export of the newest checkpoint."""
     out = tmp_path_factory.mktemp("exports") / "model"
     export.run(Options(workdir, out, license="apache-2.0"))
     return out
@@ -66,118 +86,187 @@ def read_config(workdir: Path) -> config.Config:
     return config.from_json(path.read_text(), str(path))
 
 
-def params_of(workdir: Path, step: int):
-    """As Orbax has them, without jzero."""
+def file_names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+# The weights
+
+
+def saved_params(workdir: Path, step: int) -> Params:
+    """Reads the parameters of a checkpoint with Orbax, without jzero."""
     return ocp.StandardCheckpointer().restore(workdir / f"checkpoints/{step}/params")
 
 
-def same(a, b) -> bool:
+def are_equal(a: Params, b: Params) -> bool:
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    return all(
-        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
+    return all(jax.tree.leaves(jax.tree.map(np.array_equal, a, b)))
 
 
-@pytest.mark.filterwarnings("ignore:Sharding info not provided")  # of Orbax: this is one process
-def test_weights_are_the_checkpoints_bit_for_bit(workdir, exported, tmp_path):
+def rounded_to_bfloat16(params: Params) -> Params:
+    def rounded(x: jax.Array) -> jax.Array:
+        return jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32)
+
+    return jax.tree.map(rounded, params)
+
+
+# Orbax does not know here that the checkpoint is of one process.
+of_one_process = pytest.mark.filterwarnings("ignore:Sharding info not provided")
+
+
+@of_one_process
+def test_weights_are_those_of_the_checkpoint_bit_for_bit(workdir: Path, exported: Path) -> None:
     model, hf_config = huggingface.load_config(exported)
-    assert (
-        same(huggingface.load(exported, model), params_of(workdir, 4))
-        and hf_config["dtype"] == "float32"
-    )
+
+    assert are_equal(huggingface.load(exported, model), saved_params(workdir, 4))
+    assert hf_config["dtype"] == "float32"
+
+
+@of_one_process
+def test_step_and_dtype_choose_other_weights(workdir: Path, tmp_path: Path) -> None:
     export.run(Options(workdir, tmp_path / "two", step=2, dtype="bfloat16"))
-    half = jax.tree.map(
-        lambda x: jnp.asarray(x).astype(jnp.bfloat16).astype(jnp.float32), params_of(workdir, 2)
-    )
-    assert same(huggingface.load(tmp_path / "two", model), half) and not same(
-        half, params_of(workdir, 4)
-    )
-    assert huggingface.load_config(tmp_path / "two")[1]["dtype"] == "bfloat16"
-    names = {
+
+    model, hf_config = huggingface.load_config(tmp_path / "two")
+    expected = rounded_to_bfloat16(saved_params(workdir, 2))
+    assert are_equal(huggingface.load(tmp_path / "two", model), expected)
+    assert not are_equal(expected, saved_params(workdir, 4))
+    assert hf_config["dtype"] == "bfloat16"
+    assert file_names(tmp_path) == {"two"}, "something was left beside the export"
+
+
+def test_an_export_has_the_files_that_transformers_reads(exported: Path) -> None:
+    assert file_names(exported) >= {
         "model.safetensors",
         "config.json",
         "generation_config.json",
         "README.md",
         "tokenizer.json",
     }
-    assert names <= {path.name for path in exported.iterdir()}
+    generation_config = json.loads((exported / "generation_config.json").read_text())
     tok = tokenizer.load(str(exported))
-    assert json.loads((exported / "generation_config.json").read_text())["eos_token_id"] == [
-        tok.eos_token_id
-    ]
-    assert {path.name for path in tmp_path.iterdir()} == {"two"}
+    assert generation_config["eos_token_id"] == [tok.eos_token_id]
 
 
-def test_the_card_says_how_it_was_made(workdir, exported):
+@pytest.mark.peer
+def test_transformers_loads_and_generates(exported: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    tok = transformers.AutoTokenizer.from_pretrained(exported)
+    model, report = transformers.AutoModelForCausalLM.from_pretrained(
+        exported, output_loading_info=True
+    )
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert model.dtype == torch.float32
+    assert model.generation_config.eos_token_id in (tok.eos_token_id, [tok.eos_token_id])
+
+    prompt = tok("3 5=8\n", add_special_tokens=False, return_tensors="pt")["input_ids"]
+    generated = model.generate(prompt, max_new_tokens=12, do_sample=False)
+
+    assert generated.shape[1] > prompt.shape[1]
+    assert tok.decode(generated[0]).startswith("3 5=8\n")
+
+
+# The card
+
+
+def test_the_header_of_the_card_is_what_the_hub_reads(exported: Path) -> None:
     card = ModelCard.load(exported / "README.md", ignore_metadata_errors=False)
-    values = card.data.to_dict()
-    assert values["license"] == "apache-2.0" and values["library_name"] == "transformers"
-    assert values["pipeline_tag"] == "text-generation" and {"jzero", "grpo", "countdown"} <= set(
-        values["tags"]
-    )
+
+    header = card.data.to_dict()
+    assert header["license"] == "apache-2.0"
+    assert header["library_name"] == "transformers"
+    assert header["pipeline_tag"] == "text-generation"
+    assert {"jzero", "grpo", "countdown"} <= set(header["tags"])
     assert card.data.model_name == "countdown-tiny-4"
-    found = {result.metric_name: result.metric_value for result in card.data.eval_results}
-    assert found == {"eval/accuracy": 0.5, "eval_greedy/accuracy": 0.25}
-    lines = card.text.split("\n")
-    table = [
-        line.split("|") for line in lines[lines.index("## Training") :] if line.startswith("|")
-    ][2:]
-    for row, cells in zip(rows(workdir / "metrics.jsonl"), table, strict=False):
-        assert int(cells[1]) == row["step"] and float(cells[2]) == pytest.approx(
-            row["reward/mean"], rel=1e-3, abs=1e-4
-        )
-    assert "| `rollout.num_prompts` | `4` |" in lines and "| `optimizer.lr` | `0.001` |" in lines
-    assert (
-        f"| jax | {jax.__version__} |" in lines and "{{" not in card.text and "{%" not in card.text
-    )
-    assert "| before | 0.125 | 0.062 |" in lines and "| after | 0.500 | 0.250 |" in lines
-    assert "from\nrandom weights, after 4 of 200 steps" in card.text
+    results = {result.metric_name: result.metric_value for result in card.data.eval_results}
+    assert results == {"eval/accuracy": 0.5, "eval_greedy/accuracy": 0.25}
 
 
-def test_the_card_names_the_hubs_and_no_directory(workdir, tmp_path):
-    options, run = Options(workdir, tmp_path / "x"), read_config(workdir)
-    run.model.path, run.task.name, run.task.data = (
-        "Qwen/Qwen2.5-3B",
-        "math",
-        f"main@openai/gsm8k,{tmp_path}/data.jsonl",
-    )
-    run.rollout.stop = ("a|b",)
-    base = read_base_model(read_config(workdir).model)
-    found = {
-        "before": {},
-        "after": {"eval/accuracy": 0.5, "eval/math500/accuracy": 0.25, "eval/length": 3.0},
-    }
-    card = export.make_card(run, 3, found, base, options)
+def test_the_card_says_how_the_model_was_made(exported: Path) -> None:
+    text = ModelCard.load(exported / "README.md").text
+
+    lines = text.split("\n")
+    assert "| `rollout.num_prompts` | `4` |" in lines
+    assert "| `optimizer.lr` | `0.001` |" in lines
+    assert f"| jax | {jax.__version__} |" in lines
+    assert "| before | 0.125 | 0.062 |" in lines
+    assert "| after | 0.500 | 0.250 |" in lines
+    assert "from\nrandom weights, after 4 of 200 steps" in text
+    assert "{{" not in text, "a placeholder is left"
+    assert "{%" not in text, "a statement of the template is left"
+
+
+def test_the_card_has_the_curve_of_the_run(workdir: Path, exported: Path) -> None:
+    lines = ModelCard.load(exported / "README.md").text.split("\n")
+    section = lines[lines.index("## Training") :]
+    _heading, _rule, *table = [line for line in section if line.startswith("|")]
+    metrics = rows(workdir / "metrics.jsonl")
+
+    assert len(metrics) == 4
+    # The lines of other tables follow those of the curve.
+    for row, line in zip(metrics, table, strict=False):
+        cells = line.split("|")
+        assert int(cells[1]) == row["step"]
+        assert float(cells[2]) == pytest.approx(row["reward/mean"], rel=1e-3, abs=1e-4)
+
+
+def test_the_card_names_the_hubs_and_no_directory(workdir: Path, tmp_path: Path) -> None:
+    settings = read_config(workdir)
+    base = read_base_model(settings.model)
+    settings.model.path = "Qwen/Qwen2.5-3B"
+    settings.task.name = "math"
+    settings.task.data = f"main@openai/gsm8k,{tmp_path}/data.jsonl"
+    settings.rollout.stop = ("a|b",)
+    after = {"eval/accuracy": 0.5, "eval/math500/accuracy": 0.25, "eval/length": 3.0}
+    evaluations = {"before": {}, "after": after}
+    options = Options(workdir, tmp_path / "x")
+
+    card = export.make_card(settings, 3, evaluations, base, options)
     card.save(tmp_path / "README.md")
+
     card = ModelCard.load(tmp_path / "README.md")
-    assert card.data.base_model == "Qwen/Qwen2.5-3B" and card.data.datasets == ["openai/gsm8k"]
-    assert [(r.dataset_name, r.metric_value) for r in card.data.eval_results] == [
-        ("math", 0.5),
-        ("math500", 0.25),
-    ]
-    assert (
-        str(tmp_path) not in card.text
-        and "data.jsonl" in card.text
-        and card.data.license == "unknown"
-    )
+    assert card.data.base_model == "Qwen/Qwen2.5-3B"
+    assert card.data.datasets == ["openai/gsm8k"]
+    assert card.data.license == "unknown"
+    results = [(result.dataset_name, result.metric_value) for result in card.data.eval_results]
+    assert results == [("math", 0.5), ("math500", 0.25)]
+    assert str(tmp_path) not in card.text
+    assert "data.jsonl" in card.text
     assert '| `rollout.stop` | `["a\\|b"]` |' in card.text
-    assert (
-        "| 3 |" in card.text and "| 4 |" not in card.text
-    )  # what came after that step is not of this model
-    assert export.make_card(run, 3, {}, base, options).data.eval_results is None
+    assert "| 3 |" in card.text
+    assert "| 4 |" not in card.text, "a later step than that of the checkpoint is no part of it"
+
+
+def test_a_card_without_evaluations_has_no_results(workdir: Path, tmp_path: Path) -> None:
+    settings = read_config(workdir)
+    options = Options(workdir, tmp_path / "x")
+
+    card = export.make_card(settings, 3, {}, read_base_model(settings.model), options)
+
+    assert card.data.eval_results is None
+
+
+# Mistakes
+
+
+def write_broken_runs(directory: Path) -> None:
+    """Writes `other`, whose config no version of jzero reads, and `empty`, without checkpoints."""
+    for name, steps in {"other": "x", "empty": 3}.items():
+        (directory / name / "checkpoints").mkdir(parents=True)
+        settings = json.dumps({"train": {"steps": steps}})
+        (directory / name / "config.json").write_text(settings)
 
 
 @pytest.mark.parametrize(
-    "command, message",
+    ("command", "message"),
     [
         ("--workdir {tmp}/nope --out x", "--workdir {tmp}/nope has no run"),
         ("--out x", "the following arguments are required: --workdir"),
         ("--workdir {run} --out x --step 3", "--step=3: {run} has checkpoints of steps [2, 4]"),
         ("--workdir {run} --out there", "--out there exists: give another, or --force"),
-        (
-            "--workdir {run} --out there --force",
-            "--out there exists: give another, or --force",
-        ),  # holds no model
+        # With --force, too, because the directory holds no model.
+        ("--workdir {run} --out there --force", "--out there exists: give another, or --force"),
         (
             "--workdir {run} --out x --revision v1",
             "--revision=v1 is a branch on the hub: give --push-to-hub",
@@ -187,133 +276,162 @@ def test_the_card_names_the_hubs_and_no_directory(workdir, tmp_path):
         ("--workdir {tmp}/empty --out x", "--step=None: {tmp}/empty has checkpoints of steps []"),
     ],
 )
-def test_a_mistake_is_one_line(command, message, workdir, tmp_path, monkeypatch, capsys):
-    for name, steps in (("other", '"x"'), ("empty", "3")):
-        (tmp_path / name / "checkpoints").mkdir(parents=True)
-        (tmp_path / name / "config.json").write_text(f'{{"train": {{"steps": {steps}}}}}')
+def test_a_mistake_is_one_line(
+    command: str,
+    message: str,
+    workdir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_broken_runs(tmp_path)
     (tmp_path / "there").mkdir()
     (tmp_path / "there/mine").write_text("precious")
-    before = sorted(tmp_path.rglob("*"))
+    files_before = sorted(tmp_path.rglob("*"))
+    command = command.format(run=workdir, tmp=tmp_path)
     monkeypatch.chdir(tmp_path)
-    fill = lambda text: text.replace("{run}", str(workdir)).replace("{tmp}", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["export", *fill(command).split()])
+    monkeypatch.setattr(sys, "argv", ["export", *command.split()])
+
     with pytest.raises(SystemExit) as stop:
         export.main()
+
     err = capsys.readouterr().err
-    assert (
-        stop.value.code == 2
-        and err.startswith("error: ")
-        and err.count("\n") == 1
-        and fill(message) in err
-    )
-    assert sorted(tmp_path.rglob("*")) == before
+    assert stop.value.code == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message.format(run=workdir, tmp=tmp_path) in err
+    assert sorted(tmp_path.rglob("*")) == files_before
 
 
-def test_force_replaces_an_export(workdir, exported, tmp_path):
+# The directories
+
+
+def test_force_replaces_an_export(workdir: Path, exported: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     shutil.copytree(exported, out)
-    (out / "model-00001-of-00002.safetensors").write_text("of another")
+    (out / "model-00001-of-00002.safetensors").write_text("of another export")
     export.run(Options(workdir, tmp_path / "two", step=2))
-    weights = (tmp_path / "two/model.safetensors").read_bytes()
+
     export.run(Options(workdir, out, step=2, force=True))
-    assert {path.name for path in out.iterdir()} == {path.name for path in exported.iterdir()}
-    assert (out / "model.safetensors").read_bytes() == weights
+
+    assert file_names(out) == file_names(exported)
+    weights = (out / "model.safetensors").read_bytes()
+    assert weights == (tmp_path / "two/model.safetensors").read_bytes()
 
 
-def test_reading_leaves_the_workdir_of_a_live_run_alone(workdir, tmp_path):
-    unfinished = workdir / "checkpoints/6.orbax-checkpoint-tmp-7"  # which a run may be writing
+def modification_times(directory: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
+
+
+def test_an_export_leaves_the_workdir_of_a_live_run_alone(workdir: Path, tmp_path: Path) -> None:
+    # A checkpoint that the run may be writing.
+    unfinished = workdir / "checkpoints/6.orbax-checkpoint-tmp-7"
     unfinished.mkdir()
-    before = {path: path.stat().st_mtime_ns for path in workdir.rglob("*")}
+    before = modification_times(workdir)
+
     export.run(Options(workdir, tmp_path / "out"))
-    assert {path: path.stat().st_mtime_ns for path in workdir.rglob("*")} == before
+
+    assert modification_times(workdir) == before
     unfinished.rmdir()
 
 
-@pytest.mark.peer
-def test_transformers_loads_and_generates(workdir, exported):
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    tok = transformers.AutoTokenizer.from_pretrained(exported)
-    theirs, report = transformers.AutoModelForCausalLM.from_pretrained(
-        exported, output_loading_info=True
-    )
-    assert (
-        not report["missing_keys"]
-        and not report["unexpected_keys"]
-        and theirs.dtype == torch.float32
-    )
-    ids = tok("3 5=8\n", add_special_tokens=False, return_tensors="pt")["input_ids"]
-    said = theirs.generate(ids, max_new_tokens=12, do_sample=False)
-    assert said.shape[1] > ids.shape[1] and tok.decode(said[0]).startswith("3 5=8\n")
-    assert theirs.generation_config.eos_token_id in (tok.eos_token_id, [tok.eos_token_id])
+# The hub
 
-
-# -- the hub -------------------------------------------------------------------------------------------------------
+Answer = tuple[int, object]  # status, and JSON
 
 
 class Hub(Stand):
-    """What of the hub's API a push needs: branches are dicts from a file's path to its bytes."""
+    """Answers the requests of a push as the hub does, for the model me/tiny.
 
-    def __init__(self):
+    Attributes:
+        branches: the files of every branch, by the file's path. No branch: no model yet.
+    """
+
+    def __init__(self) -> None:
         super().__init__(Handler)
         self.branches: dict[str, dict[str, bytes]] = {}
 
-    def answer(self, method: str, path: str, body: bytes) -> tuple[int, object]:
-        parts, branches = path.partition("?")[0].strip("/").split("/"), self.branches
-        address = f"http://127.0.0.1:{self.server_port}/me/tiny"
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+    def answer(self, method: str, path: str, body: bytes) -> Answer:
+        parts = path.partition("?")[0].strip("/").split("/")
         if parts == ["api", "repos", "create"]:
-            return (409 if branches else 200), (branches.setdefault("main", {}) and {}) or {
-                "url": address
-            }
+            return self.create_model()
         if parts == ["api", "validate-yaml"]:
             return 200, {"errors": [], "warnings": []}
         if parts[:4] != ["api", "models", "me", "tiny"]:
             return 404, {"error": f"no {path}"}
         match method, *parts[4:]:
             case "GET", "refs":
-                refs = [
-                    {"name": n, "ref": f"refs/heads/{n}", "targetCommit": "0" * 40}
-                    for n in branches
-                ]
-                return 200, {"branches": refs, "converts": [], "tags": []}
-            case "POST", "branch", name:
-                branches[name] = dict(branches["main"])
+                return self.list_branches()
+            case "POST", "branch", branch:
+                self.branches[branch] = dict(self.branches["main"])
                 return 200, {}
-            case "GET", "tree", name:
-                files = branches[name].items()
-                return 200, [
-                    {"type": "file", "path": p, "size": len(x), "oid": "0" * 40} for p, x in files
-                ]
+            case "GET", "tree", branch:
+                return self.list_files(branch)
             case "POST", "preupload", _:
-                asked = json.loads(body)["files"]
-                return 200, {
-                    "files": [
-                        {"path": x["path"], "uploadMode": "regular", "shouldIgnore": False}
-                        for x in asked
-                    ]
-                }
-            case "POST", "commit", name:
-                for line in map(json.loads, body.splitlines()):
-                    if line["key"] == "file":
-                        branches[name][line["value"]["path"]] = base64.b64decode(
-                            line["value"]["content"]
-                        )
-                    elif line["key"] == "deletedFile":
-                        del branches[name][line["value"]["path"]]
-                return 200, {"commitUrl": f"{address}/commit/{'1' * 40}", "commitOid": "1" * 40}
+                return self.upload_modes(json.loads(body)["files"])
+            case "POST", "commit", branch:
+                return self.commit(branch, [json.loads(line) for line in body.splitlines()])
         return 200, {"id": "me/tiny", "sha": "0" * 40}
+
+    def create_model(self) -> Answer:
+        """Makes the branch main; the status is 409 if there is a model."""
+        status = 409 if self.branches else 200
+        self.branches.setdefault("main", {})
+        return status, {"url": f"{self.address}/me/tiny"}
+
+    def list_branches(self) -> Answer:
+        branches = []
+        for name in self.branches:
+            branches.append({"name": name, "ref": f"refs/heads/{name}", "targetCommit": "0" * 40})
+        return 200, {"branches": branches, "converts": [], "tags": []}
+
+    def list_files(self, branch: str) -> Answer:
+        files = []
+        for path, data in self.branches[branch].items():
+            files.append({"type": "file", "path": path, "size": len(data), "oid": "0" * 40})
+        return 200, files
+
+    def upload_modes(self, files: list[dict[str, Any]]) -> Answer:
+        """Says that every file comes in the commit itself."""
+        modes = []
+        for file in files:
+            mode = {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
+            modes.append(mode)
+        return 200, {"files": modes}
+
+    def commit(self, branch: str, operations: list[dict[str, Any]]) -> Answer:
+        files = self.branches[branch]
+        for operation in operations:
+            value = operation["value"]
+            if operation["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif operation["key"] == "deletedFile":
+                del files[value["path"]]
+        commit = "1" * 40
+        return 200, {
+            "commitUrl": f"{self.address}/me/tiny/commit/{commit}",
+            "commitOid": commit,
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
+    """Passes requests with the right token to the hub."""
+
     server: Hub
 
-    def log_message(self, *_):
-        pass
+    def log_message(self, format: str, *args: object) -> None:
+        """Prints nothing."""
 
-    def do_GET(self):
+    def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("content-length", 0)))
-        status, value = 401, {"error": "who are you?"}
         if self.headers.get("authorization") == "Bearer hf_secret":
             status, value = self.server.answer(self.command, self.path, body)
+        else:
+            status, value = 401, {"error": "who are you?"}
         data = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(data)))
@@ -324,37 +442,67 @@ class Handler(BaseHTTPRequestHandler):
     do_POST = do_GET
 
 
-def test_push_to_a_branch_of_the_hub(environment, workdir, tmp_path):
-    def command(hub: Hub, out: str, *more: str, token: str = "hf_secret") -> subprocess.Popen:
-        asked = [
-            sys.executable,
-            "-m",
-            "jzero.export",
-            f"--workdir={workdir}",
-            f"--out={tmp_path / out}",
-        ]
-        asked += ["--push-to-hub=me/tiny", *more]
-        address = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_TOKEN": token}
-        env = environment | address | {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+class Pusher:
+    """Starts the command as a process that pushes a run to a hub."""
+
+    def __init__(
+        self, hub: Hub, workdir: Path, directory: Path, environment: dict[str, str]
+    ) -> None:
+        self.workdir = workdir
+        self.directory = directory  # of the exports
+        self.environment = environment | {
+            "HF_ENDPOINT": hub.address,
+            "HF_HUB_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "1",
+        }
+
+    def push(self, out: str, *flags: str, token: str = "hf_secret") -> subprocess.Popen:
+        command = [sys.executable, "-m", "jzero.export", "--push-to-hub=me/tiny"]
+        command += [f"--workdir={self.workdir}", f"--out={self.directory / out}", *flags]
         return subprocess.Popen(
-            asked, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            command,
+            cwd=ROOT,
+            env=self.environment | {"HF_TOKEN": token},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
-    held = lambda out: {path.name: path.read_bytes() for path in (tmp_path / out).iterdir()}
+    def exported_files(self, out: str) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (self.directory / out).iterdir()}
+
+
+def test_a_push_without_the_right_token_is_one_line(
+    environment: dict[str, str], workdir: Path, tmp_path: Path
+) -> None:
     with Hub() as hub:
-        _, err = finish(command(hub, "no", token="hf_other"), code=2)
-        assert (
-            err.startswith("error: --push-to-hub me/tiny: ")
-            and err.count("\n") == 1
-            and not hub.branches
-        )
-        out, _ = finish(command(hub, "one", "--step=2", "--revision=v1"))
-        assert "commit/1111" in out and hub.branches == {"main": {}, "v1": held("one")}
+        pusher = Pusher(hub, workdir, tmp_path, environment)
+
+        _, err = finish(pusher.push("no", token="hf_other"), code=2)
+
+    assert err.startswith("error: --push-to-hub me/tiny: ")
+    assert err.count("\n") == 1
+    assert not hub.branches
+
+
+def test_a_push_to_a_branch_replaces_another_only_by_force(
+    environment: dict[str, str], workdir: Path, tmp_path: Path
+) -> None:
+    with Hub() as hub:
+        pusher = Pusher(hub, workdir, tmp_path, environment)
+
+        out, _ = finish(pusher.push("one", "--step=2", "--revision=v1"))
+        first = pusher.exported_files("one")
+        assert "commit/1111" in out
+        assert hub.branches == {"main": {}, "v1": first}
+
+        _, err = finish(pusher.push("two", "--revision=v1"), code=2)
+        assert "--revision=v1 exists in me/tiny: give another, or --force" in err
+        assert err.count("\n") == 1
+        assert hub.branches == {"main": {}, "v1": first}
+
         hub.branches["v1"]["model-00001-of-00002.safetensors"] = b"of an earlier push"
-        _, err = finish(command(hub, "two", "--revision=v1"), code=2)
-        assert (
-            "--revision=v1 exists in me/tiny: give another, or --force" in err
-            and err.count("\n") == 1
-        )
-        finish(command(hub, "two", "--revision=v1", "--force"))
-        assert hub.branches["v1"] == held("two") != held("one")
+        finish(pusher.push("two", "--revision=v1", "--force"))
+        second = pusher.exported_files("two")
+        assert hub.branches["v1"] == second
+        assert second != first

@@ -13,6 +13,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from typing import Never
 
 import datasets
 import jax
@@ -37,7 +38,7 @@ ENGINE = (
 
 
 @pytest.fixture(scope="module")
-def inputs(tmp_path_factory) -> Path:
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `model`, as a run exports it, and `data.jsonl`, a set of problems."""
     directory = tmp_path_factory.mktemp("inputs")
     arch = config.ArchitectureConfig(
@@ -88,7 +89,9 @@ def call(monkeypatch, *argv: str) -> None:
     generate.main()
 
 
-def test_a_command_killed_repeatedly_equals_one_that_was_not(environment, inputs, tmp_path):
+def test_a_command_killed_repeatedly_equals_one_that_was_not(
+    environment: dict[str, str], inputs, tmp_path: Path
+) -> None:
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     printed, _ = finish(launch(environment, *arguments(inputs, whole, ENGINE)))
     assert f"{PROBLEMS} of {PROBLEMS} problems, " in printed and "tokens/s" in printed
@@ -134,7 +137,7 @@ class Server(Stand):
         failures: tuple[int, ...] = (),
         broken_from: int = 10**9,
         body_instead: str | None = None,
-    ):
+    ) -> None:
         super().__init__(Handler)
         self.failures = list(failures)
         self.broken_from = broken_from
@@ -145,7 +148,7 @@ class Server(Stand):
         self.served = 0
         self.requests: list[tuple[str, dict]] = []  # path and body
 
-    def handle_error(self, request, client_address):
+    def handle_error(self, request, client_address) -> None:
         pass  # the client has given up on a late answer
 
     def begin(self, path: str, body: dict) -> int:
@@ -168,10 +171,10 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: Server
 
-    def log_message(self, *_):
+    def log_message(self, *_) -> None:
         pass
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         status = self.server.begin(self.path, body)
         time.sleep(2.0 if status == 0 else 0.02)
@@ -215,7 +218,9 @@ def url(server: Server) -> str:
     return f"--base-url=http://127.0.0.1:{server.server_port}/v1"
 
 
-def test_a_server_that_fails_at_first_gives_the_same_rows(inputs, tmp_path, monkeypatch):
+def test_a_server_that_fails_at_first_gives_the_same_rows(
+    inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("openai")
     failing, steady = tmp_path / "failing.jsonl", tmp_path / "steady.jsonl"
     settings = "rollout.num_slots=4 task.template=no"
@@ -247,8 +252,8 @@ def test_a_server_that_fails_at_first_gives_the_same_rows(inputs, tmp_path, monk
 
 
 def test_a_server_that_breaks_is_one_line_and_the_same_command_goes_on(
-    inputs, tmp_path, monkeypatch, capsys
-):
+    inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("openai")
     out, steady = tmp_path / "out.jsonl", tmp_path / "steady.jsonl"
     two_chunks = 2 * CHUNK_ROWS
@@ -277,7 +282,14 @@ def test_a_server_that_breaks_is_one_line_and_the_same_command_goes_on(
         ('{"choices": [{"text": 7}]}', "choices.0.text: Input should be a valid string"),
     ],
 )
-def test_an_answer_of_another_kind_is_one_line(body, reason, inputs, tmp_path, monkeypatch, capsys):
+def test_an_answer_of_another_kind_is_one_line(
+    body,
+    reason,
+    inputs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pytest.importorskip("openai")
     with Server(body_instead=body) as server, pytest.raises(SystemExit) as stop:
         call(monkeypatch, *arguments(inputs, tmp_path / "out.jsonl", "", url(server)))
@@ -288,10 +300,12 @@ def test_an_answer_of_another_kind_is_one_line(body, reason, inputs, tmp_path, m
 
 
 @pytest.mark.parametrize("mistake", [TypeError, AttributeError, LookupError])
-def test_a_mistake_of_ours_is_not_blamed_on_the_server(mistake, inputs, tmp_path, monkeypatch):
+def test_a_mistake_of_ours_is_not_blamed_on_the_server(
+    mistake, inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("openai")
 
-    def submit(*_):
+    def submit(*_) -> Never:
         raise mistake("a fault of jzero")
 
     monkeypatch.setattr(Pool, "submit", submit)
@@ -299,7 +313,9 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_server(mistake, inputs, tmp_path
         call(monkeypatch, *arguments(inputs, tmp_path / "out.jsonl", "", url(server)))
 
 
-def test_rows_load_as_a_dataset_for_sft(inputs, tmp_path, monkeypatch):
+def test_rows_load_as_a_dataset_for_sft(
+    inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("openai")
     columns = {
         "id",
@@ -334,7 +350,9 @@ def test_rows_load_as_a_dataset_for_sft(inputs, tmp_path, monkeypatch):
             assert row["completion"].startswith("it is ")
 
 
-def test_another_command_does_not_append(inputs, tmp_path, monkeypatch, capsys):
+def test_another_command_does_not_append(
+    inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("openai")
     out = tmp_path / "out.jsonl"
     with Server() as server:
@@ -394,7 +412,13 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("command", MISTAKES)
-def test_a_mistake_is_one_line(command, inputs, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_one_line(
+    command,
+    inputs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     (tmp_path / "data.jsonl").write_bytes((inputs / "data.jsonl").read_bytes())
     monkeypatch.chdir(tmp_path)
     # These remember the data.jsonl of another folder.
@@ -411,7 +435,9 @@ def test_a_mistake_is_one_line(command, inputs, tmp_path, monkeypatch, capsys):
     assert [path.name for path in tmp_path.iterdir()] == ["data.jsonl"]
 
 
-def test_procedural_problems_need_a_limit_and_no_data(inputs, tmp_path, monkeypatch):
+def test_procedural_problems_need_a_limit_and_no_data(
+    inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("openai")
     out = tmp_path / "x.jsonl"
     settings = "task.name=countdown task.template=plain"
@@ -421,7 +447,9 @@ def test_procedural_problems_need_a_limit_and_no_data(inputs, tmp_path, monkeypa
     assert [row["id"] for row in rows(out)[::N]] == [f"countdown/train/{i}" for i in range(4)]
 
 
-def test_help_needs_no_device(monkeypatch, capsys):
+def test_help_needs_no_device(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stop:
         call(monkeypatch, "--help")
     assert stop.value.code == 0 and "--base-url" in capsys.readouterr().out

@@ -61,7 +61,7 @@ def file_names(folder: Path) -> set[str]:
 
 
 @pytest.fixture
-def run_main(monkeypatch):
+def run_main(monkeypatch: pytest.MonkeyPatch):
     """Runs the command in this process, with 64 rows in memory at a time."""
 
     def run(*arguments: object) -> None:
@@ -72,7 +72,7 @@ def run_main(monkeypatch):
     return run
 
 
-def test_rows_are_graded_in_order(tmp_path):
+def test_rows_are_graded_in_order(tmp_path: Path) -> None:
     source, out = tmp_path / "cases.jsonl", tmp_path / "scores.jsonl"
     repeats = 20
     rows = [row for row, _, _ in CASES] * repeats
@@ -93,7 +93,9 @@ def test_rows_are_graded_in_order(tmp_path):
     assert file_names(tmp_path) == {"cases.jsonl", "scores.jsonl"}
 
 
-def test_a_mistake_after_many_rows_keeps_the_old_grades(tmp_path, run_main, capsys):
+def test_a_mistake_after_many_rows_keeps_the_old_grades(
+    tmp_path: Path, run_main, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, out = tmp_path / "rows", tmp_path / "scores.jsonl"
     out.write_text("old")
     source.write_text((json.dumps(ROW) + "\n") * 100 + "\n{\n")
@@ -129,13 +131,15 @@ def test_a_mistake_after_many_rows_keeps_the_old_grades(tmp_path, run_main, caps
         ),
     ],
 )
-def test_a_mistake_says_which_row_is_wrong(line, message):
+def test_a_mistake_says_which_row_is_wrong(line, message) -> None:
     with Pool(0) as pool, pytest.raises(UserError, match=message) as error:
         grade.submit(pool, "cases.jsonl:7", line.encode(), "fast")
     assert str(error.value).startswith("cases.jsonl:7: ")
 
 
-def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, run_main, capsys):
+def test_wrong_arguments_are_refused_before_anything_is_written(
+    tmp_path: Path, run_main, capsys: pytest.CaptureFixture[str]
+) -> None:
     source, out = tmp_path / "cases.jsonl", tmp_path / "scores.jsonl"
     source.write_text("")
     for arguments, message in [
@@ -149,7 +153,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, run_ma
     assert file_names(tmp_path) == {"cases.jsonl"}
 
 
-def test_only_a_part_of_the_rows_is_in_memory(monkeypatch):
+def test_only_a_part_of_the_rows_is_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grade, "CHUNK", 64)
     endless = ((f"row {index}", json.dumps(ROW).encode()) for index in itertools.count())
     with Pool(1) as pool:

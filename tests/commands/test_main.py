@@ -54,7 +54,9 @@ for line in sys.stdin:
 
 
 @pytest.fixture(scope="module")
-def command(environment, tmp_path_factory) -> Iterator[Command]:
+def command(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Command]:
     """Returns a function that runs `python -m jzero.main` in a fork of a process."""
     streams = tmp_path_factory.mktemp("streams")
     out, err = streams / "out", streams / "err"
@@ -81,7 +83,7 @@ def command(environment, tmp_path_factory) -> Iterator[Command]:
 
 
 @pytest.fixture(scope="module")
-def finished(command, tmp_path_factory) -> Path:
+def finished(command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns the workdir of a run that nothing interrupted."""
     workdir = tmp_path_factory.mktemp("runs") / "whole"
     code, out, err = command(*RUN, f"--workdir={workdir}")
@@ -107,7 +109,7 @@ def read_json(path: Path) -> dict:
 # -- Whole runs ------------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_its_files(finished):
+def test_a_run_leaves_its_files(finished) -> None:
     files = {
         "config.json",
         "lock",
@@ -120,7 +122,7 @@ def test_a_run_leaves_its_files(finished):
     assert {path.name for path in finished.iterdir()} == files | directories
 
 
-def test_the_summary_has_what_scripts_rely_on(finished):
+def test_the_summary_has_what_scripts_rely_on(finished) -> None:
     summary = read_json(finished / "summary.json")
     assert summary.keys() >= {
         "config",
@@ -149,7 +151,7 @@ def test_the_summary_has_what_scripts_rely_on(finished):
     assert 10**8 < summary["peak_rss_bytes"] < 10**11
 
 
-def test_metrics_have_a_line_for_every_step(finished):
+def test_metrics_have_a_line_for_every_step(finished) -> None:
     lines = rows(finished / "metrics.jsonl")
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert set(metrics.STEP_LINE) - {"sft/loss", "eval/loss"} <= lines[0].keys()
@@ -168,7 +170,7 @@ def test_metrics_have_a_line_for_every_step(finished):
     assert all(line["policy/clip_fraction"] == 0 for line in lines)
 
 
-def test_samples_of_every_step_have_the_documented_columns(finished):
+def test_samples_of_every_step_have_the_documented_columns(finished) -> None:
     samples = rows(finished / "samples.jsonl")
     assert [row["step"] for row in samples] == [
         step for step in range(1, STEPS + 1) for _ in range(2)
@@ -191,7 +193,7 @@ def test_samples_of_every_step_have_the_documented_columns(finished):
 
 
 @pytest.mark.peer
-def test_export_loads_in_transformers_and_says_the_same(finished):
+def test_export_loads_in_transformers_and_says_the_same(finished) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
     import jax
@@ -219,7 +221,9 @@ def test_export_loads_in_transformers_and_says_the_same(finished):
     assert len(continuation) > 3
 
 
-def test_a_run_stopped_three_times_equals_one_that_was_not(environment, finished, tmp_path):
+def test_a_run_stopped_three_times_equals_one_that_was_not(
+    environment: dict[str, str], finished, tmp_path: Path
+) -> None:
     """kill -9 at a random moment, SIGTERM, SIGINT: each time the same command goes on."""
     workdir = tmp_path / "run"
     log = workdir / "metrics.jsonl"
@@ -267,7 +271,7 @@ def test_a_run_stopped_three_times_equals_one_that_was_not(environment, finished
     assert summary["seconds"] > 0.5 * expected["seconds"]  # of all its processes
 
 
-def test_a_finished_run_may_be_run_again(command, finished, tmp_path):
+def test_a_finished_run_may_be_run_again(command, finished, tmp_path: Path) -> None:
     workdir = tmp_path / "again"
     shutil.copytree(finished, workdir)
     before = digests(workdir)
@@ -283,7 +287,7 @@ def test_a_finished_run_may_be_run_again(command, finished, tmp_path):
     assert summary["steps"] == STEPS and summary["export"]
 
 
-def test_an_export_is_a_model_to_train_and_export_again(command, finished, tmp_path):
+def test_an_export_is_a_model_to_train_and_export_again(command, finished, tmp_path: Path) -> None:
     source, workdir = finished / f"export-{STEPS}", tmp_path / "run"
     code, _, err = command(
         *RUN,
@@ -405,7 +409,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line(command, tmp_path, mistake):
+def test_a_mistake_is_one_line(command, tmp_path: Path, mistake) -> None:
     arguments, message = MISTAKES[mistake]
     workdir = tmp_path / "run"
     assert message in refused(command, TINY, f"--workdir={workdir}", *arguments)
@@ -435,12 +439,12 @@ def test_a_mistake_is_one_line(command, tmp_path, mistake):
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else "",
 )
-def test_a_mistake_in_the_recipe_is_one_line(command, tmp_path, recipe, message):
+def test_a_mistake_in_the_recipe_is_one_line(command, tmp_path: Path, recipe, message) -> None:
     assert message in refused(command, *recipe, f"--workdir={tmp_path / 'run'}")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_workdir_that_cannot_be_used(command, finished, tmp_path):
+def test_a_workdir_that_cannot_be_used(command, finished, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     assert "file is not a directory that can be written to" in refused(
         command, TINY, f"--workdir={tmp_path}/file"
@@ -464,7 +468,9 @@ def test_a_workdir_that_cannot_be_used(command, finished, tmp_path):
     assert digests(finished) == before
 
 
-def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(command, finished, tmp_path):
+def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(
+    command, finished, tmp_path: Path
+) -> None:
     workdir = tmp_path / "run"
     shutil.copytree(finished, workdir)
     (workdir / f"checkpoints/{STEPS}/host/metadata").write_text('{"host": {"st')
@@ -477,7 +483,7 @@ def test_a_corrupt_checkpoint_is_one_line_and_nothing_is_lost(command, finished,
     assert {name for name in before if not name.startswith("tensorboard/")} <= unchanged
 
 
-def test_help(command):
+def test_help(command) -> None:
     code, out, err = command("--help")
     assert code == 0 and not err
     for text in (
@@ -497,7 +503,9 @@ def test_help(command):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("field", ["path", "tokenizer"])
-def test_a_hub_that_never_answers_does_not_hang(environment, tmp_path, field):
+def test_a_hub_that_never_answers_does_not_hang(
+    environment: dict[str, str], tmp_path: Path, field
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"http://127.0.0.1:{silent.getsockname()[1]}"
         network = environment | {"HF_HUB_OFFLINE": "0", "HF_ENDPOINT": address}
@@ -513,7 +521,9 @@ def test_a_hub_that_never_answers_does_not_hang(environment, tmp_path, field):
 
 
 @pytest.mark.slow
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_its_batch(environment, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_its_batch(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     workdir = tmp_path / "run"
     process = launch(environment, workdir, "--config.optimizer.lr=1e30", "--config.eval.every=0")
     _, err = finish(process, code=1)

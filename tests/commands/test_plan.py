@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -22,7 +23,7 @@ CHIP = "TPU v5 lite"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
+def cache(tmp_path_factory: pytest.TempPathFactory):
     return tmp_path_factory.mktemp("plan")
 
 
@@ -44,7 +45,7 @@ def with_hbm(monkeypatch, hbm_bytes: float) -> None:
     monkeypatch.setitem(chips.CHIPS, CHIP, chip)
 
 
-def test_a_run_compiles_for_a_slice_that_is_not_there(report):
+def test_a_run_compiles_for_a_slice_that_is_not_there(report) -> None:
     assert report.fits
     assert report.suggestions == []
     assert (report.device_kind, report.devices, report.hosts) == (CHIP, 8, 1)
@@ -54,7 +55,7 @@ def test_a_run_compiles_for_a_slice_that_is_not_there(report):
         assert program.peak_bytes > 0
 
 
-def test_a_report_is_json(report):
+def test_a_report_is_json(report) -> None:
     values = json.loads(json.dumps(report.as_json()))
     assert set(values) == {field.name for field in fields(Report)} - {"search"}
     for program in values["programs"].values():
@@ -67,13 +68,13 @@ def test_a_report_is_json(report):
         }
 
 
-def test_decoding_writes_its_pages_in_place(report):
+def test_decoding_writes_its_pages_in_place(report) -> None:
     generate = report.programs["generate"]
     assert generate.kv_bytes > 2**27
     assert generate.temp_bytes < 0.02 * generate.kv_bytes
 
 
-def test_parts_are_what_programs_take(report):
+def test_parts_are_what_programs_take(report) -> None:
     parts, programs = report.parts, report.programs
     arguments_of_update = parts["weights"] + parts["optimizer"] + parts["batches"]
     arguments_of_generate = parts["decoder weights"] + parts["KV pool"]
@@ -82,7 +83,7 @@ def test_parts_are_what_programs_take(report):
     assert programs["generate"].argument_bytes == pytest.approx(arguments_of_generate, rel=0.05)
 
 
-def test_the_table_names_every_program_and_phase(report):
+def test_the_table_names_every_program_and_phase(report) -> None:
     text = format_report(report)
     assert text.startswith(
         "small on v5e:2x4: 8 x TPU v5 lite (data 1 x fsdp 8 x tensor 1), 1 hosts, 15.75 GiB each"
@@ -92,7 +93,9 @@ def test_the_table_names_every_program_and_phase(report):
     assert text.endswith("\nfits")
 
 
-def test_fewer_pages_are_suggested_that_fit(report, planned_run, cache, monkeypatch):
+def test_fewer_pages_are_suggested_that_fit(
+    report, planned_run, cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hbm_bytes = report.phases["rollout"] - report.parts["KV pool"] / 4
     with_hbm(monkeypatch, hbm_bytes)
 
@@ -105,7 +108,9 @@ def test_fewer_pages_are_suggested_that_fit(report, planned_run, cache, monkeypa
     assert phase_totals(fewer, {"generate": generate})["rollout"] <= hbm_bytes
 
 
-def test_where_nothing_fits_every_remedy_is_suggested(report, planned_run, monkeypatch):
+def test_where_nothing_fits_every_remedy_is_suggested(
+    report, planned_run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with_hbm(monkeypatch, 2**20)
     lines = suggestions(planned_run, report.phases, report.programs)
     for change in ("mesh.tensor=2", "train.packs_per_row=2", "twice the devices"):
@@ -113,7 +118,7 @@ def test_where_nothing_fits_every_remedy_is_suggested(report, planned_run, monke
 
 
 @needs_libtpu
-def test_what_the_compiler_refuses_is_a_figure():
+def test_what_the_compiler_refuses_is_a_figure() -> None:
     mesh = jax.sharding.Mesh(np.array(compile_only_devices("v5e:1x1")), ("x",))
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     x = jax.ShapeDtypeStruct((2**16, 2**16), np.float32, sharding=place)  # 16 GiB
@@ -127,7 +132,13 @@ def test_what_the_compiler_refuses_is_a_figure():
 
 @needs_libtpu
 @pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections
-def test_the_command(report, cache, monkeypatch, tmp_path, capsys):
+def test_the_command(
+    report,
+    cache,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(
         "from plans import small_settings\n\n\ndef get_config():\n    return small_settings()\n"
@@ -155,7 +166,7 @@ def test_the_command(report, cache, monkeypatch, tmp_path, capsys):
 
 
 @needs_libtpu
-def test_a_host_of_several_decodes_with_split_heads(cache):
+def test_a_host_of_several_decodes_with_split_heads(cache) -> None:
     """The compiler refuses a part of a slice whose devices talk to each other."""
     settings = small_settings(num_rows=16, num_slots=256)
     settings.mesh.tensor = 2

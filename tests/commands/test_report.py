@@ -1,4 +1,4 @@
-"""The page of runs: what it holds, how large it gets, that text stays text, and what a real browser makes of it."""
+"""The page of runs: what it holds, its size, text that stays text, and a browser that draws it."""
 
 import html
 import json
@@ -97,10 +97,10 @@ def scripts(page: str) -> list[str]:
     found: list[str] = []
 
     class Parser(HTMLParser):
-        def handle_starttag(self, tag, attrs):
+        def handle_starttag(self, tag, attrs) -> None:
             found.extend([""] if tag == "script" else [])
 
-        def handle_data(self, data):
+        def handle_data(self, data) -> None:
             if self.lasttag == "script" and data.strip():
                 found[-1] += data
 
@@ -113,7 +113,7 @@ def data(page: str) -> dict:
 
 
 @pytest.mark.parametrize("steps", [1, 499, 500, 501, 2003])
-def test_a_point_is_of_every_step_in_its_bin(steps):
+def test_a_point_is_of_every_step_in_its_bin(steps) -> None:
     chance = random.Random(1)
     rows = [{"step": step, "a": chance.gauss(0, 1)} for step in range(1, steps + 1)]
     points = report.make_curve(rows, "a")
@@ -128,13 +128,13 @@ def test_a_point_is_of_every_step_in_its_bin(steps):
     assert covered == list(range(1, steps + 1))
 
 
-def test_a_phase_that_did_not_happen_took_no_time_and_an_evaluation_is_no_zero():
+def test_a_phase_that_did_not_happen_took_no_time_and_an_evaluation_is_no_zero() -> None:
     rows = [{"step": 1, "time/eval": 2.0, "eval/accuracy": 0.5}, {"step": 2}]
     assert [point[2] for point in report.make_curve(rows, "time/eval")] == [2.0, 0.0]
     assert report.make_curve(rows, "eval/accuracy") == [[1, 1, 0.5, 0.5, 0.5]]
 
 
-def test_a_run_that_goes_on_and_a_line_that_a_kill_cut(tmp_path):
+def test_a_run_that_goes_on_and_a_line_that_a_kill_cut(tmp_path: Path) -> None:
     run = write(tmp_path / "run", 5, ended=False)
     for name in ("metrics", "samples"):
         with (run / f"{name}.jsonl").open("ab") as file:
@@ -148,7 +148,7 @@ def test_a_run_that_goes_on_and_a_line_that_a_kill_cut(tmp_path):
     assert data(report.render_page([run]))["runs"][0]["curves"] == {}  # before the first step
 
 
-def test_text_stays_text(tmp_path):
+def test_text_stays_text(tmp_path: Path) -> None:
     run = write(tmp_path / "run", len(HOSTILE), responses=HOSTILE)
     page = report.render_page([run])
     assert page.isascii() and "\0" not in page and len(scripts(page)) == 2
@@ -164,7 +164,7 @@ def test_text_stays_text(tmp_path):
 
 
 @pytest.mark.parametrize(("steps", "each"), [(10, 2), (400, 3), (7, 400), (1, 2)])
-def test_samples_are_of_steps_evenly_apart_and_of_the_last(steps, each):
+def test_samples_are_of_steps_evenly_apart_and_of_the_last(steps, each) -> None:
     row = {"prompt": "p", "response": "r", "gold": 1}
     kept = report.choose_samples(
         [row | {"step": step} for step in range(steps) for _ in range(each)], num_runs=2
@@ -179,7 +179,7 @@ def test_samples_are_of_steps_evenly_apart_and_of_the_last(steps, each):
 
 
 @pytest.mark.parametrize(("letter", "runs"), [("a", 1), ("数", 1), ("<", 2)])
-def test_a_run_of_2000_steps_stays_under_5_megabytes(tmp_path, letter, runs):
+def test_a_run_of_2000_steps_stays_under_5_megabytes(tmp_path: Path, letter, runs) -> None:
     chance, written = random.Random(0), []
     for number in range(runs):
         workdir = tmp_path / str(number)
@@ -230,7 +230,7 @@ def command(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(full, env=environment, capture_output=True, text=True, timeout=60)
 
 
-def test_the_command(tmp_path):
+def test_the_command(tmp_path: Path) -> None:
     one, two = write(tmp_path / "one", 3), write(tmp_path / "two", 2, lr=2e-3, ended=False)
     done = command(one)
     assert done.returncode == 0 and done.stdout == f"{one / 'report.html'}: 0.0 MB\n", done.stderr
@@ -248,18 +248,25 @@ def test_the_command(tmp_path):
         assert done.returncode == 2 and re.fullmatch(f"error: .*{message}.*\n", done.stderr)
 
 
-# -- in a browser ------------------------------------------------------------------------------------------------------
+# -- in a browser ----------------------------------------------------------------------------------
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
 def browse(page: Path, scratch: Path) -> tuple[str, list[str], list[str]]:
-    """The document after its scripts ran, what the console said, and the addresses that the page asked for."""
+    """Opens a page in a browser without a network.
+
+    Returns the document after its scripts ran, what the console said, and the addresses that the
+    page asked for.
+    """
     chrome = os.environ.get("CHROME") or next(filter(None, map(shutil.which, BROWSERS)), None)
     if chrome is None:
         pytest.skip("no browser: install chromium, or set CHROME to one")
     log = scratch / "net.json"
-    flags = "--headless --no-sandbox --disable-gpu --no-first-run --enable-logging=stderr --virtual-time-budget=5000"
+    flags = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --enable-logging=stderr "
+        "--virtual-time-budget=5000"
+    )
     hosts, profile = (
         "--host-resolver-rules=MAP * ~NOTFOUND",
         f"--user-data-dir={scratch / 'profile'}",
@@ -281,7 +288,7 @@ def browse(page: Path, scratch: Path) -> tuple[str, list[str], list[str]]:
     return done.stdout.decode(errors="replace"), said, asked
 
 
-def test_a_browser_draws_it_without_a_network(tmp_path):
+def test_a_browser_draws_it_without_a_network(tmp_path: Path) -> None:
     control = tmp_path / "control.html"  # that the test would see a request and an error
     control.write_text(
         '<p>a</p><script>fetch("http://example.com/a").catch(() => {}); nonsense()</script>'
@@ -323,7 +330,7 @@ def test_a_browser_draws_it_without_a_network(tmp_path):
     assert not re.search("NaN|undefined|Infinity", drawn)
 
 
-def test_units_are_those_of_the_table(tmp_path):
+def test_units_are_those_of_the_table(tmp_path: Path) -> None:
     """A count of groups is no share, though its name ends like one: it was drawn in per cent."""
     workdir = write(tmp_path / "run", 2)
     with (workdir / "metrics.jsonl").open("a") as file:

@@ -77,7 +77,7 @@ def byte_tokenizer() -> Qwen2Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory) -> str:
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The directory of a tiny model with random weights."""
     path, tok = tmp_path_factory.mktemp("serve") / "model", byte_tokenizer()
     arch = qwen.QwenConfig("qwen2", len(tok), 32, 64, 2, 2, 1, 16, True, 10000.0, 1e-6)
@@ -142,7 +142,7 @@ def server_process(
 
 
 @pytest.fixture(scope="module")
-def url(model, environment) -> Iterator[str]:
+def url(model, environment: dict[str, str]) -> Iterator[str]:
     """The address of a server, which Ctrl-C ends without a word."""
     port = free_port()
     with server_process(model, environment, "--port", str(port)) as server:
@@ -195,12 +195,12 @@ def join_stream(stream: Iterable, text_of: Callable) -> tuple[dict[int, str], di
 # -- answers --------------------------------------------------------------------------------------
 
 
-def test_models(client, model):
+def test_models(client, model) -> None:
     assert [item.id for item in client.models.list()] == [model]
 
 
 @pytest.mark.parametrize("logprobs", [0, 1])
-def test_a_completion_is_the_schedulers(complete, alone, logprobs):
+def test_a_completion_is_the_schedulers(complete, alone, logprobs) -> None:
     want = alone.complete("3 + 4 =", 24)
     answer = complete("3 + 4 =", temperature=0, max_tokens=24, logprobs=logprobs)
     choice, usage = answer.choices[0], answer.usage
@@ -216,7 +216,7 @@ def test_a_completion_is_the_schedulers(complete, alone, logprobs):
     assert got.text_offset == [len("".join(got.tokens[:i])) for i in range(len(got.tokens))]
 
 
-def test_a_chat_is_a_completion_of_the_rendered_messages(chat, alone):
+def test_a_chat_is_a_completion_of_the_rendered_messages(chat, alone) -> None:
     want = alone.complete("<user>Grüße\n<assistant>", 20)
     answer = chat(temperature=0, max_completion_tokens=20, logprobs=True)
     choice = answer.choices[0]
@@ -230,13 +230,13 @@ def test_a_chat_is_a_completion_of_the_rendered_messages(chat, alone):
     assert answer.usage.completion_tokens == len(want.tokens)
 
 
-def test_a_chat_without_a_limit_takes_what_room_there_is(chat):
+def test_a_chat_without_a_limit_takes_what_room_there_is(chat) -> None:
     assert chat(temperature=0).usage.total_tokens == ROOM
 
 
 @pytest.mark.parametrize("stop", [None, "e", ["\x00\x01never", "\ufffd\ufffd"]], ids=str)
 @pytest.mark.parametrize("kind", ["completion", "chat"])
-def test_streams_are_the_same_text(complete, chat, kind, stop):
+def test_streams_are_the_same_text(complete, chat, kind, stop) -> None:
     options = {
         "n": 3,
         "seed": 5,
@@ -261,7 +261,7 @@ def test_streams_are_the_same_text(complete, chat, kind, stop):
     assert len(set(texts.values())) == 3
 
 
-def test_streamed_logprobs_of_a_completion_are_the_same(complete):
+def test_streamed_logprobs_of_a_completion_are_the_same(complete) -> None:
     options = {"seed": 3, "max_tokens": 30, "logprobs": 0}
     want = complete("Once", **options).choices[0].logprobs.token_logprobs
     chunks = complete("Once", **options, stream=True)
@@ -269,7 +269,7 @@ def test_streamed_logprobs_of_a_completion_are_the_same(complete):
     assert list(itertools.chain(*pieces)) == want
 
 
-def test_streamed_logprobs_of_a_chat_are_the_same(chat):
+def test_streamed_logprobs_of_a_chat_are_the_same(chat) -> None:
     options = {"seed": 3, "max_tokens": 30, "logprobs": True}
     want = chat(**options).choices[0].logprobs.content
     chunks = chat(**options, stream=True)
@@ -277,13 +277,13 @@ def test_streamed_logprobs_of_a_chat_are_the_same(chat):
     assert list(itertools.chain(*pieces)) == want
 
 
-def test_the_first_chunk_alone_has_the_role(chat):
+def test_the_first_chunk_alone_has_the_role(chat) -> None:
     chunks = chat(temperature=0, max_tokens=20, stream=True)
     roles = [chunk.choices[0].delta.role for chunk in chunks]
     assert roles[0] == "assistant" and not any(roles[1:]) and len(roles) > 2
 
 
-def test_stop_strings_end_the_text_before_them(complete, alone):
+def test_stop_strings_end_the_text_before_them(complete, alone) -> None:
     text = alone.complete("3 + 4 =", 40).turn_text
     stop = [text[start : start + 3] for start in (20, 12)]
     choice = complete("3 + 4 =", temperature=0, max_tokens=40, stop=stop).choices[0]
@@ -291,7 +291,7 @@ def test_stop_strings_end_the_text_before_them(complete, alone):
     assert (choice.text, choice.finish_reason) == (text[:first], "stop")
 
 
-def test_seeds_repeat_and_requests_without_one_differ(complete):
+def test_seeds_repeat_and_requests_without_one_differ(complete) -> None:
     def draw(n: int = 2, **options: object) -> list[str]:
         answer = complete("Once", max_tokens=16, n=n, **options)
         return [choice.text for choice in answer.choices]
@@ -301,19 +301,20 @@ def test_seeds_repeat_and_requests_without_one_differ(complete):
     assert draw(temperature=0) == [draw(temperature=0, n=1)[0]] * 2
 
 
-def test_prompts_are_answered_in_their_order(complete, alone):
+def test_prompts_are_answered_in_their_order(complete, alone) -> None:
     texts = ["one", "two and more", "three"]
     ids = [tokenizer.encode(alone.tokenizer, text) for text in texts]
     want = [sequence.turn_text for sequence in alone.complete_all(texts, [16] * 3)]
     for prompt in (texts, ids):
         answer = complete(prompt, n=2, temperature=0)
-        assert [choice.text for choice in answer.choices] == list(np.repeat(want, 2))
+        twice_each = [text for text in want for _ in range(2)]
+        assert [choice.text for choice in answer.choices] == twice_each
         assert [choice.index for choice in answer.choices] == list(range(6))
         assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (20, 96)
     assert complete(ids[1], temperature=0).choices[0].text == want[1]
 
 
-def test_options_that_change_nothing_are_accepted(complete):
+def test_options_that_change_nothing_are_accepted(complete) -> None:
     options = {
         "top_p": 1,
         "frequency_penalty": 0,
@@ -333,7 +334,7 @@ def test_options_that_change_nothing_are_accepted(complete):
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.slow)])
-def test_requests_at_once_all_get_their_own_answer(url, model, alone, count):
+def test_requests_at_once_all_get_their_own_answer(url, model, alone, count) -> None:
     rng = random.Random(0)
     prompts = ["".join(rng.choices("abcdefgh ", k=rng.randint(1, 30))) for _ in range(count)]
     limits = [rng.randint(1, 30) for _ in prompts]
@@ -415,7 +416,7 @@ BAD_CHATS = {
         *(pytest.param("chat/completions", body, id=name) for name, body in BAD_CHATS.items()),
     ],
 )
-def test_mistakes_are_answered_and_the_server_goes_on(url, model, complete, path, body):
+def test_mistakes_are_answered_and_the_server_goes_on(url, model, complete, path, body) -> None:
     if not isinstance(body, bytes):
         body = json.dumps({"model": model, **body}).encode()
     answer = httpx.post(f"{url}/{path}", content=body.replace(b"MODEL", model.encode()))
@@ -426,7 +427,7 @@ def test_mistakes_are_answered_and_the_server_goes_on(url, model, complete, path
     assert len(complete("a", max_tokens=1).choices) == 1
 
 
-def test_another_model_is_not_found(model, client):
+def test_another_model_is_not_found(model, client) -> None:
     with pytest.raises(openai.NotFoundError, match=f"there is no model other, only {model}"):
         client.completions.create(model="other", prompt="a")
 
@@ -435,12 +436,12 @@ def test_another_model_is_not_found(model, client):
     "method, path, status",
     [("GET", "/nothing", 404), ("GET", "/completions", 405), ("PUT", "/models", 405)],
 )
-def test_other_paths_and_methods_are_refused(url, method, path, status):
+def test_other_paths_and_methods_are_refused(url, method, path, status) -> None:
     answer = httpx.request(method, url + path)
     assert answer.status_code == status and answer.json()["error"]["message"]
 
 
-def test_a_mistake_in_the_command_is_one_line(model, environment):
+def test_a_mistake_in_the_command_is_one_line(model, environment: dict[str, str]) -> None:
     with server_process(model, environment, "--config.rollout.num_slots=0") as server:
         assert server.wait(60) == 2
         error = server.stderr.read()
@@ -452,7 +453,7 @@ def test_a_mistake_in_the_command_is_one_line(model, environment):
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_sent_text_has_whole_characters_and_no_stop_string(data):
+def test_sent_text_has_whole_characters_and_no_stop_string(data) -> None:
     """However the tokens come: sent text is never taken back, and ends as the scheduler's text."""
     alphabet = "ab\u00e9\u4e2d"
     text = data.draw(st.text(st.sampled_from(alphabet + "\U0001f600\ufffd"), max_size=12))
@@ -488,7 +489,7 @@ def test_sent_text_has_whole_characters_and_no_stop_string(data):
     assert sent == want
 
 
-def test_sequences_may_each_have_a_temperature_and_stop_strings(alone):
+def test_sequences_may_each_have_a_temperature_and_stop_strings(alone) -> None:
     """Prefilled and inserted together, they are what runs of their own give."""
     prompt = np.arange(65, 75, dtype=np.int32)
     temperatures = (0.0, 1.0, 0.3, 1.0)
@@ -513,7 +514,7 @@ def test_sequences_may_each_have_a_temperature_and_stop_strings(alone):
     assert len({tuple(sequence.tokens) for sequence in want}) == len(want)
 
 
-def test_a_client_that_leaves_frees_its_slot(alone):
+def test_a_client_that_leaves_frees_its_slot(alone) -> None:
     reader = requests.RequestReader("m", alone.engine, alone.tokenizer)
     worker = worker_module.DecodingWorker(alone.engine, alone.tokenizer)
     server = http.Server(reader, worker)
@@ -550,7 +551,9 @@ def test_a_client_that_leaves_frees_its_slot(alone):
     assert not alone.engine.placements
 
 
-def test_jetstreams_client_gets_the_same_greedy_tokens(model, environment, alone):
+def test_jetstreams_client_gets_the_same_greedy_tokens(
+    model, environment: dict[str, str], alone
+) -> None:
     """More requests at once than slots, as text and as tokens; the last asks for too many."""
     stubs = pytest.importorskip(
         "jetstream.core.proto.jetstream_pb2_grpc", reason="pip install -e '.[jetstream]'"

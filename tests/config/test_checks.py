@@ -131,7 +131,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
 @pytest.mark.parametrize(
     ("changes", "message"), IMPOSSIBLE, ids=[" ".join(changes) for changes, _ in IMPOSSIBLE]
 )
-def test_impossible_settings_are_refused(changes, message):
+def test_impossible_settings_are_refused(changes, message) -> None:
     with pytest.raises(UserError) as caught:
         config.validate(changed_config(changes))
 
@@ -153,7 +153,7 @@ def test_impossible_settings_are_refused(changes, message):
     ],
     ids=" ".join,
 )
-def test_possible_settings_pass(changes):
+def test_possible_settings_pass(changes) -> None:
     config.validate(changed_config(changes))
 
 
@@ -161,20 +161,22 @@ def test_possible_settings_pass(changes):
     ("name", "value", "package"),
     [("task.verifier", "math_verify", "math-verify"), ("train.wandb_project", "jzero", "wandb")],
 )
-def test_a_package_that_is_not_installed_is_named(name, value, package, monkeypatch):
+def test_a_package_that_is_not_installed_is_named(
+    name, value, package, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     message = f"{name}={value} needs the package: pip install {package}"
     with pytest.raises(UserError, match=message):
         config.validate(changed_config({name: value}))
 
 
-def test_all_mistakes_are_named_at_once():
+def test_all_mistakes_are_named_at_once() -> None:
     settings = changed_config({"rollout.group_size": 1, "model.dtype": "f16"})
     with pytest.raises(UserError, match=r"model.dtype='f16'.*; .*rollout.group_size=1"):
         config.validate(settings)
 
 
-def test_combinations_are_not_checked_for_numbers_that_are_too_small():
+def test_combinations_are_not_checked_for_numbers_that_are_too_small() -> None:
     settings = changed_config({"train.minibatches": 0, "rollout.temperature": 0.0})
     with pytest.raises(UserError) as caught:
         config.validate(settings)

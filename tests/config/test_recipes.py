@@ -21,7 +21,7 @@ PRESETS = [
 
 
 @pytest.mark.parametrize(("recipe", "preset"), PRESETS)
-def test_every_preset_is_possible(recipe, preset):
+def test_every_preset_is_possible(recipe, preset) -> None:
     settings = load_recipe(recipe).get_config(preset)
 
     config.validate(settings)
@@ -35,14 +35,14 @@ def test_every_preset_is_possible(recipe, preset):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_preset_is_a_new_config_in_each_call(recipe):
+def test_a_preset_is_a_new_config_in_each_call(recipe) -> None:
     module = load_recipe(recipe)
     module.get_config("tiny").model.arch.hidden_size = -1
     assert module.get_config("tiny").model.arch.hidden_size > 0
 
 
 @pytest.mark.parametrize("name", algorithms.PRESETS)
-def test_an_algorithm_after_the_preset_replaces_that_of_the_recipe(name):
+def test_an_algorithm_after_the_preset_replaces_that_of_the_recipe(name) -> None:
     settings = load_recipe("countdown").get_config(f"tiny,{name}")
     assert settings.algorithm == algorithms.PRESETS[name]()
     assert settings.name == f"countdown-tiny-{name}"
@@ -55,7 +55,7 @@ def test_an_algorithm_after_the_preset_replaces_that_of_the_recipe(name):
         ("tiny,gpro", "no algorithm 'gpro'.*grpo, dr_grpo"),
     ],
 )
-def test_unknown_presets_are_refused_with_the_names_there_are(preset, message):
+def test_unknown_presets_are_refused_with_the_names_there_are(preset, message) -> None:
     with pytest.raises(UserError, match=message):
         load_recipe("countdown").get_config(preset)
 

@@ -1,6 +1,7 @@
 """Old names of settings and classes are refused with their new names, wherever they are read."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +13,7 @@ from jzero.run.workdir import check_workdir
 NAMES = {setting.name for setting in config.list_settings(config.Config())}
 
 
-def test_old_names_are_gone_and_new_names_exist():
+def test_old_names_are_gone_and_new_names_exist() -> None:
     assert not NAMES & renamed.RENAMED_SETTINGS.keys()
     assert set(renamed.RENAMED_SETTINGS.values()) <= NAMES
     assert not vars(config).keys() & renamed.RENAMED_NAMES.keys()
@@ -20,7 +21,9 @@ def test_old_names_are_gone_and_new_names_exist():
 
 
 @pytest.mark.parametrize("name", renamed.RENAMED_SETTINGS)
-def test_a_flag_with_an_old_name_is_told_the_new_one(name, capsys):
+def test_a_flag_with_an_old_name_is_told_the_new_one(
+    name, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         cli.check_setting_names([f"--config.{name}=4"])
 
@@ -29,19 +32,19 @@ def test_a_flag_with_an_old_name_is_told_the_new_one(name, capsys):
 
 
 @pytest.mark.parametrize("name", renamed.RENAMED_NAMES)
-def test_a_recipe_that_imports_an_old_name_is_told_the_new_one(name):
+def test_a_recipe_that_imports_an_old_name_is_told_the_new_one(name) -> None:
     with pytest.raises(
         UserError, match=f"{name} is now jzero.config.{renamed.RENAMED_NAMES[name]}"
     ):
         getattr(config, name)
 
 
-def test_a_name_that_never_was_is_an_ordinary_error():
+def test_a_name_that_never_was_is_an_ordinary_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Rolout'"):
         config.Rolout  # noqa: B018
 
 
-def test_a_workdir_of_an_older_jzero_is_refused_with_all_new_names(tmp_path):
+def test_a_workdir_of_an_older_jzero_is_refused_with_all_new_names(tmp_path: Path) -> None:
     current = config.to_json(config.Config())
     old = json.loads(current)
     old["rollout"]["prompts"] = old["rollout"].pop("num_prompts")

@@ -48,7 +48,7 @@ def other_value(value: bool | int | float | str) -> bool | int | float | str:
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
-def test_every_setting_is_set_by_its_flag(name, recipe):
+def test_every_setting_is_set_by_its_flag(name, recipe) -> None:
     value = get(recipe, name)
     if isinstance(value, tuple):
         for text, parsed in TEXTS_OF_A_TUPLE.items():
@@ -80,31 +80,31 @@ def fields_of(section: object, prefix: str = "") -> Iterator[tuple[str, dataclas
             yield prefix + field.name, field, value
 
 
-def test_settings_are_listed_in_the_order_of_the_schema():
+def test_settings_are_listed_in_the_order_of_the_schema() -> None:
     listed = [(setting.name, setting.value) for setting in config.list_settings(config.Config())]
     assert listed == [(name, value) for name, _, value in fields_of(config.Config())]
 
 
-def test_settings_have_types_that_a_flag_can_parse():
+def test_settings_have_types_that_a_flag_can_parse() -> None:
     for name, field, value in fields_of(config.Config()):
         assert type(value) in (bool, int, float, str, tuple), name
         # An int as default of a float could not be changed to 0.5.
         assert field.type not in (float, "float") or isinstance(value, float), name
 
 
-def test_every_setting_has_a_description_in_sentences():
+def test_every_setting_has_a_description_in_sentences() -> None:
     for setting in config.list_settings(config.Config()):
         description = setting.rules.description
         assert description[0].isupper() or description.startswith(("cosine", "repetition_"))
         assert description.endswith((".", "...")), setting.name
 
 
-def test_every_default_is_allowed():
+def test_every_default_is_allowed() -> None:
     config.validate(config.Config())
 
 
 @pytest.mark.parametrize("name", algorithms.TABLES)
-def test_the_choices_of_an_algorithm_are_the_keys_of_its_table(name):
+def test_the_choices_of_an_algorithm_are_the_keys_of_its_table(name) -> None:
     table = algorithms.TABLES[name]
     [setting] = [
         setting
@@ -115,6 +115,6 @@ def test_the_choices_of_an_algorithm_are_the_keys_of_its_table(name):
     assert set(setting.rules.choices) <= {*table, "", "none"}
 
 
-def test_sections_are_not_shared_between_configs():
+def test_sections_are_not_shared_between_configs() -> None:
     config.Config().rollout.group_size = 99
     assert config.Config().rollout.group_size != 99

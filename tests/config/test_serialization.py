@@ -9,7 +9,7 @@ from jzero import config
 from jzero.errors import UserError
 
 
-def test_a_config_is_read_as_it_was_written():
+def test_a_config_is_read_as_it_was_written() -> None:
     settings = changed_config(
         {
             "rollout.stop": ("</answer>",),
@@ -21,7 +21,7 @@ def test_a_config_is_read_as_it_was_written():
     assert config.from_json(config.to_json(settings), "config.json") == settings
 
 
-def test_a_setting_that_is_not_in_the_file_has_its_default():
+def test_a_setting_that_is_not_in_the_file_has_its_default() -> None:
     settings = config.from_json('{"train": {"steps": 3}}', "config.json")
     assert settings == changed_config({"train.steps": 3})
 
@@ -36,17 +36,17 @@ def test_a_setting_that_is_not_in_the_file_has_its_default():
         ('{"rollout": {"eta": 1}}', "rollout.eta is now rollout.max_staleness"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named(text, message):
+def test_a_file_that_cannot_be_read_is_named(text, message) -> None:
     with pytest.raises(UserError, match=f"(?s){message}"):
         config.from_json(text, "runs/a/config.json")
 
 
-def test_flatten_keeps_values_and_order():
+def test_flatten_keeps_values_and_order() -> None:
     tree = {"b": {"y": (1, 2), "x": None}, "a": 3}
     assert list(config.flatten(tree).items()) == [("b.y", (1, 2)), ("b.x", None), ("a", 3)]
 
 
-def test_to_json_holds_every_setting():
+def test_to_json_holds_every_setting() -> None:
     settings = config.Config()
     names = [setting.name for setting in config.list_settings(settings)]
     assert list(config.flatten(json.loads(config.to_json(settings)))) == names

@@ -28,7 +28,7 @@ Environment = dict[str, str]
 
 
 @given(st.integers(0, 40), st.integers(1, 9))
-def test_shares_are_neighbors_and_even(count: int, num_processes: int):
+def test_shares_are_neighbors_and_even(count: int, num_processes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("jax.process_count", lambda: num_processes)
         shares = []
@@ -39,7 +39,7 @@ def test_shares_are_neighbors_and_even(count: int, num_processes: int):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_rollouts_cross_hosts_as_they_are():
+def test_rollouts_cross_hosts_as_they_are() -> None:
     rollouts = reference.random_rollouts(3, 3, 2)
     parts = [
         rollouts_to_bytes(rollouts[:2]),
@@ -52,7 +52,7 @@ def test_rollouts_cross_hosts_as_they_are():
             np.testing.assert_array_equal(getattr(got, name), value, strict=is_array)
 
 
-def test_alone_everything_is_immediate(tmp_path: Path):
+def test_alone_everything_is_immediate(tmp_path: Path) -> None:
     assert collectives.gather_json({"a": [1]}) == [{"a": [1]}]
     assert collectives.sum_over_hosts({"a": 2}) == {"a": 2}
     assert collectives.local_share(3) == slice(0, 3)
@@ -61,7 +61,7 @@ def test_alone_everything_is_immediate(tmp_path: Path):
         interrupt.raise_if_any_host_stopped("enough")
 
 
-def test_a_workdir_that_hosts_do_not_share_is_refused(tmp_path: Path):
+def test_a_workdir_that_hosts_do_not_share_is_refused(tmp_path: Path) -> None:
     processes.write_once(tmp_path / "new/file", "x")
     collectives.check_shared(tmp_path / "new/file")
     with pytest.raises(ValueError, match="not the same directory on every host"):
@@ -69,7 +69,7 @@ def test_a_workdir_that_hosts_do_not_share_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("arguments", [("localhost:1", None, None), (None, 2, 0), (None, None, 1)])
-def test_joining_needs_all_arguments(arguments: tuple[str | None, int | None, int | None]):
+def test_joining_needs_all_arguments(arguments: tuple[str | None, int | None, int | None]) -> None:
     with pytest.raises(ValueError, match="together"):
         processes.join_processes(*arguments)
 
@@ -82,7 +82,7 @@ class FakeDevice:
     process_index: int
 
 
-def test_a_mesh_keeps_tensor_inside_a_host(monkeypatch: pytest.MonkeyPatch):
+def test_a_mesh_keeps_tensor_inside_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     # Ids that alternate between two hosts.
     devices = [FakeDevice(i, process_index=i % 2) for i in range(8)]
     with pytest.raises(ValueError, match="mesh.tensor=8 must divide the 4 devices of a host"):
@@ -97,7 +97,7 @@ def test_a_mesh_keeps_tensor_inside_a_host(monkeypatch: pytest.MonkeyPatch):
     assert make_mesh(jax.devices(), {"data": 8}).size == 8
 
 
-def test_programs_are_kept_in_the_workdir_unless_told_otherwise(tmp_path: Path):
+def test_programs_are_kept_in_the_workdir_unless_told_otherwise(tmp_path: Path) -> None:
     name = "jax_compilation_cache_dir"
     before = jax.config.values[name]
     try:
@@ -184,7 +184,7 @@ def kill_second_process(environment: Environment, workdir: Path) -> None:
 
 def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
     environment: Environment, tmp_path: Path
-):
+) -> None:
     """2 x 4 devices, stopped, killed and resumed, are 1 x 8 devices in one go."""
     stop_second_process(environment, tmp_path / "two")
     kill_second_process(environment, tmp_path / "two")
@@ -235,7 +235,7 @@ main.run()
 @pytest.mark.parametrize("num_steps", [6, pytest.param(200, marks=pytest.mark.slow)])
 def test_hosts_whose_episodes_differ_go_on_together(
     environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
-):
+) -> None:
     """Carried rollouts of two turns: each host decodes as many calls as its own rollouts take.
 
     Both hosts hold the same weights after every step.

@@ -1,4 +1,4 @@
-"""Meshes, the table of axes, and where copies of the parameters go."""
+"""Meshes, the table of axes, and where copies of the parameters lie."""
 
 from dataclasses import replace
 
@@ -7,6 +7,7 @@ import numpy as np
 import optax
 import pytest
 import reference
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero.config import OptimizerConfig
@@ -15,16 +16,44 @@ from jzero.distributed.publish import decoder_shardings, publisher
 from jzero.model import qwen
 from jzero.training import learner
 
-MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 2)]
-every_mesh = pytest.mark.parametrize("sizes", MESHES, ids=str)
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+Sizes = tuple[int, int, int]  # of the axes data, fsdp and tensor
+
+slow = pytest.mark.slow
+every_mesh = pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 2)], ids=str
+)
 
 
-def make(sizes):
+def mesh_of(sizes: Sizes) -> Mesh:
+    """Returns a mesh over as many of the eight devices as it takes."""
     return train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
 
 
+def specs_of(model: qwen.QwenConfig, sizes: Sizes) -> qwen.Params:
+    """Returns the partition spec of every parameter."""
+
+    def spec(sharding: NamedSharding) -> P:
+        return sharding.spec
+
+    return jax.tree.map(spec, param_shardings(model, mesh_of(sizes)))
+
+
+def assert_placed(tree: qwen.Params, shardings: qwen.Params) -> None:
+    """Fails unless every leaf of `tree` has its sharding."""
+
+    def assert_leaf_placed(leaf: jax.Array, sharding: NamedSharding) -> None:
+        assert leaf.sharding == sharding
+
+    jax.tree.map(assert_leaf_placed, tree, shardings)
+
+
+# -- meshes ----------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
-    "asked, got",
+    ("sizes", "filled"),
     [
         ((-1, 1, 1), (8, 1, 1)),
         ((1, -1, 2), (1, 4, 2)),
@@ -32,14 +61,16 @@ def make(sizes):
         ((8, 1, 1), (8, 1, 1)),
     ],
 )
-def test_one_size_is_what_the_others_leave(asked, got):
-    mesh = train_mesh(*asked)
-    assert tuple(mesh.shape.items()) == tuple(zip(("data", "fsdp", "tensor"), got, strict=True))
+def test_one_size_is_what_the_others_leave(sizes: Sizes, filled: Sizes) -> None:
+    mesh = train_mesh(*sizes)
+
+    assert mesh.axis_names == ("data", "fsdp", "tensor")
+    assert mesh.devices.shape == filled
     assert mesh.devices.size == 8
 
 
 @pytest.mark.parametrize(
-    "asked, message",
+    ("sizes", "message"),
     [
         ((3, -1, 1), "data=3 fsdp=-1 tensor=1 does not fill the 8 devices"),
         ((16, -1, 1), "does not fill the 8 devices"),
@@ -49,109 +80,143 @@ def test_one_size_is_what_the_others_leave(asked, got):
         ((1, -2, 1), "sizes are positive"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(asked, message):
+def test_sizes_that_do_not_fit_are_refused(sizes: Sizes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        train_mesh(*asked)
+        train_mesh(*sizes)
 
 
 @every_mesh
-def test_decoding_uses_the_same_devices(sizes):
-    train = make(sizes)
+def test_decoding_uses_the_same_devices(sizes: Sizes) -> None:
+    data, fsdp, tensor = sizes
+    train = mesh_of(sizes)
+
     decode = decode_mesh(train)
-    assert dict(decode.shape) == {"slots": sizes[0] * sizes[1], "tensor": sizes[2]}
+
+    assert dict(decode.shape) == {"slots": data * fsdp, "tensor": tensor}
     assert list(decode.devices.flat) == list(train.devices.flat)
 
 
-def test_every_logical_axis_is_in_the_table():
-    for model_type in ("qwen2", "qwen3"):
-        axes = qwen.logical_axes(
-            replace(reference.MODEL, model_type=model_type, tie_word_embeddings=False)
-        )
-        assert set(jax.tree.leaves(axes)) <= set(RULES)
+# -- where parameters lie --------------------------------------------------------------------------
 
 
-def test_param_shardings():
-    specs = jax.tree.map(lambda s: s.spec, param_shardings(reference.MODEL, make((2, 2, 2))))
-    assert specs["embed"] == P(None, "fsdp")  # a vocabulary of 61 does not divide: whole
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_every_logical_axis_is_in_the_table(model_type: str) -> None:
+    model = replace(reference.MODEL, model_type=model_type, tie_word_embeddings=False)
+
+    axes = qwen.logical_axes(model)
+
+    assert set(jax.tree.leaves(axes)) <= set(RULES)
+
+
+def test_parameters_are_split_by_the_table() -> None:
+    specs = specs_of(reference.MODEL, (2, 2, 2))
+
     assert specs["layers"]["q"] == P(None, "fsdp", "tensor", None)
     assert specs["layers"]["down"] == P(None, "tensor", "fsdp")
     assert specs["layers"]["k_bias"] == P(None, "tensor", None)
     assert specs["norm"] == P(None)
+
+
+def test_a_vocabulary_is_split_where_it_divides() -> None:
     even = replace(reference.MODEL, vocab_size=64, tie_word_embeddings=False)
-    specs = jax.tree.map(lambda s: s.spec, param_shardings(even, make((2, 2, 2))))
-    assert specs["embed"] == P("tensor", "fsdp") and specs["lm_head"] == P("fsdp", "tensor")
-    odd = replace(reference.MODEL, num_key_value_heads=1)
-    assert param_shardings(odd, make((2, 2, 2)))["layers"]["k"].spec == P(None, "fsdp", None, None)
+
+    specs = specs_of(even, (2, 2, 2))
+
+    assert specs["embed"] == P("tensor", "fsdp")
+    assert specs["lm_head"] == P("fsdp", "tensor")
+    # The reference has 61 words, which two devices cannot share.
+    assert specs_of(reference.MODEL, (2, 2, 2))["embed"] == P(None, "fsdp")
+
+
+def test_heads_that_do_not_divide_are_whole() -> None:
+    model = replace(reference.MODEL, num_key_value_heads=1)
+
+    specs = specs_of(model, (2, 2, 2))
+
+    assert specs["layers"]["k"] == P(None, "fsdp", None, None)
 
 
 @every_mesh
-def test_moments_lie_where_their_parameters_do(sizes):
+def test_moments_lie_where_their_parameters_do(sizes: Sizes) -> None:
+    _, fsdp, tensor = sizes
     config = reference.settings()
     config.optimizer = OptimizerConfig(weight_decay=0.1, clip_norm=1.0)
-    policy = learner.policy_learner(reference.MODEL, config, make(sizes))
+    policy = learner.policy_learner(reference.MODEL, config, mesh_of(sizes))
+
     state = policy.start(reference.placed(policy, reference.random_params()))
-    adam = next(x for x in state.opt_state if isinstance(x, optax.ScaleByAdamState))
-    for moments in (adam.mu, adam.nu):
-        jax.tree.map(
-            lambda m, s: m.sharding == s or pytest.fail(f"{m.sharding}"), moments, policy.shardings
-        )
+
+    adam = next(part for part in state.opt_state if isinstance(part, optax.ScaleByAdamState))
+    assert_placed(adam.mu, policy.shardings)
+    assert_placed(adam.nu, policy.shardings)
     assert adam.count.sharding.spec == P()
     largest = state.params["layers"]["gate"]
-    assert largest.addressable_shards[0].data.size == largest.size // (sizes[1] * sizes[2])
-    for leaf, like in zip(
-        jax.tree.leaves(state), jax.tree.leaves(policy.abstract_state()), strict=True
-    ):
-        assert (leaf.shape, leaf.dtype, leaf.sharding) == (like.shape, like.dtype, like.sharding)
+    assert largest.addressable_shards[0].data.size == largest.size // (fsdp * tensor)
 
 
-@pytest.mark.slow
-def test_init_does_not_depend_on_the_mesh():
-    first, second = (
-        learner.policy_learner(reference.MODEL, reference.settings(), make(sizes)).init_params(3)
-        for sizes in ((1, 1, 1), (2, 2, 2))
-    )
-    jax.tree.map(np.testing.assert_array_equal, first, second)
-    assert float(np.std(first["layers"]["gate"])) == pytest.approx(0.02, rel=0.1)
+@every_mesh
+def test_the_abstract_state_describes_the_state(sizes: Sizes) -> None:
+    config = reference.settings()
+    config.optimizer = OptimizerConfig(weight_decay=0.1, clip_norm=1.0)
+    policy = learner.policy_learner(reference.MODEL, config, mesh_of(sizes))
+
+    state = policy.start(reference.placed(policy, reference.random_params()))
+
+    leaves = jax.tree.leaves(state)
+    abstract_leaves = jax.tree.leaves(policy.abstract_state())
+    for leaf, abstract in zip(leaves, abstract_leaves, strict=True):
+        assert leaf.shape == abstract.shape
+        assert leaf.dtype == abstract.dtype
+        assert leaf.sharding == abstract.sharding
+
+
+@slow
+def test_init_does_not_depend_on_the_mesh() -> None:
+    def init_on(sizes: Sizes) -> qwen.Params:
+        policy = learner.policy_learner(reference.MODEL, reference.settings(), mesh_of(sizes))
+        return policy.init_params(3)
+
+    on_one, on_eight = init_on((1, 1, 1)), init_on((2, 2, 2))
+
+    jax.tree.map(np.testing.assert_array_equal, on_one, on_eight)
+    assert float(np.std(on_one["layers"]["gate"])) == pytest.approx(0.02, rel=0.1)
+
+
+# -- publishing ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "sizes, dtype",
+    ("sizes", "dtype"),
     [
         ((2, 2, 2), "float32"),
         ((2, 2, 2), "bfloat16"),
         ((1, 1, 1), "bfloat16"),
         ((8, 1, 1), "bfloat16"),
-        *[
-            pytest.param(sizes, dtype, marks=pytest.mark.slow)
-            for sizes, dtype in [
-                ((1, 1, 1), "float32"),
-                ((8, 1, 1), "float32"),
-                ((1, 8, 1), "float32"),
-                ((1, 1, 2), "float32"),
-                ((1, 8, 1), "bfloat16"),
-                ((1, 1, 2), "bfloat16"),
-            ]
-        ],
+        pytest.param((1, 1, 1), "float32", marks=slow),
+        pytest.param((8, 1, 1), "float32", marks=slow),
+        pytest.param((1, 8, 1), "float32", marks=slow),
+        pytest.param((1, 1, 2), "float32", marks=slow),
+        pytest.param((1, 8, 1), "bfloat16", marks=slow),
+        pytest.param((1, 1, 2), "bfloat16", marks=slow),
     ],
     ids=str,
 )
-def test_publish_casts_and_keeps_values(sizes, dtype):
-    train = make(sizes)
+def test_publish_casts_and_keeps_values(sizes: Sizes, dtype: str) -> None:
+    _, _, tensor = sizes
+    train = mesh_of(sizes)
     decode = decode_mesh(train)
-    params = reference.placed(
-        learner.policy_learner(reference.MODEL, reference.settings(), train),
-        reference.random_params(),
-    )
+    policy = learner.policy_learner(reference.MODEL, reference.settings(), train)
+    params = reference.placed(policy, reference.random_params())
+
     published = publisher(reference.MODEL, train, decode, dtype)(params)
-    same = lambda x, y: np.testing.assert_array_equal(
-        x, np.asarray(y).astype(dtype).reshape(x.shape)
-    )
-    jax.tree.map(same, published, params)
-    jax.tree.map(
-        lambda x, s: x.sharding == s or pytest.fail(),
-        published,
-        decoder_shardings(reference.MODEL, decode),
-    )
-    whole = published["layers"]["gate"].addressable_shards[0].data
-    assert whole.size == params["layers"]["gate"].size // sizes[2]  # complete, but for tensor
+
+    def assert_same_values(found: jax.Array, param: jax.Array) -> None:
+        expected = np.asarray(param).astype(dtype).reshape(found.shape)
+        np.testing.assert_array_equal(found, expected)
+
+    jax.tree.map(assert_same_values, published, params)
+    assert_placed(published, decoder_shardings(reference.MODEL, decode))
+    # A device holds whole parameters, split over tensor alone.
+    on_device = published["layers"]["gate"].addressable_shards[0].data
+    assert on_device.size == params["layers"]["gate"].size // tensor
+    # The learner still needs its own.
     assert not params["embed"].is_deleted()

@@ -8,6 +8,7 @@ import ctypes
 import os
 import sys
 import time
+from typing import Never
 
 from jzero.types import Grade
 
@@ -17,24 +18,24 @@ def right(response, gold, task):
     return Grade(float(response), response == gold, "x" * 10000)
 
 
-def hang(*_):
+def hang(*_) -> None:
     time.sleep(1000)
 
 
-def spin(*_):
+def spin(*_) -> None:
     while True:
         pass
 
 
-def leave(*_):
+def leave(*_) -> None:
     os._exit(0)
 
 
-def crash(*_):
+def crash(*_) -> None:
     ctypes.string_at(0)
 
 
-def grow(*_):
+def grow(*_) -> None:
     blocks = []
     while True:
         blocks.append(bytes(1 << 28))
@@ -44,12 +45,12 @@ def nest(*_):
     return nest()
 
 
-def fill(*_):
+def fill(*_) -> None:
     with open("filled", "w") as file:
         file.write("x" * 10000)
 
 
-def fail(*_):
+def fail(*_) -> Never:
     raise KeyError("no such thing")
 
 

@@ -204,14 +204,14 @@ def is_correct(answer: str, gold: str) -> bool:
 
 
 @pytest.mark.parametrize("answer, gold", EQUAL)
-def test_equal(answer, gold):
+def test_equal(answer, gold) -> None:
     assert is_correct(answer, gold)
     assert is_correct(gold, gold)
     assert is_correct(answer, answer)
 
 
 @pytest.mark.parametrize("answer, gold", UNEQUAL)
-def test_unequal(answer, gold):
+def test_unequal(answer, gold) -> None:
     assert not is_correct(answer, gold)
 
 
@@ -242,7 +242,7 @@ RATIONALS = st.fractions(min_value=-3000, max_value=3000, max_denominator=400)
 
 @settings(max_examples=60, deadline=None)
 @given(RATIONALS, RATIONALS)
-def test_rationals_are_equal_in_any_spelling_and_to_no_other(a, b):
+def test_rationals_are_equal_in_any_spelling_and_to_no_other(a, b) -> None:
     close = a + Fraction(1, 10**9)
     for text in spellings(a):
         assert all(is_correct(text, gold) for gold in spellings(a))

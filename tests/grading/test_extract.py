@@ -33,10 +33,10 @@ from jzero.grading.extract import extract_answer
         ("answer", "  5 ", "5"),
     ],
 )
-def test_extract(template, response, answer):
+def test_extract(template, response, answer) -> None:
     assert extract_answer(response, template) == answer
 
 
-def test_an_unknown_template_is_refused():
+def test_an_unknown_template_is_refused() -> None:
     with pytest.raises(UserError, match="template='none' is not one of"):
         extract_answer("5", "none")

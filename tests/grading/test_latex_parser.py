@@ -28,7 +28,7 @@ def number(value: int | Fraction) -> Node:
         ("DNE", ['"DNE']),
     ],
 )
-def test_tokens(text, tokens):
+def test_tokens(text, tokens) -> None:
     assert tokenize(text) == tokens
 
 
@@ -55,7 +55,7 @@ def test_tokens(text, tokens):
         ("an ellipse", Node("text", name="ellipse")),
     ],
 )
-def test_trees(text, tree):
+def test_trees(text, tree) -> None:
     assert parse(text) == tree
 
 
@@ -76,5 +76,5 @@ def test_trees(text, tree):
         "x " * (MAX_TOKENS + 1),
     ],
 )
-def test_text_beyond_the_grammar_or_its_limits_has_no_tree(text):
+def test_text_beyond_the_grammar_or_its_limits_has_no_tree(text) -> None:
     assert parse(text) is None

@@ -55,7 +55,7 @@ def changes(pool: Pool, before: dict[str, int]) -> dict[str, int]:
     return {name: count for name, count in differences.items() if count}
 
 
-def test_pool_grades_as_a_direct_call_does():
+def test_pool_grades_as_a_direct_call_does() -> None:
     items = responses(400)
     with Pool(2) as pool:
         submit_all(pool, items[:1])
@@ -78,7 +78,7 @@ def test_pool_grades_as_a_direct_call_does():
             assert grade.reason == direct.reason
 
 
-def test_poll_does_not_wait(one_worker):
+def test_poll_does_not_wait(one_worker) -> None:
     one_worker.submit("slow", "hostile_graders:sleep", "0.3", None, TASK)
     start = time.monotonic()
     assert one_worker.poll() == []
@@ -102,7 +102,9 @@ def test_poll_does_not_wait(one_worker):
         pytest.param("spin", "timeout", marks=pytest.mark.slow),
     ],
 )
-def test_a_hostile_item_costs_its_own_score_and_a_bounded_time(two_workers, function, reason):
+def test_a_hostile_item_costs_its_own_score_and_a_bounded_time(
+    two_workers, function, reason
+) -> None:
     items = responses(200)
     before = dict(two_workers.counters)
 
@@ -122,14 +124,14 @@ def test_a_hostile_item_costs_its_own_score_and_a_bounded_time(two_workers, func
         assert grades[key].score == countdown.grade(response, gold, TASK).score
 
 
-def test_memory_is_bounded(one_worker):
+def test_memory_is_bounded(one_worker) -> None:
     much_time = config.TaskConfig(grade_seconds=30.0)
     one_worker.submit("grow", "hostile_graders:grow", "", None, much_time)
     [(_, grade)] = one_worker.drain()
     assert (grade.score, grade.reason) == (0.0, "killed")
 
 
-def test_an_item_that_dies_by_chance_is_tried_again(one_worker, tmp_path):
+def test_an_item_that_dies_by_chance_is_tried_again(one_worker, tmp_path: Path) -> None:
     before = dict(one_worker.counters)
     one_worker.submit("once", "hostile_graders:die_once", str(tmp_path / "seen"), None, TASK)
     [(_, grade)] = one_worker.drain()
@@ -137,7 +139,7 @@ def test_an_item_that_dies_by_chance_is_tried_again(one_worker, tmp_path):
     assert changes(one_worker, before) == {"graded": 1, "killed": 1, "restarted": 1}
 
 
-def test_a_grader_that_raises_scores_zero_and_is_counted(one_worker):
+def test_a_grader_that_raises_scores_zero_and_is_counted(one_worker) -> None:
     before = dict(one_worker.counters)
     for name in ("hostile_graders:fail", "hostile_graders:absent", "absent"):
         one_worker.submit(name, name, "", None, TASK)
@@ -150,7 +152,7 @@ def test_a_grader_that_raises_scores_zero_and_is_counted(one_worker):
         assert grade.reason.startswith("error: ")
 
 
-def test_time_in_the_queue_does_not_count(one_worker):
+def test_time_in_the_queue_does_not_count(one_worker) -> None:
     settings = config.TaskConfig(grade_seconds=0.4)  # the wall limit is 5 times that
     before = dict(one_worker.counters)
     for index in range(6):
@@ -160,7 +162,7 @@ def test_time_in_the_queue_does_not_count(one_worker):
     assert changes(one_worker, before) == {"graded": 6}
 
 
-def test_closing_does_not_wait_for_a_hanging_item():
+def test_closing_does_not_wait_for_a_hanging_item() -> None:
     endless = config.TaskConfig(grade_seconds=1000.0)
     _, response, gold = responses(1)[0]
     others = children_of(os.getpid())  # workers of other pools
@@ -214,7 +216,7 @@ time.sleep(1000)
 """
 
 
-def test_no_worker_outlives_its_parent():
+def test_no_worker_outlives_its_parent() -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(Path(__file__).parent)])
     deadline = time.monotonic() + 30
     while len(workers := children_of(parent.pid)) < 2 and time.monotonic() < deadline:

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -42,7 +43,7 @@ def with_answer(gold: str) -> dict[str, str]:
     return {"answer": gold, "question": ""}
 
 
-def test_honest_answers_survive_an_attack(tmp_path, monkeypatch):
+def test_honest_answers_survive_an_attack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # where an attack writes a file
     rng = random.Random(0)
     honest = {index: HONEST[index % len(HONEST)] for index in range(600)}
@@ -90,7 +91,7 @@ def test_honest_answers_survive_an_attack(tmp_path, monkeypatch):
     }
 
 
-def test_a_worker_starts_light():
+def test_a_worker_starts_light() -> None:
     code = "import sys, jzero.grading.worker, jzero.tasks; print(*sys.modules)"
     process = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

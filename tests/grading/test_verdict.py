@@ -86,7 +86,7 @@ def score(answer: str, gold: str, **settings: str) -> float:
 
 
 @pytest.mark.parametrize("answer", HOSTILE, ids=lambda text: text[:20])
-def test_hostile_answers_are_cheap_and_wrong(answer):
+def test_hostile_answers_are_cheap_and_wrong(answer) -> None:
     for gold in GOLDS_OF_HOSTILE:
         start = time.process_time()
         assert score(answer, gold) == 0
@@ -97,7 +97,7 @@ def test_hostile_answers_are_cheap_and_wrong(answer):
 @pytest.mark.parametrize(
     "line", ["18", "$18", r"\$18.00", "18 eggs", "18.", "18%", "1.8e1", r"\boxed{18}"]
 )
-def test_gsm8k_takes_a_number_in_its_spellings(line):
+def test_gsm8k_takes_a_number_in_its_spellings(line) -> None:
     assert grade(f"so\n#### {line}", "18", template="gsm8k").correct
 
 
@@ -105,7 +105,7 @@ def test_gsm8k_takes_a_number_in_its_spellings(line):
     "line",
     ["18 or 19", "18, 19", "18/19", "9*2", "18-19", "1_8", "١٨", "", "180", "not 18"],
 )
-def test_gsm8k_takes_one_number_only(line):
+def test_gsm8k_takes_one_number_only(line) -> None:
     assert not grade(f"so\n#### {line}", "18", template="gsm8k").correct
 
 
@@ -122,12 +122,12 @@ def test_gsm8k_takes_one_number_only(line):
         (r"\boxed{142}", 142.0, "correct"),
     ],
 )
-def test_reasons(response, gold, reason):
+def test_reasons(response, gold, reason) -> None:
     assert grade(response, gold, template="boxed").reason == reason
 
 
 @pytest.mark.parametrize("answer", ["x^2-1", "x^{2} - 1"])
-def test_the_question_is_no_answer(answer):
+def test_the_question_is_no_answer(answer) -> None:
     question = r"Factor $x^2-1$ over the integers."
     assert score(answer, "(x-1)(x+1)") == 1
     assert grade(answer, "(x-1)(x+1)", template="answer", question=question).reason == "echo"
@@ -135,19 +135,19 @@ def test_the_question_is_no_answer(answer):
     assert score(answer, "x^2-1", question=question) == 1
 
 
-def test_an_answer_may_be_written_otherwise_than_the_gold():
+def test_an_answer_may_be_written_otherwise_than_the_gold() -> None:
     question = r"Factor $x^2-1$ over the integers."
     assert score("(x+1)(x-1)", "(x-1)(x+1)", question=question) == 1
 
 
-def test_a_problem_carries_its_question():
+def test_a_problem_carries_its_question() -> None:
     task = SimpleNamespace(template="boxed", verifier="fast")
     gold = {"answer": "(x-1)(x+1)", "question": "Factor $x^2-1$."}
     assert math_problems.grade(r"\boxed{x^2-1}", gold, task).reason == "echo"
     assert math_problems.grade(r"\boxed{(x+1)(x-1)}", gold, task).correct
 
 
-def test_math_verify_only_notes_that_it_disagrees():
+def test_math_verify_only_notes_that_it_disagrees() -> None:
     pytest.importorskip("math_verify")
     wrong = grade("2r+R", "2R+r", template="answer", verifier="math_verify")
     right = grade(r"\frac12", "0.5", template="answer", verifier="math_verify")
@@ -188,7 +188,7 @@ def graded_cases(path: Path, tier: str) -> Iterator[tuple[dict, Grade, float]]:
     "name, tier, least_share",
     [("public", "core", 0.99), ("hard", "must", 1.0), ("hard", "hostile", 1.0)],
 )
-def test_shared_cases(shared, name, tier, least_share):
+def test_shared_cases(shared: Path, name, tier, least_share) -> None:
     cases = list(graded_cases(shared / f"data/grader/{name}_cases.jsonl", tier))
     wrong = [row["id"] for row, result, _ in cases if result.score != row["expected"]]
     assert len(wrong) <= (1 - least_share) * len(cases), wrong
@@ -207,7 +207,7 @@ def all_golds(shared: Path) -> list[str]:
 @pytest.mark.parametrize(
     "num_golds, num_pairs", [(2000, 1500), pytest.param(None, 5000, marks=pytest.mark.slow)]
 )
-def test_golds_equal_themselves_and_no_other(shared, num_golds, num_pairs):
+def test_golds_equal_themselves_and_no_other(shared: Path, num_golds, num_pairs) -> None:
     rng = random.Random(0)
     golds = all_golds(shared)
     different = sorted({gold for gold in golds if not gold.lstrip("-").isdigit()})
@@ -252,12 +252,12 @@ def check_verdict_of_any_text(text: str, gold: str, template: str) -> None:
 
 @settings(max_examples=250, deadline=None)
 @given(TEXT, TEXT, st.sampled_from(sorted(TEMPLATES)))
-def test_any_text_has_a_verdict_and_always_the_same(text, gold, template):
+def test_any_text_has_a_verdict_and_always_the_same(text, gold, template) -> None:
     check_verdict_of_any_text(text, gold, template)
 
 
 @pytest.mark.slow
 @settings(max_examples=3000, deadline=None)
 @given(TEXT, TEXT, st.sampled_from(sorted(TEMPLATES)))
-def test_any_text_has_a_verdict_and_always_the_same_in_many_examples(text, gold, template):
+def test_any_text_has_a_verdict_and_always_the_same_in_many_examples(text, gold, template) -> None:
     check_verdict_of_any_text(text, gold, template)

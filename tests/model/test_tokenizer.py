@@ -1,4 +1,4 @@
-"""Tokenizers: the countdown one, real Qwen files, and what is refused."""
+"""Tokenizers: that of countdown, real Qwen files, and what is refused."""
 
 import json
 import shutil
@@ -11,116 +11,165 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jzero import config
+from jzero.config import TaskConfig
 from jzero.model import tokenizer
 from jzero.tasks import countdown, countdown_warm_start
 
-QWEN = Path(__file__).resolve().parents[3] / "shared/data/qwen2_tokenizer"
 TOKENIZER = tokenizer.countdown()
+ASCII = string.digits + string.ascii_letters + string.punctuation + " \n"
 
 
-def pieces(text):
-    return [tokenizer.decode(TOKENIZER, [i]) for i in tokenizer.encode(TOKENIZER, text)]
+@pytest.fixture
+def qwen(shared: Path) -> Path:
+    """Returns a directory with the tokenizer of Qwen2, which has no tokenizer.json."""
+    path = shared / "data/qwen2_tokenizer"
+    if not path.is_dir():
+        pytest.skip(f"{path} does not exist")
+    return path
 
 
-def test_digits_and_words_are_single_tokens():
-    assert pieces("12-3=9 no\n<answer>9</answer>") == [
-        *"12-3=9",
-        " no",
-        "\n",
-        "<answer>",
-        "9",
-        "</answer>",
-    ]
+def pieces(text: str) -> list[str]:
+    """Returns the text of every token."""
+    ids = tokenizer.encode(TOKENIZER, text)
+    return [tokenizer.decode(TOKENIZER, [token]) for token in ids]
+
+
+# -- the countdown tokenizer -----------------------------------------------------------------------
+
+
+def test_digits_and_words_are_single_tokens() -> None:
+    sum_and_answer = ["1", "2", "-", "3", "=", "9", " no", "\n", "<answer>", "9", "</answer>"]
+
+    assert pieces("12-3=9 no\n<answer>9</answer>") == sum_and_answer
     assert pieces("<think> yes</think>") == ["<think>", " yes", "</think>"]
-    assert len(TOKENIZER) == 112 and len(TOKENIZER) % 16 == 0
-    assert (TOKENIZER.eos_token, TOKENIZER.pad_token) == ("<|endoftext|>", "<|pad|>")
+
+
+def test_the_vocabulary_is_a_multiple_of_16() -> None:
+    assert len(TOKENIZER) == 112
+    assert len(TOKENIZER) % 16 == 0
+
+
+def test_the_end_and_padding_are_different_tokens() -> None:
+    assert TOKENIZER.eos_token == "<|endoftext|>"
+    assert TOKENIZER.pad_token == "<|pad|>"
     assert TOKENIZER.eos_token_id != TOKENIZER.pad_token_id
 
 
-@given(
-    st.text(alphabet=string.digits + string.ascii_letters + string.punctuation + " \n", max_size=80)
-)
-def test_ascii_round_trips(text):
+@given(st.text(alphabet=ASCII, max_size=80))
+def test_ascii_round_trips(text: str) -> None:
     ids = tokenizer.encode(TOKENIZER, text)
-    assert tokenizer.decode(TOKENIZER, ids) == text.replace("<|endoftext|>", "").replace(
-        "<|pad|>", ""
-    )
-    assert all(i < len(TOKENIZER) for i in ids)
+
+    without_special_tokens = text.replace("<|endoftext|>", "").replace("<|pad|>", "")
+    assert tokenizer.decode(TOKENIZER, ids) == without_special_tokens
+    assert all(token < len(TOKENIZER) for token in ids)
 
 
 @pytest.mark.parametrize("template", ["r1", "plain"])
-def test_the_task_s_own_text_round_trips(template):
-    for i in range(50):
-        for text in countdown_warm_start.example(config.TaskConfig(template=template), 0, i, 3):
-            assert tokenizer.decode(TOKENIZER, tokenizer.encode(TOKENIZER, text)) == text
+def test_the_text_of_the_task_round_trips(template: str) -> None:
+    options = TaskConfig(template=template)
+
+    for index in range(50):
+        for text in countdown_warm_start.example(options, 0, index, 3):
+            ids = tokenizer.encode(TOKENIZER, text)
+            assert tokenizer.decode(TOKENIZER, ids) == text
 
 
-def test_decode_skips_the_end_and_padding_only():
+def test_decode_skips_the_end_and_padding_only() -> None:
     ids = tokenizer.encode(TOKENIZER, "<answer>1")
     ends = tokenizer.encode(TOKENIZER, "<|endoftext|><|pad|>")
+
     assert ends == [TOKENIZER.eos_token_id, TOKENIZER.pad_token_id]
     assert tokenizer.decode(TOKENIZER, ids + ends) == "<answer>1"
 
 
-@pytest.mark.parametrize("beside", [None, "qwen2", "qwen3"])
-def test_saved_tokenizer_is_the_same_in_transformers(beside, tmp_path):
-    """Also beside a Qwen config.json, where AutoTokenizer builds a Qwen2 tokenizer whatever tokenizer.json says."""
+# -- saving and loading ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", [None, "qwen2", "qwen3"])
+def test_a_saved_tokenizer_is_the_same_in_transformers(
+    model_type: str | None, tmp_path: Path
+) -> None:
+    """Beside a Qwen config.json, AutoTokenizer makes a Qwen2 tokenizer of any tokenizer.json."""
     from transformers import AutoTokenizer
 
     TOKENIZER.save_pretrained(tmp_path)
-    if beside:
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": beside}))
-    text = (
-        countdown.render_prompt("r1", [3, 7], 10)
-        + countdown_warm_start.example(config.TaskConfig(template="plain"), 0, 1, 3)[1]
-    )
+    if model_type is not None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    prompt = countdown.render_prompt("r1", [3, 7], 10)
+    _, response = countdown_warm_start.example(TaskConfig(template="plain"), 0, 1, 3)
+    text = prompt + response
     ids = tokenizer.encode(TOKENIZER, text)
+
     for loaded in (tokenizer.load(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)):
-        assert tokenizer.encode(loaded, text) == ids and tokenizer.decode(loaded, ids) == text
+        assert tokenizer.encode(loaded, text) == ids
+        assert tokenizer.decode(loaded, ids) == text
         assert loaded.decode(ids, skip_special_tokens=True) == text
-        assert (loaded.eos_token_id, loaded.pad_token_id) == (
-            TOKENIZER.eos_token_id,
-            TOKENIZER.pad_token_id,
-        )
+        assert loaded.eos_token_id == TOKENIZER.eos_token_id
+        assert loaded.pad_token_id == TOKENIZER.pad_token_id
         assert len(loaded) == len(TOKENIZER)
 
 
-def test_eos_ids(tmp_path):
-    assert tokenizer.eos_ids(TOKENIZER) == tokenizer.eos_ids(TOKENIZER, str(tmp_path)) == (0,)
+def test_eos_ids_are_those_of_the_tokenizer_and_of_generation_config(tmp_path: Path) -> None:
+    assert tokenizer.eos_ids(TOKENIZER) == (0,)
+    assert tokenizer.eos_ids(TOKENIZER, str(tmp_path)) == (0,)
+
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
+
     assert tokenizer.eos_ids(TOKENIZER, str(tmp_path)) == (0, 5)
 
 
-def test_qwen(tmp_path):
-    if not QWEN.exists():
-        pytest.skip(f"{QWEN} is not on this machine")
-    tok = tokenizer.load(str(QWEN))
+def test_the_tokenizer_of_qwen_has_its_own_ids(qwen: Path, tmp_path: Path) -> None:
     text = "<|im_start|>user\nWhat is 12 × 3?<|im_end|>\n<|im_start|>assistant\n<think>36"
-    ids = tokenizer.encode(tok, text)
-    assert ids[:3] == [151644, 872, 198] and ids[-2:] == [18, 21]
-    assert tokenizer.decode(tok, ids) == text.replace("<|im_end|>", "")
-    assert tokenizer.eos_ids(tok, str(QWEN)) == (151645, 151643)
-    tok.save_pretrained(tmp_path)  # as tokenizer.json
-    assert tokenizer.encode(tokenizer.load(str(tmp_path)), text) == ids
+
+    from_vocabulary = tokenizer.load(str(qwen))
+    ids = tokenizer.encode(from_vocabulary, text)
+    from_vocabulary.save_pretrained(tmp_path)
+    from_json = tokenizer.load(str(tmp_path))
+
+    assert ids[:3] == [151644, 872, 198]
+    assert ids[-2:] == [18, 21]
+    assert tokenizer.decode(from_vocabulary, ids) == text.replace("<|im_end|>", "")
+    assert tokenizer.eos_ids(from_vocabulary, str(qwen)) == (151645, 151643)
+    assert tokenizer.encode(from_json, text) == ids
 
 
-def test_a_missing_tokenizer_says_what_to_do(tmp_path):
+def test_a_missing_tokenizer_says_what_to_do(tmp_path: Path) -> None:
+    message = r"no tokenizer in model.tokenizer=.*: give a directory with"
+
     for path in (str(tmp_path / "absent"), str(tmp_path), "/nowhere"):
-        with pytest.raises(
-            ValueError, match=r"no tokenizer in model.tokenizer=.*: give a directory with"
-        ):
+        with pytest.raises(ValueError, match=message):
             tokenizer.load(path)
 
 
-def test_loading_imports_no_torch(tmp_path):
+ENCODE_AND_LOOK_FOR_TORCH = """
+import sys
+from jzero.model import tokenizer
+tokenizer.encode(tokenizer.load(sys.argv[1]), '1+2')
+tokenizer.load('')
+print('torch:', 'torch' in sys.modules)
+"""
+
+
+def imports_torch(directory: Path) -> bool:
+    """Says whether a process that loads the tokenizer of a directory, and uses it, imports torch.
+
+    Fails if the process ends in any other way.
+    """
+    command = [sys.executable, "-c", ENCODE_AND_LOOK_FOR_TORCH, str(directory)]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return {"torch: True": True, "torch: False": False}[output.strip()]
+
+
+def test_loading_imports_no_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     TOKENIZER.save_pretrained(tmp_path)
-    code = (
-        "import sys; from jzero.model import tokenizer as t; t.encode(t.load(sys.argv[1]), '1+2'); t.load(''); "
-        "sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0
-    if QWEN.exists():
-        shutil.copy(QWEN / "config.json", tmp_path)
-        assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0
+
+    assert not imports_torch(tmp_path)
+
+
+def test_loading_beside_a_qwen_config_imports_no_torch(qwen: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    TOKENIZER.save_pretrained(tmp_path)
+    shutil.copy(qwen / "config.json", tmp_path)
+
+    assert not imports_torch(tmp_path)

@@ -19,6 +19,7 @@ from jzero.planning.planned_run import build
 from jzero.planning.search import search
 from jzero.training.step import make_minibatches, score_and_credit
 from jzero.training.trainer import abstract_batches, make_trainer
+from jzero.types import Batch
 
 # Parameters in billions, of the models' cards.
 PUBLISHED_SIZES = {
@@ -35,12 +36,12 @@ PUBLISHED_SIZES = {
 
 @needs_libtpu
 @pytest.mark.parametrize("topology", ["v5e-8", "v5e:2x3", "v9:2x2", "h100", "v5p:2x2"])
-def test_an_unknown_topology_is_answered_with_known_ones(topology):
+def test_an_unknown_topology_is_answered_with_known_ones(topology) -> None:
     with pytest.raises(UserError, match="v5e:2x4|not divisible"):
         compile_only_devices(topology)
 
 
-def test_missing_compilers_are_named(monkeypatch):
+def test_missing_compilers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'jzero\[tpu\]'"):
         compile_only_devices(TOPOLOGY)
@@ -51,7 +52,7 @@ def test_missing_compilers_are_named(monkeypatch):
 @pytest.mark.skipif(
     importlib.util.find_spec("jax_plugins") is None, reason="jax-cuda12-plugin is not installed"
 )
-def test_gpus_that_are_not_there():
+def test_gpus_that_are_not_there() -> None:
     devices = compile_only_devices("h100:8")
     publish = build(small_settings(), devices).programs["publish"]
     assert len(devices) == 8
@@ -60,17 +61,17 @@ def test_gpus_that_are_not_there():
 
 
 @pytest.mark.parametrize("name, billions", PUBLISHED_SIZES.items())
-def test_known_architectures_have_their_published_sizes(name, billions):
+def test_known_architectures_have_their_published_sizes(name, billions) -> None:
     assert qwen.num_params(architecture(name)) / 1e9 == pytest.approx(billions, rel=0.01)
 
 
-def test_an_unknown_model_is_answered_with_known_ones():
+def test_an_unknown_model_is_answered_with_known_ones() -> None:
     with pytest.raises(UserError, match=r"Qwen2\.5-0\.5B"):
         architecture("Qwen/QwQ-32B")
 
 
 @needs_libtpu
-def test_every_host_decodes_its_share():
+def test_every_host_decodes_its_share() -> None:
     """v5e:4x4 is 4 hosts of 4 chips."""
     settings = small_settings(num_rows=16, num_slots=256)
     run = build(settings, compile_only_devices("v5e:4x4"))
@@ -81,7 +82,7 @@ def test_every_host_decodes_its_share():
 
 
 @pytest.mark.parametrize("num_rows", [0, 5])
-def test_search_finds_the_largest_that_fits(num_rows, monkeypatch):
+def test_search_finds_the_largest_that_fits(num_rows, monkeypatch: pytest.MonkeyPatch) -> None:
     """At most `num_rows` rows on each of 8 devices fit. Pages for every slot take little."""
     monkeypatch.setitem(chips.CHIPS, "cpu", chips.CHIPS["TPU v5 lite"])
     tries = []
@@ -89,7 +90,9 @@ def test_search_finds_the_largest_that_fits(num_rows, monkeypatch):
     def measure_by_rows(program: Program) -> Measurement:
         tries.append(program)
         batches = program[1][1]
-        rows = batches[0].tokens.shape[1] if isinstance(batches, tuple) else 0
+        # The second argument of the update is its batches, that of decoding its state.
+        is_update = isinstance(batches, tuple) and isinstance(batches[0], Batch)
+        rows = batches[0].tokens.shape[1] if is_update else 0
         peak_bytes = 2**60 if rows > 8 * num_rows else 0
         return Measurement(argument_bytes=0, temp_bytes=0, peak_bytes=peak_bytes, compile_s=0)
 
@@ -111,7 +114,7 @@ def test_search_finds_the_largest_that_fits(num_rows, monkeypatch):
         ("ppo", 2),
     ],
 )
-def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compilation):
+def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compilation) -> None:
     """They have every field that scoring sets, and no other."""
     settings = reference.settings(
         algorithm=vars(PRESETS[name]()), train={"minibatches": minibatches}

@@ -33,7 +33,7 @@ def sampler() -> Sampler:
 @given(st.integers(0, 3), st.integers(1, 4), st.integers(0, 9), st.data())
 def test_no_group_is_too_old_and_none_waits_forever(
     sampler: Sampler, max_staleness: int, num_prompts: int, max_running: int, data: st.DataObject
-):
+) -> None:
     """Groups end in any order, between any two steps; some are lost; the process is killed."""
     settings = tiny_settings(
         rollout={
@@ -87,7 +87,7 @@ def test_no_group_is_too_old_and_none_waits_forever(
     assert len(seen) == len(set(seen))
 
 
-def test_capacity_is_the_papers():
+def test_capacity_is_the_papers() -> None:
     """floor((N - 1) / B) <= i + eta for the N-th trajectory at version i: eq. 3, one by one."""
     for max_staleness, version, i in np.ndindex(4, 5, 4):
         groups_per_step = i + 1
@@ -100,7 +100,9 @@ def test_capacity_is_the_papers():
     assert admission_capacity(2, 0, 8, 5, 0, 4) == 1
 
 
-def test_admission_tokenizes_each_prompt_once(sampler: Sampler, monkeypatch: pytest.MonkeyPatch):
+def test_admission_tokenizes_each_prompt_once(
+    sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither a later step nor a resumed run tokenizes the prompt of a carried group again."""
     texts: list[str] = []
     encode = tokenizer.encode
@@ -159,7 +161,7 @@ def weights_of(workdir: Path) -> bytes:
 
 def test_without_staleness_it_is_the_synchronous_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     """Bit for bit, weights and metrics."""
     settings = asynchronous(0, train={"steps": 3})
     train.train(settings, tmp_path / "synchronous")
@@ -182,7 +184,7 @@ def test_without_staleness_it_is_the_synchronous_run(
     assert weights_of(tmp_path / "stream") == weights_of(tmp_path / "synchronous")
 
 
-def test_rollouts_carry_over_and_a_stopped_run_ends_in_the_same_numbers(tmp_path: Path):
+def test_rollouts_carry_over_and_a_stopped_run_ends_in_the_same_numbers(tmp_path: Path) -> None:
     """Tokens are up to max_staleness versions old; a run is stopped between steps and resumes."""
 
     def train_in(name: str, num_steps: int) -> None:
@@ -207,7 +209,7 @@ def test_rollouts_carry_over_and_a_stopped_run_ends_in_the_same_numbers(tmp_path
 
 def test_a_signal_while_episodes_decode_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     """What had been decoded of the step is decoded again: the same numbers."""
     settings = asynchronous(train={"steps": 6, "checkpoint_every": 6})
     train.train(settings, tmp_path / "whole")
@@ -229,7 +231,7 @@ def test_a_signal_while_episodes_decode_changes_nothing(
     assert weights_of(tmp_path / "stopped") == weights_of(tmp_path / "whole")
 
 
-def test_sampler_and_trainer_agree_without_learning(tmp_path: Path):
+def test_sampler_and_trainer_agree_without_learning(tmp_path: Path) -> None:
     """With a learning rate of 0 all versions are one policy: its log-probs are the trainer's."""
     mismatch = {}
     for max_staleness in (0, 2):
@@ -245,7 +247,7 @@ def test_sampler_and_trainer_agree_without_learning(tmp_path: Path):
     assert max(row["async/staleness"] for row in rows) > 0.3
 
 
-def test_other_devices_decode_meanwhile(tmp_path: Path):
+def test_other_devices_decode_meanwhile(tmp_path: Path) -> None:
     """The split placement: a run, stopped and resumed; nothing is older than max_staleness."""
     for num_steps in (3, 6):
         settings = asynchronous(

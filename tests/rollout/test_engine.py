@@ -223,7 +223,7 @@ def scored(
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_greedy_is_the_argmax_of_the_full_forward(name):
+def test_greedy_is_the_argmax_of_the_full_forward(name) -> None:
     completions = base(name, 0.0)
     for sequence, logits, logps in scored(make(name), completions, 1.0):
         assert sequence.tokens == logits.argmax(-1).tolist()
@@ -254,7 +254,7 @@ SHORT_PROMPTS = [PROMPTS[3][:length] for length in (17, 1, 2, 15)]
         slow("qwen3", SHORT_PROMPTS, id="qwen3-short"),
     ],
 )
-def test_samples_invert_the_full_forwards_distribution_at_their_own_noise(name, prompts):
+def test_samples_invert_the_full_forwards_distribution_at_their_own_noise(name, prompts) -> None:
     """Token t of request r is where the cumulative distribution passes the number of (r, t)."""
     engine = make(name)
     completions = complete(engine, prompts)[0] if prompts else base(name)
@@ -273,7 +273,7 @@ def test_samples_invert_the_full_forwards_distribution_at_their_own_noise(name, 
 
 
 @pytest.mark.parametrize("dtype, bound", [slow("float32", 0.03), ("bfloat16", 0.15)])
-def test_logps_with_a_bfloat16_cache_are_near(dtype, bound):
+def test_logps_with_a_bfloat16_cache_are_near(dtype, bound) -> None:
     """bfloat16 keeps 8 bits: 0.4% of every key and value, and of every activation in bfloat16."""
     engine = make(dtype=dtype, kv_dtype="bfloat16")
     gaps = [
@@ -285,7 +285,7 @@ def test_logps_with_a_bfloat16_cache_are_near(dtype, bound):
 
 
 @pytest.mark.parametrize("name", ["qwen2", slow("qwen3")])
-def test_logits_may_be_made_in_parts(name):
+def test_logits_may_be_made_in_parts(name) -> None:
     """As where VMEM is small. Greedy tokens stay; sampled ones are others of the distribution."""
     engine = new_engine(name)
     parts = (slice(0, 40), slice(40, 41), slice(41, 96))
@@ -324,7 +324,7 @@ SLOW_ARRANGEMENTS = ("page of 12", "tensor 2", "preempted, 2 shards")
     "arrangement",
     [slow(name) if name in SLOW_ARRANGEMENTS else name for name in ARRANGEMENTS],
 )
-def test_completions_do_not_depend_on_the_arrangement(arrangement):
+def test_completions_do_not_depend_on_the_arrangement(arrangement) -> None:
     engine = make(**ARRANGEMENTS[arrangement])
     got, scheduler = complete(engine)
     assert_same(got, base(name_of(engine)))
@@ -334,7 +334,7 @@ def test_completions_do_not_depend_on_the_arrangement(arrangement):
     assert scheduler.counters.decoded_tokens + tokens_of_prefills == num_tokens
 
 
-def test_completions_do_not_depend_on_their_company():
+def test_completions_do_not_depend_on_their_company() -> None:
     engine = make()
     alone, _ = complete(engine, PROMPTS[:1])
     assert_same(alone, base())
@@ -347,14 +347,14 @@ def test_completions_do_not_depend_on_their_company():
     assert first != second
 
 
-def test_a_shard_without_work_does_not_hold_up_the_others():
+def test_a_shard_without_work_does_not_hold_up_the_others() -> None:
     """With tensor > 1 a step has collectives that wait for all devices; this run used to abort."""
     completions, _ = complete(make(**ARRANGEMENTS["2 shards x tensor 2"]), PROMPTS[:1], group=1)
     assert_same(completions, {(0, 0): base("qwen3")[0, 0]})
 
 
 @pytest.mark.parametrize("shape", [slow((1, 1)), (1, 2)], ids=["tensor 1", "tensor 2"])
-def test_kernels_may_lay_out_the_pools(shape):
+def test_kernels_may_lay_out_the_pools(shape) -> None:
     """As on a TPU: several heads in a row, and splash attention for prompts."""
 
     def heads_apart(pool: jax.Array, kv_heads: int, head_dim: int) -> jax.Array:
@@ -378,7 +378,7 @@ def test_kernels_may_lay_out_the_pools(shape):
 
 
 @pytest.mark.parametrize("name", ["qwen2", slow("qwen3")])
-def test_no_device_gathers_the_logits(name):
+def test_no_device_gathers_the_logits(name) -> None:
     """Of a vocabulary that is split over tensor, less is gathered than one slot's logits each."""
     engine = make(name, shape=(1, 2))
     program, arguments = abstract_calls(engine, params_on(engine), [])["generate"]
@@ -389,7 +389,7 @@ def test_no_device_gathers_the_logits(name):
 
 
 @pytest.mark.parametrize("shape", [slow((1, 1)), (2, 2)], ids=str)
-def test_pages_are_written_in_place(shape):
+def test_pages_are_written_in_place(shape) -> None:
     """XLA keeps no second copy of the pools."""
     jax.config.update("jax_disable_most_optimizations", False)
     engine = new_engine(shape=shape, num_pages=4096, kv_dtype="bfloat16")
@@ -406,7 +406,7 @@ def test_pages_are_written_in_place(shape):
 # -- pages ----------------------------------------------------------------------------------------
 
 
-def test_a_group_holds_the_full_pages_of_its_prompt_once():
+def test_a_group_holds_the_full_pages_of_its_prompt_once() -> None:
     engine = make(page_size=4)
     length, limit = 18, 26
     full_pages, pages_in_all = 18 // 4, math.ceil(26 / 4)
@@ -423,7 +423,7 @@ def test_a_group_holds_the_full_pages_of_its_prompt_once():
     assert_empty(engine)
 
 
-def test_a_group_that_decodes_holds_the_full_pages_of_its_prompt_once():
+def test_a_group_that_decodes_holds_the_full_pages_of_its_prompt_once() -> None:
     engine = make()
     scheduler = Scheduler(engine, params_on(engine), text_of)
     used = []  # before every call
@@ -437,13 +437,13 @@ def test_a_group_that_decodes_holds_the_full_pages_of_its_prompt_once():
     assert max(used) == 1 + 8
 
 
-def test_a_group_larger_than_the_slots_is_no_special_case():
+def test_a_group_larger_than_the_slots_is_no_special_case() -> None:
     want, _ = complete(make(), PROMPTS[:1], group=8)
     assert_same(complete(make(**ARRANGEMENTS["2 slots"]), PROMPTS[:1], group=8)[0], want)
     assert len({tuple(sequence.tokens) for sequence in want.values()}) == 8
 
 
-def test_a_pool_too_small_for_one_sequence_is_refused():
+def test_a_pool_too_small_for_one_sequence_is_refused() -> None:
     message = r"rollout.num_pages=9 is too small: one sequence of 40 tokens takes 10 pages of 4"
     with pytest.raises(ValueError, match=message):
         new_engine(page_size=4, num_pages=9)
@@ -452,7 +452,7 @@ def test_a_pool_too_small_for_one_sequence_is_refused():
     new_engine(page_size=4, num_pages=10)
 
 
-def test_generate_takes_the_pages_of_its_call_or_none_runs():
+def test_generate_takes_the_pages_of_its_call_or_none_runs() -> None:
     engine = make(**ARRANGEMENTS["preempted"])
     params, seed = params_on(engine), seed_on(engine)
     state = engine.init_decode_state()
@@ -469,7 +469,7 @@ def test_generate_takes_the_pages_of_its_call_or_none_runs():
     assert_empty(engine)
 
 
-def test_out_of_pages_takes_nothing():
+def test_out_of_pages_takes_nothing() -> None:
     engine = make(**ARRANGEMENTS["preempted"])
     engine.place(place_sample(0, 20, TOTAL, "a"))
     engine.place(place_sample(1, 20, TOTAL, "a", sample_index=1, request=1))
@@ -486,7 +486,7 @@ def test_out_of_pages_takes_nothing():
 # -- how sequences end ----------------------------------------------------------------------------
 
 
-def test_stop_ids_end_a_sequence_and_stay_in_it():
+def test_stop_ids_end_a_sequence_and_stay_in_it() -> None:
     finish_reasons = set()
     for sequence in base().values():
         *before, last = sequence.tokens
@@ -498,7 +498,7 @@ def test_stop_ids_end_a_sequence_and_stay_in_it():
     assert finish_reasons == {"stop", "length"}
 
 
-def test_without_stop_ids_every_sequence_runs_to_its_limit():
+def test_without_stop_ids_every_sequence_runs_to_its_limit() -> None:
     engine = make(stop_ids=(), top_k=1)
     got, _ = complete(engine, group=1)
     for (prompt, _), sequence in got.items():
@@ -507,7 +507,7 @@ def test_without_stop_ids_every_sequence_runs_to_its_limit():
 
 
 @pytest.mark.parametrize("max_new", [1, 2, 9, 10])
-def test_a_limit_ends_sequences_and_changes_nothing_before(max_new):
+def test_a_limit_ends_sequences_and_changes_nothing_before(max_new) -> None:
     got, _ = complete(make(), max_new=max_new)
     for key, sequence in got.items():
         assert sequence.tokens == base()[key].tokens[:max_new]
@@ -523,7 +523,7 @@ def longest() -> tuple[int, int]:
 @pytest.mark.parametrize("keep", [True, False])
 # Calls end after 1, 9 and 17 tokens.
 @pytest.mark.parametrize("begin, end", [(0, 1), (3, 5), (7, 10), (MAX_NEW - 2, MAX_NEW)])
-def test_stop_strings_end_a_sequence_at_the_token_that_completes_them(begin, end, keep):
+def test_stop_strings_end_a_sequence_at_the_token_that_completes_them(begin, end, keep) -> None:
     stop = text_of(base()[longest()].tokens[begin:end])
     got, _ = complete(make(), stop=(stop, "never"), keep_stop=keep)
     assert got[longest()].tokens == base()[longest()].tokens[:end]
@@ -538,7 +538,7 @@ def test_stop_strings_end_a_sequence_at_the_token_that_completes_them(begin, end
         assert sequence.turn_text == want.turn_text[:text_end]
 
 
-def test_a_stop_string_of_many_bytes_may_span_as_many_tokens():
+def test_a_stop_string_of_many_bytes_may_span_as_many_tokens() -> None:
     ids = base()[longest()].tokens[6:10]  # a call ends after token 9
     byte_of_token = dict(zip(ids, "éé".encode(), strict=True))
     assert len(byte_of_token) == 4
@@ -553,7 +553,7 @@ def test_a_stop_string_of_many_bytes_may_span_as_many_tokens():
     assert got[longest()].turn_text.endswith("éé")
 
 
-def test_stop_strings_and_preemption():
+def test_stop_strings_and_preemption() -> None:
     stop = {sequence.turn_text[8:10] for sequence in base().values() if len(sequence.tokens) > 12}
     want, _ = complete(make(), stop=tuple(stop))
     got, scheduler = complete(make(**ARRANGEMENTS["preempted"]), stop=tuple(stop))
@@ -566,7 +566,7 @@ def test_stop_strings_and_preemption():
 
 
 @pytest.mark.parametrize("arrangement", ["2 slots", "preempted"])
-def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement):
+def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement) -> None:
     engine = make(**ARRANGEMENTS[arrangement])
     scheduler = Scheduler(engine, params_on(engine), text_of)
     for num_finished in range(1, len(PROMPTS) * GROUP, 2):
@@ -582,7 +582,7 @@ def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement):
     assert_same(another_scheduler, base())
 
 
-def test_an_abandoned_run_must_be_cancelled():
+def test_an_abandoned_run_must_be_cancelled() -> None:
     engine = make()
     scheduler = Scheduler(engine, params_on(engine), text_of)
     next(scheduler.run(fresh_groups(), GROUP, TEMPERATURE, seed_on(engine)))
@@ -593,7 +593,7 @@ def test_an_abandoned_run_must_be_cancelled():
     assert_same(complete(engine)[0], base())
 
 
-def test_prompts_that_do_not_fit_are_refused():
+def test_prompts_that_do_not_fit_are_refused() -> None:
     engine = make()
     scheduler = Scheduler(engine, params_on(engine), text_of)
     groups = make_groups([np.zeros(21, np.int32)], 1, MAX_NEW)
@@ -608,7 +608,7 @@ free_resource max_concurrent_decodes samples_per_slot max_prefill_length mesh
 get_prefix_destination_sharding colocated_cpus"""
 
 
-def test_the_engine_has_jetstreams_methods():
+def test_the_engine_has_jetstreams_methods() -> None:
     engine = make()
     assert all(hasattr(engine, name) for name in METHODS.split())
     assert engine.max_concurrent_decodes == 8
@@ -616,7 +616,7 @@ def test_the_engine_has_jetstreams_methods():
     assert engine.max_prefill_length == 48
 
 
-def test_load_params_gives_the_decoders_layout_and_dtype():
+def test_load_params_gives_the_decoders_layout_and_dtype() -> None:
     engine = make()
     shardings = param_shardings(engine.model, engine.mesh)
     params = engine.load_params(host_params("qwen2"), shardings)
@@ -626,7 +626,7 @@ def test_load_params_gives_the_decoders_layout_and_dtype():
 
 
 @pytest.mark.parametrize("arrangement, slot", [("3 slots, 1-token calls", 2), ("4 shards", 6)])
-def test_prefill_insert_generate_by_hand(arrangement, slot):
+def test_prefill_insert_generate_by_hand(arrangement, slot) -> None:
     """One request as JetStream's orchestrator drives it, on a slot of the last shard."""
     engine = make(**ARRANGEMENTS[arrangement])
     params, seed, prompt = params_on(engine), seed_on(engine), PROMPTS[3]

@@ -1,4 +1,4 @@
-"""The page allocator: whatever is shared, reserved and released, every page is free or counted right."""
+"""The page allocator: after any history every page is free, or held and counted right."""
 
 from collections import Counter
 
@@ -6,74 +6,123 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jzero.rollout.pages import OutOfPages, PageAllocator
+from jzero.rollout.pages import SCRATCH_PAGE, OutOfPages, PageAllocator
 
-COUNT, PAGE, SLOTS, PER_SLOT = 12, 4, 5, 6
-
-
-def in_use(pages: PageAllocator) -> int:
-    return COUNT - 1 - len(pages.free_pages)
-
-
-def check(pages: PageAllocator):
-    held = Counter(page for owned in pages.pages_of_slot for page in owned)
-    assert {page: int(refs) for page, refs in enumerate(pages.reference_counts) if refs} == held
-    assert len(set(pages.free_pages)) == len(pages.free_pages) and not set(pages.free_pages) & set(
-        held
-    )
-    assert len(pages.free_pages) + len(held) == COUNT - 1 and in_use(pages) == len(held)
-    assert 0 not in held and 0 not in pages.free_pages
-    for slot, owned in enumerate(pages.pages_of_slot):
-        assert len(set(owned)) == len(owned)
-        assert pages.table[slot].tolist() == owned + [0] * (PER_SLOT - len(owned))
+NUM_PAGES = 12
+PAGE_SIZE = 4
+NUM_SLOTS = 5
+PAGES_PER_SLOT = 6
 
 
-slots = st.integers(0, SLOTS - 1)
-steps = st.lists(
-    st.one_of(
-        st.tuples(st.just("reserve"), slots, st.integers(1, PER_SLOT * PAGE)),
-        st.tuples(st.just("share"), slots, slots, st.integers(0, PER_SLOT)),
-        st.tuples(st.just("release"), slots),
-    ),
-    max_size=40,
+def make_allocator() -> PageAllocator:
+    return PageAllocator(NUM_PAGES, PAGE_SIZE, NUM_SLOTS, PAGES_PER_SLOT)
+
+
+def num_pages_in_use(allocator: PageAllocator) -> int:
+    return NUM_PAGES - 1 - len(allocator.free_pages)
+
+
+def count_holders(allocator: PageAllocator) -> Counter[int]:
+    """Returns the number of slots that hold each page that is held."""
+    holders: Counter[int] = Counter()
+    for pages in allocator.pages_of_slot:
+        holders.update(pages)
+    return holders
+
+
+def check_invariants(allocator: PageAllocator) -> None:
+    """Asserts that free pages, counts, lists and table say the same."""
+    holders = count_holders(allocator)
+    counts = {page: int(count) for page, count in enumerate(allocator.reference_counts) if count}
+    assert counts == holders
+
+    # Every page but the scratch page is either free, once, or held.
+    free_pages = allocator.free_pages
+    assert len(set(free_pages)) == len(free_pages)
+    assert not set(free_pages) & set(holders)
+    assert len(free_pages) + len(holders) == NUM_PAGES - 1
+    assert num_pages_in_use(allocator) == len(holders)
+    assert SCRATCH_PAGE not in holders
+    assert SCRATCH_PAGE not in free_pages
+
+    for slot, pages in enumerate(allocator.pages_of_slot):
+        assert len(set(pages)) == len(pages)
+        unused = [SCRATCH_PAGE] * (PAGES_PER_SLOT - len(pages))
+        assert allocator.table[slot].tolist() == pages + unused
+
+
+def reserve(allocator: PageAllocator, slot: int, num_tokens: int) -> None:
+    """Reserves room for tokens, and asserts that the slot gets all of the pages or none."""
+    before = [list(pages) for pages in allocator.pages_of_slot]
+    num_missing = -(-num_tokens // PAGE_SIZE) - len(before[slot])
+
+    if num_missing > len(allocator.free_pages):
+        with pytest.raises(OutOfPages):
+            allocator.reserve(slot, num_tokens)
+        assert allocator.pages_of_slot == before
+        return
+
+    held_before = set().union(*before)
+    new_pages = allocator.reserve(slot, num_tokens)
+    assert allocator.pages_of_slot[slot] == before[slot] + new_pages
+    assert len(new_pages) == max(num_missing, 0)
+    assert not held_before & set(new_pages)
+
+
+def share(allocator: PageAllocator, slot: int, other_slot: int, num_pages: int) -> None:
+    """Gives the first pages of another slot to `slot`, if it has no pages."""
+    if not allocator.pages_of_slot[slot]:
+        allocator.reserve(slot, 0, allocator.pages_of_slot[other_slot][:num_pages])
+
+
+def release_twice(allocator: PageAllocator, slot: int) -> None:
+    """Releases a slot. The second time changes nothing, or else the invariants do not hold."""
+    allocator.release(slot)
+    allocator.release(slot)
+
+
+SLOTS = st.integers(0, NUM_SLOTS - 1)
+# Calls of the functions above: the function, and its arguments after the allocator.
+CALLS = st.one_of(
+    st.tuples(st.just(reserve), SLOTS, st.integers(1, PAGES_PER_SLOT * PAGE_SIZE)),
+    st.tuples(st.just(share), SLOTS, SLOTS, st.integers(0, PAGES_PER_SLOT)),
+    st.tuples(st.just(release_twice), SLOTS),
 )
 
 
 @settings(max_examples=150, deadline=None)
-@given(steps)
-def test_any_history_leaves_every_page_free_or_counted(steps):
-    pages = PageAllocator(COUNT, PAGE, SLOTS, PER_SLOT)
-    for name, slot, *rest in steps:
-        before = [list(owned) for owned in pages.pages_of_slot]
-        if name == "reserve":
-            need = -(-rest[0] // PAGE) - len(before[slot])
-            if need > len(pages.free_pages):
-                with pytest.raises(OutOfPages):
-                    pages.reserve(slot, rest[0])
-                assert pages.pages_of_slot == before  # all or nothing
-            else:
-                new = pages.reserve(slot, rest[0])
-                assert pages.pages_of_slot[slot] == before[slot] + new and len(new) == max(need, 0)
-                assert not {page for owned in before for page in owned} & set(new)
-        elif name == "share" and not before[slot]:
-            pages.reserve(slot, 0, before[rest[0]][: rest[1]])
-        elif name == "release":
-            pages.release(slot)
-            pages.release(slot)  # twice is once
-        check(pages)
-    for slot in range(SLOTS):
-        pages.release(slot)
-    check(pages)
-    assert in_use(pages) == 0
+@given(st.lists(CALLS, max_size=40))
+def test_any_history_leaves_every_page_free_or_counted(calls: list[tuple]) -> None:
+    allocator = make_allocator()
+
+    for function, *arguments in calls:
+        function(allocator, *arguments)
+        check_invariants(allocator)
+
+    for slot in range(NUM_SLOTS):
+        allocator.release(slot)
+    check_invariants(allocator)
+    assert num_pages_in_use(allocator) == 0
 
 
-def test_shared_pages_outlive_the_slot_that_took_them():
-    pages = PageAllocator(COUNT, PAGE, SLOTS, PER_SLOT)
-    prompt = pages.reserve(0, 2 * PAGE)
-    pages.reserve(1, 0, prompt)
-    own = pages.reserve(1, 3 * PAGE)
-    pages.release(0)
-    assert in_use(pages) == 3 and pages.pages_of_slot[1] == prompt + own
-    assert not set(pages.reserve(2, 6 * PAGE)) & {*prompt, *own}
+def test_shared_pages_outlive_the_slot_that_took_them() -> None:
+    allocator = make_allocator()
+    prompt_pages = allocator.reserve(0, 2 * PAGE_SIZE)
+    allocator.reserve(1, 0, prompt_pages)
+    new_pages = allocator.reserve(1, 3 * PAGE_SIZE)
+
+    allocator.release(0)
+
+    assert num_pages_in_use(allocator) == 3
+    assert allocator.pages_of_slot[1] == prompt_pages + new_pages
+    pages_of_another = allocator.reserve(2, 6 * PAGE_SIZE)
+    assert not set(pages_of_another) & {*prompt_pages, *new_pages}
+
+
+def test_only_a_slot_without_pages_may_be_given_shared_pages() -> None:
+    allocator = make_allocator()
+    prompt_pages = allocator.reserve(0, 2 * PAGE_SIZE)
+    allocator.reserve(1, 3 * PAGE_SIZE)
+
     with pytest.raises(AssertionError, match="holds pages"):
-        pages.reserve(1, 0, prompt)
+        allocator.reserve(1, 0, prompt_pages)

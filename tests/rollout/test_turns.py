@@ -55,7 +55,7 @@ QWEN3 = (
 
 
 @pytest.mark.parametrize("template", ["", QWEN25, QWEN3], ids=["qwen2", "qwen2.5", "qwen3"])
-def test_a_chat_template_is_cut_after_the_response(shared: Path, template: str):
+def test_a_chat_template_is_cut_after_the_response(shared: Path, template: str) -> None:
     """The tokens between turns are what the template writes between two messages.
 
     They are not the tokens of the reply alone, into which Qwen2.5 puts its system prompt, nor what
@@ -85,7 +85,7 @@ def test_a_chat_template_is_cut_after_the_response(shared: Path, template: str):
         assert prompt + tokenizer.encode(tok, ANSWER) + ids == all_tokens
 
 
-def test_the_budget_of_tokens_ends_an_episode():
+def test_the_budget_of_tokens_ends_an_episode() -> None:
     player = trained_player()
     settings = tiny_settings()
     problems = guess.train_problems(settings.task, 0, 0, 1)
@@ -109,7 +109,7 @@ def test_the_budget_of_tokens_ends_an_episode():
     assert grader.tokens_before_next_turn(Sequence(0, 0, 0, prompt, 9), no_reply) is None
 
 
-def test_a_problem_of_another_task_is_answered_in_one_turn():
+def test_a_problem_of_another_task_is_answered_in_one_turn() -> None:
     """An evaluation suite, such as countdown in a run of guess, gets no replies."""
     player = trained_player()
     task = tiny_settings().task
@@ -157,7 +157,7 @@ def played(**task: Any) -> list[Rollout]:
     return play(**task)
 
 
-def test_every_prompt_extends_the_last_by_the_response_and_the_reply():
+def test_every_prompt_extends_the_last_by_the_response_and_the_reply() -> None:
     """To the token. An end of turn that the policy did not write is added, and is not sampled."""
     tok = trained_player().tokenizer
     end_of_turn = tok.eos_token_id
@@ -189,7 +189,7 @@ def test_every_prompt_extends_the_last_by_the_response_and_the_reply():
     assert seen == {True, False}
 
 
-def test_rewards_and_the_end_of_an_episode():
+def test_rewards_and_the_end_of_an_episode() -> None:
     rollouts = played(reward_bias=0.25, reward_scaling=2.0)
     num_solved = 0
     for rollout in rollouts:
@@ -204,21 +204,21 @@ def test_rewards_and_the_end_of_an_episode():
     assert 0 < num_solved < len(rollouts)
 
 
-def test_turns_are_counted_in_the_metrics():
+def test_turns_are_counted_in_the_metrics() -> None:
     values = rollout_metrics(list(played()), 4)
 
     assert values["reward/accuracy"] > values["turns/first_try"] > 0
     assert values["turns/mean"] > 1
 
 
-def test_the_reward_of_a_turn_may_be_its_score():
+def test_the_reward_of_a_turn_may_be_its_score() -> None:
     for success, score in zip(played(), played(turn_reward="score"), strict=True):
         np.testing.assert_array_equal(success.tokens, score.tokens)
         scores = [grade_of(turn).score for turn in score.turns]
         assert scores == [float(grade_of(turn).correct) for turn in success.turns]
 
 
-def test_training_has_room_for_every_episode():
+def test_training_has_room_for_every_episode() -> None:
     """Replies may be longer than max_reply_tokens, and prompts shorter than max_prompt_tokens.
 
     The slot that an episode is packed into holds what may follow the longest prompt.
@@ -235,7 +235,7 @@ def test_training_has_room_for_every_episode():
     assert max(lengths) <= settings.rollout.longest_continuation
 
 
-def test_a_slow_grade_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_grade_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That a slow grade holds nobody up is tested below, where time is counted in calls."""
     source = (
         "import time\n"
@@ -253,7 +253,7 @@ def test_a_slow_grade_changes_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         np.testing.assert_array_equal(one.tokens, other.tokens)
 
 
-def test_a_prompt_is_tokenized_once_and_never_again(monkeypatch: pytest.MonkeyPatch):
+def test_a_prompt_is_tokenized_once_and_never_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither to check its length, nor to sample from it, nor to sample from it again."""
     player = trained_player()
     settings = tiny_settings().task
@@ -274,7 +274,9 @@ def test_a_prompt_is_tokenized_once_and_never_again(monkeypatch: pytest.MonkeyPa
     assert texts.count("1-7\n") == len(problems) == 4
 
 
-def test_prompts_that_are_too_long_are_dropped_and_counted(capsys: pytest.CaptureFixture[str]):
+def test_prompts_that_are_too_long_are_dropped_and_counted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     sampler = trained_player().sampler
     short, long = Problem("a", "guess", "1-7\n", 1), Problem("b", "guess", "1-7\n" * 9, 1)
 
@@ -387,7 +389,7 @@ def assert_same(got: Conversation, want: Conversation) -> None:
     ],
     ids=["ids", "strings", "qwen3"],
 )
-def test_an_episode_is_the_same_however_it_was_decoded(name: str, stop: tuple[str, ...]):
+def test_an_episode_is_the_same_however_it_was_decoded(name: str, stop: tuple[str, ...]) -> None:
     """Pages kept or given up, alone or in company, in few slots or many, on one device or two."""
     engine = make(name, **SIZES)
     want = converse(engine, stop=stop)
@@ -409,7 +411,7 @@ def test_an_episode_is_the_same_however_it_was_decoded(name: str, stop: tuple[st
     assert_same(converse(engine, PROMPTS[:1], stop=stop), want)
 
 
-def test_an_episode_that_waits_gives_way():
+def test_an_episode_that_waits_gives_way() -> None:
     """All others end before the episode whose reply does not come, in fewer slots than episodes."""
     engine = make("qwen2", **SIZES, num_slots=2)
     want = converse(engine)
@@ -422,7 +424,7 @@ def test_an_episode_that_waits_gives_way():
     assert got.order.index(key) < 4
 
 
-def test_programs_are_planned_as_they_run():
+def test_programs_are_planned_as_they_run() -> None:
     """What is compiled ahead of time takes what `generate` is called with."""
     engine = make("qwen2", **SIZES)
     converse(engine, PROMPTS[:1])
@@ -440,7 +442,7 @@ def test_programs_are_planned_as_they_run():
 # -- environments ----------------------------------------------------------------------------------
 
 
-def test_tasks_reply_to_wrong_responses():
+def test_tasks_reply_to_wrong_responses() -> None:
     right = ("7", Grade(1.0, True, ""))
     wrong = ("3", Grade(0.0, False, ""))
     task = config.TaskConfig(feedback_wrong="Nope.", template="plain")
@@ -451,7 +453,7 @@ def test_tasks_reply_to_wrong_responses():
         assert reply({}, [wrong, right], task) == config.TaskConfig().feedback_right
 
 
-def test_the_guessing_game_gives_hints():
+def test_the_guessing_game_gives_hints() -> None:
     task = config.TaskConfig(value_max=9, template="plain")
     grades = [guess.grade(text, 7, task).correct for text in ("7", " 7\n", "07", "7 8", "-7", "")]
     assert grades == [True] * 3 + [False] * 3
@@ -462,7 +464,7 @@ def test_the_guessing_game_gives_hints():
     assert guess.reply(7, [("3", wrong), ("7", Grade(1.0, True, ""))], task) is None
 
 
-def test_the_guessing_game_asks_for_every_number_equally_often():
+def test_the_guessing_game_asks_for_every_number_equally_often() -> None:
     task = config.TaskConfig(value_max=9, template="plain")
     golds = [problem.gold for problem in guess.eval_problems(task, 18)]
     assert sorted(golds) == sorted([*range(1, 10)] * 2)
@@ -473,7 +475,7 @@ def test_the_guessing_game_asks_for_every_number_equally_often():
     assert 1 <= int(response) <= 9
 
 
-def test_the_pool_asks_for_a_reply_only_if_a_turn_may_follow():
+def test_the_pool_asks_for_a_reply_only_if_a_turn_may_follow() -> None:
     cases = {
         "math_multiturn": ("\\boxed{3}", {"answer": "4", "question": ""}),
         "countdown": ("x", {"numbers": [1, 2], "target": 3}),
@@ -491,7 +493,7 @@ def test_the_pool_asks_for_a_reply_only_if_a_turn_may_follow():
 # -- the rest --------------------------------------------------------------------------------------
 
 
-def test_turns_cross_hosts():
+def test_turns_cross_hosts() -> None:
     rollouts = list(played())
 
     got = rollouts_from_bytes([rollouts_to_bytes(rollouts[:8]), rollouts_to_bytes(rollouts[8:])])
@@ -502,7 +504,7 @@ def test_turns_cross_hosts():
     assert [rollout.grade for rollout in got] == [rollout.grade for rollout in rollouts]
 
 
-def test_trajectories_hold_every_turn(tmp_path: Path):
+def test_trajectories_hold_every_turn(tmp_path: Path) -> None:
     rollouts = [
         replace(rollout, problem=replace(rollout.problem, id="guess/train/0"))
         for rollout in played()[:4]
@@ -525,13 +527,13 @@ def test_trajectories_hold_every_turn(tmp_path: Path):
     assert "--- reply\n" in text
 
 
-def test_a_task_without_replies_is_refused(tmp_path: Path):
+def test_a_task_without_replies_is_refused(tmp_path: Path) -> None:
     settings = tiny_settings(task={"name": "gsm8k", "template": "qwen_math"})
     with pytest.raises(ValueError, match="task.name=gsm8k has no replies in"):
         setup.check(settings, tmp_path)
 
 
-def test_an_episode_must_have_room_for_a_turn():
+def test_an_episode_must_have_room_for_a_turn() -> None:
     message = "rollout.max_episode_tokens=10 is shorter than a prompt and a response, 11"
     with pytest.raises(ValueError, match=message):
         tiny_settings(rollout={"max_episode_tokens": 10, "max_new_tokens": 3})
@@ -540,7 +542,7 @@ def test_an_episode_must_have_room_for_a_turn():
         tiny_settings(train={"pack_length": 20})
 
 
-def test_a_run_resumes_to_the_same_numbers(tmp_path: Path):
+def test_a_run_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     def train_in(name: str, num_steps: int) -> None:
         settings = tiny_settings(train={"steps": num_steps, "logged_rollouts": 2})
         train.train(settings, tmp_path / name)

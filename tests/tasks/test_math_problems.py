@@ -3,7 +3,11 @@
 import collections
 import importlib.util
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import datasets
 import pytest
@@ -15,249 +19,423 @@ from jzero.tasks.prompts import MATH_TEMPLATES
 from jzero.types import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
+ROW = problem_sets.Row("How many?", "1")
 
 
-def rows(count: int, name: str = "p") -> list[dict]:
-    return [
-        {"problem": f"{name} {i}", "answer": str(i), "level": f"Level {1 + i % 5}"}
-        for i in range(count)
-    ]
+def question_rows(count: int, name: str = "p") -> list[dict[str, Any]]:
+    rows = []
+    for i in range(count):
+        rows.append({"problem": f"{name} {i}", "answer": str(i), "level": f"Level {1 + i % 5}"})
+    return rows
 
 
-def write(path: Path, table: list[dict]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in table))
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
 
 
-def task(data: str, **changes) -> config.TaskConfig:
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def math_task(data: str, **changes: Any) -> config.TaskConfig:
     return config.TaskConfig(name="math", data=data, template="no", **changes)
 
 
-@pytest.mark.parametrize(
-    "kind", ["jsonl", "json", "parquet", "arrow", "saved", "splits", "directory", "hub"]
-)
-def test_sets_of_every_kind(kind, tmp_path, monkeypatch):
+def prompts_of(problems: list[Problem]) -> list[str]:
+    return [str(problem.prompt) for problem in problems]
+
+
+def steps_of_one_problem(
+    task: config.TaskConfig, seed: int, start: int, stop: int
+) -> list[Problem]:
+    """Returns the problems of the steps start..stop - 1, of one problem each."""
+    problems = []
+    for step in range(start, stop):
+        problems += math_problems.train_problems(task, seed, step, 1)
+    return problems
+
+
+# Sets of every kind
+
+TRAIN_ROWS = question_rows(10)
+TEST_ROWS = question_rows(13)[10:]
+
+
+def both_splits() -> datasets.DatasetDict:
+    train_set = datasets.Dataset.from_list(TRAIN_ROWS)
+    test_set = datasets.Dataset.from_list(TEST_ROWS)
+    return datasets.DatasetDict({"train": train_set, "test": test_set})
+
+
+def as_jsonl(folder: Path) -> str:
+    return write_jsonl(folder / "set.jsonl", TRAIN_ROWS)
+
+
+def as_json(folder: Path) -> str:
+    (folder / "set.json").write_text(json.dumps(TRAIN_ROWS))
+    return str(folder / "set.json")
+
+
+def as_parquet(folder: Path) -> str:
+    both_splits()["train"].to_parquet(folder / "set.parquet")
+    return str(folder / "set.parquet")
+
+
+def as_saved_dataset(folder: Path) -> str:
+    both_splits()["train"].save_to_disk(folder / "saved")
+    return str(folder / "saved")
+
+
+def as_arrow(folder: Path) -> str:
+    as_saved_dataset(folder)
+    [file] = (folder / "saved").glob("*.arrow")
+    return str(file)
+
+
+def as_saved_splits(folder: Path) -> str:
+    both_splits().save_to_disk(folder / "splits")
+    return str(folder / "splits")
+
+
+def as_directory(folder: Path) -> str:
+    (folder / "set").mkdir()
+    write_jsonl(folder / "set/train.jsonl", TRAIN_ROWS)
+    write_jsonl(folder / "set/test.jsonl", TEST_ROWS)
+    return str(folder / "set")
+
+
+@pytest.fixture
+def datasets_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps the files that `datasets` writes out of the user's cache."""
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
-    path, test, dataset = (
-        tmp_path / f"set.{kind}",
-        rows(13)[10:],
-        datasets.Dataset.from_list(rows(10)),
-    )
-    both = datasets.DatasetDict({"train": dataset, "test": datasets.Dataset.from_list(test)})
-    source = str(path)
-    if kind == "jsonl":
-        write(path, rows(10))
-    elif kind == "json":
-        path.write_text(json.dumps(rows(10)))
-    elif kind == "parquet":
-        dataset.to_parquet(path)
-    elif kind == "saved":
-        dataset.save_to_disk(path)
-    elif kind == "arrow":
-        dataset.save_to_disk(tmp_path / "saved")
-        source = str(next((tmp_path / "saved").glob("*.arrow")))
-    elif kind == "splits":
-        both.save_to_disk(path)
-    elif kind == "directory":
-        path.mkdir()
-        write(path / "train.jsonl", rows(10))
-        write(path / "test.jsonl", test)
-    else:
-        source = f"main@someone/{tmp_path.name}"
-        asked = []
-        monkeypatch.setattr("datasets.load_dataset", lambda *names: asked.append(names) or both)
-    problems = math_problems.train_problems(task(source), 0, 0, 10)
-    assert {(p.prompt, p.gold["answer"]) for p in problems} == {
-        (row["problem"], row["answer"]) for row in rows(10)
-    }
-    held_out = math_problems.eval_problems(task(source), 100)
-    assert [p.prompt for p in held_out] == (
-        [r["problem"] for r in test] if kind in ("splits", "directory", "hub") else []
-    )
-    assert kind != "hub" or asked == [(f"someone/{tmp_path.name}", "main")]
 
 
-def test_problems_are_a_function_of_seed_and_step(tmp_path):
-    one = task(write(tmp_path / "a.jsonl", rows(12)))
-    first, second = (math_problems.train_problems(one, 0, step, 12) for step in (0, 1))
-    assert {p.prompt for p in first} == {p.prompt for p in second} and len(
-        {p.prompt for p in first}
-    ) == 12
-    assert [p.prompt for p in first] != [p.prompt for p in second]
-    assert first + second == [math_problems.train_problems(one, 0, i, 1)[0] for i in range(24)]
-    assert [p.prompt for p in first] != [
-        p.prompt for p in math_problems.train_problems(one, 1, 0, 12)
-    ]
-    assert len({p.id for p in first + second}) == 24 and all(p.task == "math" for p in first)
+def check_problems(task: config.TaskConfig, held_out: list[dict[str, Any]]) -> None:
+    """Asserts that a task trains on TRAIN_ROWS and is evaluated on the rows `held_out`."""
+    trained = math_problems.train_problems(task, 0, 0, 10)
+    evaluated = math_problems.eval_problems(task, 100)
+
+    found = {(problem.prompt, problem.gold["answer"]) for problem in trained}
+    assert found == {(row["problem"], row["answer"]) for row in TRAIN_ROWS}
+    assert prompts_of(evaluated) == [row["problem"] for row in held_out]
 
 
-def test_mixtures(tmp_path):
-    sources = [
-        write(tmp_path / f"{name}.jsonl", rows(count, name))
-        for name, count in (("a", 30), ("b", 10))
-    ]
+@pytest.mark.parametrize(
+    ("write", "held_out"),
+    [
+        (as_jsonl, []),
+        (as_json, []),
+        (as_parquet, []),
+        (as_arrow, []),
+        (as_saved_dataset, []),
+        (as_saved_splits, TEST_ROWS),
+        (as_directory, TEST_ROWS),
+    ],
+)
+def test_a_local_set_of_every_kind_is_read(
+    write: Callable[[Path], str],
+    held_out: list[dict[str, Any]],
+    tmp_path: Path,
+    datasets_cache: None,
+) -> None:
+    source = write(tmp_path)
 
-    def named(one: config.TaskConfig, count: int) -> list[str]:
-        """Returns the name of the set that each of `count` problems is from."""
-        problems = math_problems.train_problems(one, 3, 0, count)
-        return [problem.prompt.split()[0] for problem in problems]
-
-    joined = task(",".join(sources))
-    assert collections.Counter(named(joined, 40)) == {"a": 30, "b": 10}
-    mixed = task(",".join(sources), weights=(0.25, 0.75))
-    assert collections.Counter(named(mixed, 400)) == {"a": 100, "b": 300}
-    assert math_problems.train_problems(mixed, 3, 5, 8) == [
-        math_problems.train_problems(mixed, 3, i, 1)[0] for i in range(40, 48)
-    ]
-    with pytest.raises(
-        ValueError, match=r"weights=\(1.0,\) must be a positive number for each of the 2 sets"
-    ):
-        named(task(",".join(sources), weights=(1.0,)), 1)
-
-
-def test_columns_levels_and_answers(tmp_path):
-    table = [
-        {"Q": f"q {i}", "gold": f"so\n#### {i},000", "difficulty": float(i % 5 + 1)}
-        for i in range(20)
-    ]
-    path = write(tmp_path / "set.jsonl", table)
-    with pytest.raises(
-        ValueError, match="has columns Q, difficulty, gold: set task.problem_column"
-    ):
-        math_problems.train_problems(task(path), 0, 0, 1)
-    columns = {"problem_column": "Q", "answer_column": "gold"}
-    made = math_problems.train_problems(task(path, level_min=4, level_max=5, **columns), 0, 0, 8)
-    assert {(p.prompt, p.gold["answer"]) for p in made} == {
-        (f"q {i}", f"{i},000") for i in range(20) if i % 5 >= 3
-    }
-    with pytest.raises(ValueError, match="has columns answer, problem: set task.level_min=0"):
-        math_problems.train_problems(
-            task(write(tmp_path / "b.jsonl", [{"problem": "p", "answer": "1"}]), level_min=3),
-            0,
-            0,
-            1,
-        )
+    check_problems(math_task(source), held_out)
 
 
-def test_json_answers_keep_their_text(tmp_path):
+def test_a_set_of_the_hub_is_loaded_by_its_id_and_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_id = f"someone/{tmp_path.name}"  # sets are cached by their name: a name of this test only
+    loaded = []
+
+    def load_dataset(*names: str) -> datasets.DatasetDict:
+        loaded.append(names)
+        return both_splits()
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+
+    check_problems(math_task(f"main@{set_id}"), TEST_ROWS)
+
+    assert loaded == [(set_id, "main")]
+
+
+def test_json_answers_keep_their_text(tmp_path: Path) -> None:
     answers = ["0.50", "[0, 1]", "007", ["1", "2"], 3, None]
-    path = write(
-        tmp_path / "a.jsonl",
-        [{"problem": str(i), "answer": answer} for i, answer in enumerate(answers)],
+    rows = [{"problem": str(i), "answer": answer} for i, answer in enumerate(answers)]
+    path = write_jsonl(tmp_path / "a.jsonl", rows)
+
+    read = problem_sets.read_rows(problem_sets.load(path)["train"], "", "", path)
+
+    assert [row.answer for row in read] == ["0.50", "[0, 1]", "007", ["1", "2"], "3", []]
+
+
+# Problems of a step
+
+
+def test_every_epoch_has_all_problems_in_another_order(tmp_path: Path) -> None:
+    task = math_task(write_jsonl(tmp_path / "a.jsonl", question_rows(12)))
+
+    first = math_problems.train_problems(task, 0, 0, 12)
+    second = math_problems.train_problems(task, 0, 1, 12)
+
+    assert len(set(prompts_of(first))) == 12
+    assert set(prompts_of(first)) == set(prompts_of(second))
+    assert prompts_of(first) != prompts_of(second)
+    assert len({problem.id for problem in first + second}) == 24
+    assert {problem.task for problem in first} == {"math"}
+
+
+def test_problems_are_a_function_of_seed_and_step(tmp_path: Path) -> None:
+    task = math_task(write_jsonl(tmp_path / "a.jsonl", question_rows(12)))
+
+    first = math_problems.train_problems(task, 0, 0, 12)
+    second = math_problems.train_problems(task, 0, 1, 12)
+    of_another_seed = math_problems.train_problems(task, 1, 0, 12)
+
+    assert first + second == steps_of_one_problem(task, 0, 0, 24)
+    assert prompts_of(first) != prompts_of(of_another_seed)
+
+
+# Mixtures
+
+
+@pytest.fixture
+def two_sets(tmp_path: Path) -> str:
+    """Returns task.data of a set "a" of 30 questions and a set "b" of 10."""
+    a = write_jsonl(tmp_path / "a.jsonl", question_rows(30, "a"))
+    b = write_jsonl(tmp_path / "b.jsonl", question_rows(10, "b"))
+    return f"{a},{b}"
+
+
+def count_by_set(task: config.TaskConfig, count: int) -> collections.Counter[str]:
+    """Returns how many of the first problems are from each set."""
+    problems = math_problems.train_problems(task, 3, 0, count)
+    return collections.Counter(prompt.split()[0] for prompt in prompts_of(problems))
+
+
+def test_sets_without_weights_are_joined(two_sets: str) -> None:
+    assert count_by_set(math_task(two_sets), 40) == {"a": 30, "b": 10}
+
+
+def test_sets_are_mixed_by_their_weights(two_sets: str) -> None:
+    task = math_task(two_sets, weights=(0.25, 0.75))
+
+    assert count_by_set(task, 400) == {"a": 100, "b": 300}
+    assert math_problems.train_problems(task, 3, 5, 8) == steps_of_one_problem(task, 3, 40, 48)
+
+
+def test_every_set_needs_a_weight(two_sets: str) -> None:
+    task = math_task(two_sets, weights=(1.0,))
+
+    message = r"weights=\(1.0,\) must be a positive number for each of the 2 sets"
+    with pytest.raises(ValueError, match=message):
+        math_problems.train_problems(task, 3, 0, 1)
+
+
+# Columns and dropped rows
+
+
+@pytest.fixture
+def named_otherwise(tmp_path: Path) -> str:
+    """Returns a set of 20 questions of levels 1 to 5 whose columns have other names."""
+    rows = []
+    for i in range(20):
+        gold = f"so\n#### {i},000"
+        rows.append({"Q": f"q {i}", "gold": gold, "difficulty": float(i % 5 + 1)})
+    return write_jsonl(tmp_path / "set.jsonl", rows)
+
+
+def test_columns_and_levels_are_those_of_the_settings(named_otherwise: str) -> None:
+    task = math_task(
+        named_otherwise,
+        problem_column="Q",
+        answer_column="gold",
+        level_min=4,
+        level_max=5,
     )
-    golds = [
-        row.answer for row in problem_sets.read_rows(problem_sets.load(path)["train"], "", "", path)
-    ]
-    assert golds == ["0.50", "[0, 1]", "007", ["1", "2"], "3", []]
+
+    problems = math_problems.train_problems(task, 0, 0, 8)
+
+    found = {(problem.prompt, problem.gold["answer"]) for problem in problems}
+    assert found == {(f"q {i}", f"{i},000") for i in range(20) if i % 5 >= 3}
 
 
-def test_what_is_dropped_is_counted(tmp_path):
-    table = [*rows(6), {"problem": "empty", "answer": ""}, {"problem": "none", "answer": None}]
-    test = write(tmp_path / "test.jsonl", [{"problem": "P  3!", "answer": "3"}])
-    one = task(write(tmp_path / "a.jsonl", table), eval_data=test)
-    assert len({p.prompt for p in math_problems.train_problems(one, 0, 0, 50)}) == 5
-    assert [note.partition(": ")[2] for note in TASKS["math"].notes(one)] == [
+def test_columns_of_another_name_are_an_error(named_otherwise: str) -> None:
+    message = "has columns Q, difficulty, gold: set task.problem_column"
+    with pytest.raises(ValueError, match=message):
+        math_problems.train_problems(math_task(named_otherwise), 0, 0, 1)
+
+
+def test_levels_of_a_set_without_levels_are_an_error(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "b.jsonl", [{"problem": "p", "answer": "1"}])
+
+    with pytest.raises(ValueError, match="has columns answer, problem: set task.level_min=0"):
+        math_problems.train_problems(math_task(path, level_min=3), 0, 0, 1)
+
+
+def test_dropped_rows_are_counted(tmp_path: Path) -> None:
+    ungradable = [{"problem": "empty", "answer": ""}, {"problem": "none", "answer": None}]
+    train_set = write_jsonl(tmp_path / "a.jsonl", [*question_rows(6), *ungradable])
+    # The question "p 3" of the train set, written otherwise.
+    test_set = write_jsonl(tmp_path / "test.jsonl", [{"problem": "P  3!", "answer": "3"}])
+    task = math_task(train_set, eval_data=test_set)
+
+    trained = math_problems.train_problems(task, 0, 0, 50)
+    notes = TASKS["math"].notes(task)
+
+    assert len(set(prompts_of(trained))) == 5
+    assert [note.partition(": ")[2] for note in notes] == [
         "1 problems dropped, they are held out",
         "2 problems dropped, their answer does not grade 1 against itself",
         "5 problems",
     ]
-    assert len(math_problems.eval_problems(one, 512)) == 1
+    assert len(math_problems.eval_problems(task, 512)) == 1
 
 
-def test_the_contaminated_gsm8k_is_refused_by_content(shared, tmp_path):
-    lines = [(shared / f"data/gsm8k/{split}.jsonl").read_text() for split in ("train", "test")]
-    (tmp_path / "renamed.jsonl").write_text("".join(lines))
-    for name in ("gsm8k", "math"):
-        one = config.TaskConfig(name=name, data=str(tmp_path / "renamed.jsonl"), template="no")
-        with pytest.raises(
-            ValueError, match="holds GSM8K's test questions among its 8792 rows: train on the 7,473"
-        ):
-            math_problems.train_problems(one, 0, 0, 1)
-    one = config.TaskConfig(name="gsm8k", data=str(shared / "data/gsm8k"), template="no")
-    assert (
-        math_problems.load_sets(one).notes == [f"{one.data}: 7473 problems"]
-        and len(math_problems.eval_problems(one, 9999)) == 1319
-    )
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+def test_the_contaminated_gsm8k_is_refused_by_content(
+    shared: Path, tmp_path: Path, name: str
+) -> None:
+    texts = [(shared / f"data/gsm8k/{split}.jsonl").read_text() for split in ("train", "test")]
+    data = tmp_path / "renamed.jsonl"
+    data.write_text("".join(texts))
+    task = config.TaskConfig(name=name, data=str(data), template="no")
+
+    message = "holds GSM8K's test questions among its 8792 rows: train on the 7,473"
+    with pytest.raises(ValueError, match=message):
+        math_problems.train_problems(task, 0, 0, 1)
 
 
-def test_templates_hold_the_question():
-    for name in MATH_TEMPLATES:
-        one = config.TaskConfig(name="math", template=name)
-        prompt = math_problems.to_problem(
-            one, "math", "x", problem_sets.Row("How many?", "1")
-        ).prompt
-        assert "How many?" in json.dumps(prompt)
-        assert isinstance(prompt, str) == (name != "chat")
-        if name in ("qwen_math", "qwen3", "r1_distill_qwen"):
-            assert "\\boxed{}" in prompt and not prompt.endswith("How many?")
-    assert (
-        math_problems.to_problem(
-            config.TaskConfig(template="no"), "math", "x", problem_sets.Row("Q", "1")
-        ).prompt
-        == "Q"
-    )
-    assert math_problems.to_problem(
-        config.TaskConfig(template="r1"), "math", "x", problem_sets.Row("Q", "1")
-    ).prompt.endswith("Assistant: <think>")
+def test_gsm8k_is_whole(shared: Path) -> None:
+    task = config.TaskConfig(name="gsm8k", data=str(shared / "data/gsm8k"), template="no")
+
+    assert math_problems.load_sets(task).notes == [f"{task.data}: 7473 problems"]
+    assert len(math_problems.eval_problems(task, 9999)) == 1319
 
 
-def test_chat_template_with_a_system_prompt(shared):
+# Templates
+
+
+def prompt_of(template: str, row: problem_sets.Row = ROW, system_prompt: str = "") -> Any:
+    task = config.TaskConfig(name="math", template=template, system_prompt=system_prompt)
+    return math_problems.to_problem(task, "math", "x", row).prompt
+
+
+@pytest.mark.parametrize("template", MATH_TEMPLATES)
+def test_a_template_holds_the_question(template: str) -> None:
+    prompt = prompt_of(template)
+
+    assert "How many?" in json.dumps(prompt)
+    assert isinstance(prompt, str) == (template != "chat")
+
+
+@pytest.mark.parametrize("template", ["qwen_math", "qwen3", "r1_distill_qwen"])
+def test_a_template_may_ask_for_a_box(template: str) -> None:
+    prompt = prompt_of(template)
+
+    assert "\\boxed{}" in prompt
+    assert not prompt.endswith("How many?")
+
+
+def test_template_no_is_the_question_alone() -> None:
+    assert prompt_of("no") == "How many?"
+
+
+def test_template_r1_opens_the_thoughts() -> None:
+    assert prompt_of("r1").endswith("Assistant: <think>")
+
+
+def test_the_chat_template_takes_a_system_prompt(shared: Path) -> None:
     tok = tokenizer.load(str(shared / "data/qwen2_tokenizer"))
-    row = problem_sets.Row("Q?", "1")
+    prompt = prompt_of("chat", problem_sets.Row("Q?", "1"), "Be brief.")
 
-    def make(system_prompt: str) -> Problem:
-        task = config.TaskConfig(template="chat", system_prompt=system_prompt)
-        return math_problems.to_problem(task, "math", "x", row)
+    text = tokenizer.render(tok, prompt)
 
-    text = tokenizer.render(tok, make("Be brief.").prompt)
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\nQ?<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    assert (
-        tokenizer.render(tok, make("").prompt)
-        == math_problems.to_problem(
-            config.TaskConfig(template="qwen_math"), "math", "x", row
-        ).prompt
-    )
+
+
+def test_the_chat_template_of_qwen_is_template_qwen_math(shared: Path) -> None:
+    tok = tokenizer.load(str(shared / "data/qwen2_tokenizer"))
+
+    assert tokenizer.render(tok, prompt_of("chat")) == prompt_of("qwen_math")
+
+
+def test_a_tokenizer_without_a_chat_template_is_an_error() -> None:
     with pytest.raises(ValueError, match="has no chat template"):
-        tokenizer.render(tokenizer.countdown(), make("").prompt)
+        tokenizer.render(tokenizer.countdown(), prompt_of("chat"))
 
 
-def test_suites(shared):
-    files = {"math500": "math/math500.jsonl", "gsm8k": "gsm8k", "countdown": "countdown/test.jsonl"}
-    files |= {"aime24": "eval/aime24.jsonl", "aime25": "eval/aime25.jsonl", "amc": "eval/amc.jsonl"}
-    files |= {"olympiad_bench": "eval/olympiadbench.jsonl", "mine": "eval/amc.jsonl"}
-    sizes = {
-        "math500": 500,
-        "gsm8k": 1319,
-        "countdown": 400,
-        "aime24": 30,
-        "aime25": 30,
-        "amc": 83,
-        "mine": 83,
-    }
-    for name, file in files.items():
-        got, problems = suites.load_suite(
-            f"{name}={shared / 'data' / file}", config.TaskConfig(template="qwen_math"), 0, 0
-        )
-        assert got == name and len(problems) == sizes.get(name, 675) == len(
-            {p.id for p in problems}
-        )
-        assert json.loads(json.dumps([p.gold for p in problems])) == [p.gold for p in problems]
-        plain = config.TaskConfig(template="plain")  # countdown's own
-        few = suites.load_suite(f"{name}={shared / 'data' / file}", plain, 7, 0)[1]
-        assert [p.gold for p in few] == [p.gold for p in problems[:7]]
-        assert (
-            few[0].prompt.count("\n") == 1 if name == "countdown" else "im_start" in few[0].prompt
-        )
-    assert len(suites.load_suite("countdown", config.TaskConfig(template="no"), 20, 0)[1]) == 20
+# Suites
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "size"),
+    [
+        ("math500", "math/math500.jsonl", 500),
+        ("gsm8k", "gsm8k", 1319),
+        ("countdown", "countdown/test.jsonl", 400),
+        ("aime24", "eval/aime24.jsonl", 30),
+        ("aime25", "eval/aime25.jsonl", 30),
+        ("amc", "eval/amc.jsonl", 83),
+        ("olympiad_bench", "eval/olympiadbench.jsonl", 675),
+        ("mine", "eval/amc.jsonl", 83),
+    ],
+)
+def test_a_suite_is_whole_and_may_be_cut(shared: Path, name: str, file: str, size: int) -> None:
+    spec = f"{name}={shared / 'data' / file}"
+    # Template plain is countdown's own; the other suites then have the one of their model.
+    plain = config.TaskConfig(template="plain")
+
+    found_name, problems = suites.load_suite(spec, config.TaskConfig(template="qwen_math"), 0, 0)
+    _, first_problems = suites.load_suite(spec, plain, 7, 0)
+
+    golds = [problem.gold for problem in problems]
+    assert found_name == name
+    assert len(problems) == size
+    assert len({problem.id for problem in problems}) == size
+    assert json.loads(json.dumps(golds)) == golds
+    assert [problem.gold for problem in first_problems] == golds[:7]
+    prompt = str(first_problems[0].prompt)
+    if name == "countdown":
+        assert prompt.count("\n") == 1
+    else:
+        assert "im_start" in prompt
+
+
+def test_the_suite_countdown_needs_no_file() -> None:
+    _, problems = suites.load_suite("countdown", config.TaskConfig(template="no"), 20, 0)
+
+    assert len(problems) == 20
+
+
+def test_names_of_suites_are_split_at_commas() -> None:
     assert suites.split_commas("amc, aime24=x", "gsm8k") == ["amc", "aime24=x", "gsm8k"]
 
 
 @pytest.mark.parametrize(
-    "name, template, response, correct",
+    ("spec", "message"),
+    [
+        ("math501", "no suite 'math501': there are aime24, "),
+        ("=x", "no suite ''"),
+        ("mine", "or name=FILE for a set"),
+    ],
+)
+def test_a_suite_that_does_not_exist_is_an_error(spec: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        suites.parse_suite(spec)
+
+
+# Grading
+
+
+@pytest.mark.parametrize(
+    ("name", "template", "response", "correct"),
     [
         ("gsm8k", "qwen_math", "so it is\n#### 1,000", True),
         ("gsm8k", "qwen_math", "so \\boxed{1000}.", True),
@@ -266,152 +444,197 @@ def test_suites(shared):
         ("math", "qwen_math", "no answer", False),
     ],
 )
-def test_grading(name, template, response, correct):
-    grade = TASKS[name].grade(
-        response, {"answer": "1000", "question": "?"}, config.TaskConfig(template=template)
-    )
-    assert (grade.score, grade.correct) == (float(correct), correct)
+def test_a_response_is_graded(name: str, template: str, response: str, correct: bool) -> None:
+    gold = {"answer": "1000", "question": "?"}
+
+    grade = TASKS[name].grade(response, gold, config.TaskConfig(template=template))
+
+    assert grade.correct == correct
+    assert grade.score == float(correct)
 
 
-@pytest.mark.parametrize(
-    "spec, message",
-    [
-        ("math501", "no suite 'math501': there are aime24, "),
-        ("=x", "no suite ''"),
-        ("mine", "or name=FILE for a set"),
-    ],
-)
-def test_suite_mistakes(spec, message):
-    with pytest.raises(ValueError, match=message):
-        suites.parse_suite(spec)
+# Multiple choice
+
+WRONG_CHOICES = {f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)}
 
 
-def test_gpqa_choices_are_shuffled_by_the_seed(tmp_path):
-    wrong = {f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)}
-    table = [
-        {"Question": f"question {i}", "Correct Answer": f"right {i}"} | wrong for i in range(60)
-    ]
-    spec = f"gpqa_diamond={write(tmp_path / 'gpqa.jsonl', table)}"
-    made = [
-        suites.load_suite(spec, config.TaskConfig(template="no"), 0, seed)[1] for seed in (0, 0, 1)
-    ]
-    assert made[0] == made[1] != made[2] and {p.gold for p in made[0]} == set("ABCD")
-    for i, problem in enumerate(made[0]):
-        assert f"{problem.gold}) right {i}\n" in problem.prompt and all(
-            text in problem.prompt for text in wrong.values()
-        )
+def gpqa_problems(spec: str, seed: int) -> list[Problem]:
+    _, problems = suites.load_suite(spec, config.TaskConfig(template="no"), 0, seed)
+    return problems
+
+
+@pytest.fixture
+def gpqa(tmp_path: Path) -> str:
+    """Returns the spec of a suite of 60 questions with four choices."""
+    rows = []
+    for i in range(60):
+        right = {"Question": f"question {i}", "Correct Answer": f"right {i}"}
+        rows.append(right | WRONG_CHOICES)
+    return f"gpqa_diamond={write_jsonl(tmp_path / 'gpqa.jsonl', rows)}"
+
+
+def test_gpqa_choices_are_shuffled_by_the_seed(gpqa: str) -> None:
+    problems = gpqa_problems(gpqa, 0)
+
+    assert gpqa_problems(gpqa, 0) == problems
+    assert gpqa_problems(gpqa, 1) != problems
+    assert {problem.gold for problem in problems} == set("ABCD")
+
+
+def test_gpqa_prompts_have_all_choices_and_the_gold_names_the_right_one(gpqa: str) -> None:
+    for i, problem in enumerate(gpqa_problems(gpqa, 0)):
+        assert f"{problem.gold}) right {i}\n" in problem.prompt
+        for text in WRONG_CHOICES.values():
+            assert text in problem.prompt
         assert suites.grade_choice(f"so \\boxed{{{problem.gold}}}", problem.gold, None).correct
 
 
 @pytest.mark.parametrize(
-    "response, answer",
+    "response",
     [
-        ("\\boxed{B}", "B"),
-        ("\\boxed{\\text{(B)}}", "B"),
-        ("A or B. Answer: B", "B"),
-        ("The answer is (B).", "B"),
-        ("<think>\\boxed{A}</think><answer> B </answer>", "B"),
-        ("Answer: A, no, **Answer: B**", "B"),
-        ("A B C D", ""),
-        ("\\boxed{Because}", ""),
+        "\\boxed{B}",
+        "\\boxed{\\text{(B)}}",
+        "A or B. Answer: B",
+        "The answer is (B).",
+        "<think>\\boxed{A}</think><answer> B </answer>",
+        "Answer: A, no, **Answer: B**",
     ],
 )
-def test_choices_are_read(response, answer):
+def test_a_choice_is_read(response: str) -> None:
     grade = suites.grade_choice(response, "B", None)
-    assert (grade.correct, grade.reason) == ((True, "correct") if answer else (False, "no answer"))
+
+    assert grade.correct
+    assert grade.reason == "correct"
     assert not suites.grade_choice(response, "C", None).correct
 
 
-def recipe(name: str):
+@pytest.mark.parametrize("response", ["A B C D", "\\boxed{Because}"])
+def test_a_response_without_a_choice_has_no_answer(response: str) -> None:
+    for gold in ("B", "C"):
+        grade = suites.grade_choice(response, gold, None)
+        assert not grade.correct
+        assert grade.reason == "no answer"
+
+
+# Recipes
+
+
+def load_recipe(name: str) -> ModuleType:
+    """Imports a file of configs/ as a module."""
     spec = importlib.util.spec_from_file_location(f"{name}_recipe", ROOT / f"configs/{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
-def test_presets_are_possible(name, tmp_path):
-    module = recipe(name)
+def test_presets_are_possible(name: str, tmp_path: Path) -> None:
+    module = load_recipe(name)
+
     for preset in ("tiny", *module.HUB, "tiny,ppo"):
         settings = module.get_config(preset)
         config.validate(settings)
         setup.check(settings, tmp_path / "run")
-        assert settings.task.name == name and settings.name == f"{name}-{preset.replace(',', '-')}"
-    for preset, message in {"tyni": "no preset 'tyni'", "tiny,gpro": "no algorithm 'gpro'"}.items():
-        with pytest.raises(ValueError, match=message):
-            module.get_config(preset)
+        assert settings.task.name == name
+        assert settings.name == f"{name}-{preset.replace(',', '-')}"
 
 
-def test_gsm8k_trains_and_is_evaluated_on_math500(shared, tmp_path, quick_runs):
-    settings = recipe("gsm8k").get_config("tiny")
-    settings.task.data, settings.model.tokenizer = (
-        str(shared / "data/gsm8k"),
-        str(shared / "data/qwen2_tokenizer"),
-    )
-    (
-        settings.train.steps,
-        settings.train.microbatch_tokens,
-        settings.eval.problems,
-        settings.eval.limit,
-    ) = 2, 1280, 8, 8
-    (
-        settings.rollout.max_prompt_tokens,
-        settings.rollout.max_new_tokens,
-        settings.rollout.group_size,
-    ) = 144, 8, 2
-    settings.train.packs_per_row = 2
-    settings.eval.greedy, settings.eval.suites = (
-        False,
-        (f"aime24={shared / 'data/eval/aime24.jsonl'}",),
-    )
+@pytest.mark.parametrize("name", ["gsm8k", "math"])
+@pytest.mark.parametrize(
+    ("preset", "message"),
+    [("tyni", "no preset 'tyni'"), ("tiny,gpro", "no algorithm 'gpro'")],
+)
+def test_a_preset_that_does_not_exist_is_an_error(name: str, preset: str, message: str) -> None:
+    module = load_recipe(name)
+
+    with pytest.raises(ValueError, match=message):
+        module.get_config(preset)
+
+
+# A whole run
+
+
+def tiny_gsm8k(data: Path) -> config.Config:
+    """Returns the recipe's settings for a run of two steps of a tiny model."""
+    settings = load_recipe("gsm8k").get_config("tiny")
+    settings.task.data = str(data / "gsm8k")
+    settings.model.tokenizer = str(data / "qwen2_tokenizer")
     settings.model.arch.num_hidden_layers = 1
-    summary = train.train(settings, tmp_path / "run")
-    assert summary["steps"] == 2 and summary["eval_all"]["after"].keys() >= {
-        "eval/accuracy",
-        "eval/aime24/maj@2",
-    }
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
-    assert all(-0.5 <= line["reward/length"] == line["reward/mean"] <= 0.5 for line in lines)
-    assert all(line["optimizer/grad_norm"] > 0 for line in lines)
-    sample = json.loads((tmp_path / "run/samples.jsonl").read_text().splitlines()[0])
-    assert (
-        sample["id"].startswith("gsm8k/train/")
-        and "im_start" in sample["prompt"]
-        and sample["gold"]["answer"]
+    settings.train = replace(settings.train, steps=2, microbatch_tokens=1280, packs_per_row=2)
+    settings.rollout = replace(
+        settings.rollout, max_prompt_tokens=144, max_new_tokens=8, group_size=2
     )
-    spec = [f"math500={shared / 'data/math/math500.jsonl'}", "countdown"]
-    command = [
-        "--model",
-        summary["export"],
-        "--suite",
-        ",".join(spec),
-        "--out",
-        str(tmp_path / "eval"),
-    ]
-    sizes = (
-        "rollout.max_new_tokens=8 rollout.max_prompt_tokens=256 rollout.num_slots=16 "
-        "rollout.page_size=32 rollout.decode_steps=8 eval.limit=8"
+    settings.eval = replace(
+        settings.eval,
+        problems=8,
+        limit=8,
+        greedy=False,
+        suites=(f"aime24={data / 'eval/aime24.jsonl'}",),
     )
+    return settings
+
+
+def test_gsm8k_trains_and_is_evaluated_on_math500(
+    shared: Path, tmp_path: Path, quick_runs: None
+) -> None:
+    summary = train.train(tiny_gsm8k(shared / "data"), tmp_path / "run")
+
+    check_run(summary, tmp_path / "run")
+    check_evaluation(summary["export"], shared / "data", tmp_path / "eval")
+
+
+def check_run(summary: dict[str, Any], workdir: Path) -> None:
+    """Asserts that a run of `tiny_gsm8k` trained, and wrote what it did."""
+    assert summary["steps"] == 2
+    assert summary["eval_all"]["after"].keys() >= {"eval/accuracy", "eval/aime24/maj@2"}
+    for metrics in read_jsonl(workdir / "metrics.jsonl"):
+        # This model answers nothing right, so its reward is that of the length.
+        assert -0.5 <= metrics["reward/length"] == metrics["reward/mean"] <= 0.5
+        assert metrics["optimizer/grad_norm"] > 0
+    sample = read_jsonl(workdir / "samples.jsonl")[0]
+    assert sample["id"].startswith("gsm8k/train/")
+    assert "im_start" in sample["prompt"]
+    assert sample["gold"]["answer"]
+
+
+def check_evaluation(model: str, data: Path, out: Path) -> None:
+    """Evaluates an exported model on two suites, and asserts what is written."""
+    specs = [f"math500={data / 'math/math500.jsonl'}", "countdown"]
+    arguments = ["--model", model, "--suite", ",".join(specs), "--out", str(out)]
     changes = [
-        f"--config.{each}" for each in f"{sizes} eval.samples=2 mesh.data=-1 mesh.fsdp=1".split()
+        "rollout.max_new_tokens=8",
+        "rollout.max_prompt_tokens=256",
+        "rollout.num_slots=16",
+        "rollout.page_size=32",
+        "rollout.decode_steps=8",
+        "eval.limit=8",
+        "eval.samples=2",
+        "mesh.data=-1",
+        "mesh.fsdp=1",
     ]
-    specs, out, chosen = evaluate.parse([*command, *changes])
-    assert (
-        specs == spec and chosen.rollout.max_new_tokens == 8 and chosen.task.template == "qwen_math"
-    )
-    found = evaluate.run(specs, out, chosen)
-    assert (
-        found["math500"]["kinds"].keys() == {"avg@2", "greedy"}
-        and found["countdown"]["problems"] == 8
-    )
+    arguments += [f"--config.{change}" for change in changes]
+
+    found_specs, found_out, settings = evaluate.parse(arguments)
+    assert found_specs == specs
+    assert settings.rollout.max_new_tokens == 8
+    assert settings.task.template == "qwen_math"
+
+    summaries = evaluate.run(found_specs, found_out, settings)
+    assert summaries["math500"]["kinds"].keys() == {"avg@2", "greedy"}
+    assert summaries["countdown"]["problems"] == 8
     for name in ("math500-avg@2", "math500-greedy", "countdown-greedy"):
-        written = [json.loads(line) for line in (out / f"{name}.jsonl").read_text().splitlines()]
-        assert len(written) == found[name.partition("-")[0]]["problems"] and len(
-            written[0]["samples"]
-        ) in (1, 2)
-    assert json.loads((out / "summary.json").read_text())["suites"] == json.loads(json.dumps(found))
-    assert "math500" in evaluate.table(found) and "average" in evaluate.table(found)
-    assert (
-        countdown.render_prompt("r1", [1, 2], 3)[:20]
-        in (out / "countdown-greedy.jsonl").read_text()
-    )
+        rows = read_jsonl(out / f"{name}.jsonl")
+        suite = name.partition("-")[0]
+        assert len(rows) == summaries[suite]["problems"]
+        assert len(rows[0]["samples"]) == (2 if name.endswith("avg@2") else 1)
+    written = json.loads((out / "summary.json").read_text())
+    assert written["suites"] == json.loads(json.dumps(summaries))
+
+    table = evaluate.table(summaries)
+    assert "math500" in table
+    assert "average" in table
+    # Template qwen_math is none of countdown's, so its problems have countdown's default template.
+    beginning = str(countdown.render_prompt("r1", [1, 2], 3))[:20]
+    assert beginning in (out / "countdown-greedy.jsonl").read_text()

@@ -16,7 +16,7 @@ class Options:
     name: str = ""
 
 
-def test_options_have_the_types_of_their_fields():
+def test_options_have_the_types_of_their_fields() -> None:
     options = ("largest=9", "bonus=1e-2", "spoken=True", "name=a=b")
 
     assert read_options(Options, options) == Options(9, 0.01, True, "a=b")
@@ -24,7 +24,7 @@ def test_options_have_the_types_of_their_fields():
     assert read_options(Options, ()) == Options()
 
 
-def test_flags_give_options_one_by_one_and_replace_those_of_the_recipe():
+def test_flags_give_options_one_by_one_and_replace_those_of_the_recipe() -> None:
     recipe = config.Config()
     recipe.task.options = ("largest=5", "name=x")
 
@@ -43,6 +43,6 @@ def test_flags_give_options_one_by_one_and_replace_those_of_the_recipe():
         ("spoken=1", "'spoken=1': '1' is not of type bool"),
     ],
 )
-def test_mistakes_name_the_option_and_its_type(option, message):
+def test_mistakes_name_the_option_and_its_type(option, message) -> None:
     with pytest.raises(ValueError, match=message):
         read_options(Options, (option,))

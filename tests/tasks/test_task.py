@@ -15,7 +15,7 @@ NO_TEMPLATE = "text"
 
 def test_a_module_with_a_task_needs_no_line_in_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     text = "from jzero.tasks import TASKS\nTASK = TASKS['guess']._replace(templates={})\n"
     (tmp_path / "my_task_module.py").write_text(text)
     (tmp_path / "my_empty_module.py").write_text("")
@@ -32,7 +32,7 @@ def test_a_module_with_a_task_needs_no_line_in_the_table(
         find_task("my_wrong_module")
 
 
-def test_a_template_of_a_module_is_filled_in(monkeypatch: pytest.MonkeyPatch):
+def test_a_template_of_a_module_is_filled_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "test_task", sys.modules[__name__])
 
     template = find_template("test_task:MINE", MATH_TEMPLATES)
@@ -41,7 +41,7 @@ def test_a_template_of_a_module_is_filled_in(monkeypatch: pytest.MonkeyPatch):
     assert template.render(values) == f"Why {{not}}? {{}} {BOXED}"
 
 
-def test_a_name_that_is_no_template_is_a_mistake(monkeypatch: pytest.MonkeyPatch):
+def test_a_name_that_is_no_template_is_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "test_task", sys.modules[__name__])
 
     for name in ("r2", "test_task:NO_TEMPLATE", "test_task:MISSING", "no_such_module:MINE"):
@@ -49,7 +49,7 @@ def test_a_name_that_is_no_template_is_a_mistake(monkeypatch: pytest.MonkeyPatch
             find_template(name, MATH_TEMPLATES)
 
 
-def test_a_chat_template_gives_messages():
+def test_a_chat_template_gives_messages() -> None:
     template = PromptTemplate(prompt="{question}", chat=True)
 
     messages = template.render({"question": "Q"}, system_prompt="S")
@@ -59,7 +59,7 @@ def test_a_chat_template_gives_messages():
 
 
 @pytest.mark.parametrize("text", ["{questoin}", "{}", "{question", "\\boxed{x}"])
-def test_a_name_in_braces_that_the_task_lacks_is_a_mistake(text):
+def test_a_name_in_braces_that_the_task_lacks_is_a_mistake(text) -> None:
     with pytest.raises(ValueError, match=r"cannot be filled in .*this task has \{question\}"):
         PromptTemplate(text).render({"question": "Q"})
 
@@ -72,6 +72,6 @@ def test_a_name_in_braces_that_the_task_lacks_is_a_mistake(text):
         ({"name": "gsm8k"}, 2, "task.name=gsm8k has no replies in template r1; .* countdown"),
     ],
 )
-def test_mistakes_in_the_settings_of_a_task(changes, max_turns, message):
+def test_mistakes_in_the_settings_of_a_task(changes, max_turns, message) -> None:
     with pytest.raises(ValueError, match=message):
         check_task_settings(config.TaskConfig(**changes), max_turns)

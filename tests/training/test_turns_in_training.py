@@ -3,8 +3,8 @@
 How such episodes are sampled is tested in tests/rollout/test_turns.py.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 
 import jax
 import numpy as np
@@ -19,8 +19,8 @@ from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen
 from jzero.training.credit import make_episodes, spread_over_tokens, training_sequences
 from jzero.training.step import Minibatch, make_minibatches, score_and_credit
-from jzero.training.trainer import make_trainer
-from jzero.types import Batch, Grade, Problem, Rollout, Turn
+from jzero.training.trainer import Trainer, make_trainer
+from jzero.types import Grade, Problem, Rollout, Turn
 
 # Programs that several tests build anew are compiled once.
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -54,8 +54,8 @@ def returns_of_turns(episodes: Episodes) -> dict[tuple[int, int], float]:
     for i, num_tokens in enumerate(episodes.mask.sum(axis=1)):
         num_turns = int(episodes.turn[i, num_tokens - 1]) + 1
         for t in reversed(range(num_turns)):
-            of_turn = [j for j in range(num_tokens) if episodes.turn[i, j] == t]
-            reward = sum(episodes.rewards[i, j] for j in of_turn)
+            places = [j for j in range(num_tokens) if episodes.turn[i, j] == t]
+            reward = sum(episodes.rewards[i, j] for j in places)
             returns[i, t] = reward + TURN_DISCOUNT * returns.get((i, t + 1), 0.0)
     return returns
 
@@ -71,9 +71,9 @@ def slow_group_advantages(episodes: Episodes, algorithm: Algorithm) -> dict[tupl
     advantages = {}
     for place, key in enumerate(keys):
         is_alone = group.count(group[place]) == 1
-        advantages[key] = (
-            0.0 if is_alone else reference.group_advantage(values, place, group, algorithm)
-        )
+        advantages[key] = 0.0
+        if not is_alone:
+            advantages[key] = reference.group_advantage(values, place, group, algorithm)
     return advantages
 
 
@@ -100,29 +100,41 @@ def slow_token_advantages(
     return advantages[::-1]
 
 
+def slow_advantages(episodes: Episodes, algorithm: Algorithm) -> list[list[float]]:
+    """Returns the advantage of every token of every rollout, in loops."""
+    tokens_of_rollouts = episodes.mask.sum(axis=1)
+    if algorithm.advantage in ("return_to_go", "gae"):
+        return [
+            slow_token_advantages(episodes, i, algorithm, num_tokens)
+            for i, num_tokens in enumerate(tokens_of_rollouts)
+        ]
+    advantage_of_turn = slow_group_advantages(episodes, algorithm)
+    advantages = []
+    for i, num_tokens in enumerate(tokens_of_rollouts):
+        turns = episodes.turn[i, :num_tokens].tolist()
+        advantages.append([advantage_of_turn[i, turn] for turn in turns])
+    return advantages
+
+
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", ADVANTAGES)
-def test_advantages_of_turns(name: str):
-    """Against loops; peers are the group's turns of the same number."""
+def test_the_peers_of_a_turn_are_the_turns_of_the_same_number_in_its_group(
+    name: str, seed: int
+) -> None:
     algorithm = Algorithm(advantage=name, gamma=0.9, lam=0.8)
-    for seed in range(4):
-        episodes = random_turns(seed)
-        assert episodes.turn.max() >= 3
+    episodes = random_turns(seed)
+    assert episodes.turn.max() >= 3
 
-        got, _ = algorithms.compute_advantages(episodes, algorithm)
+    advantages, _ = algorithms.compute_advantages(episodes, algorithm)
 
-        of_tokens = name in ("return_to_go", "gae")
-        of_turns = {} if of_tokens else slow_group_advantages(episodes, algorithm)
-        for i, num_tokens in enumerate(episodes.mask.sum(axis=1)):
-            if of_tokens:
-                want = slow_token_advantages(episodes, i, algorithm, num_tokens)
-            else:
-                want = [of_turns[i, int(t)] for t in episodes.turn[i, :num_tokens]]
-            assert got[i, :num_tokens].tolist() == pytest.approx(want, abs=1e-9)
-            assert not got[i, num_tokens:].any()
+    expected = slow_advantages(episodes, algorithm)
+    for got, want in zip(advantages, expected, strict=True):
+        assert got[: len(want)].tolist() == pytest.approx(want, abs=1e-9)
+        assert not got[len(want) :].any()
 
 
 @pytest.mark.parametrize("name", ADVANTAGES)
-def test_one_turn_is_an_episode_without_turns(name: str):
+def test_one_turn_is_an_episode_without_turns(name: str) -> None:
     without_turns = random_turns(9)._replace(turn=None)
     one_turn = without_turns._replace(turn=np.zeros(without_turns.mask.shape, np.int64))
     algorithm = Algorithm(advantage=name)
@@ -180,13 +192,9 @@ def random_groups(seed: int) -> list[Rollout]:
 FAR = 2.0**40
 
 
-def gradient_of(
-    rollouts: list[Rollout],
-    change: Callable[[Batch], Batch] | None = None,
-    weight: str = "token_mean",
-    **train: object,
-) -> tuple[qwen.Params, Minibatch]:
-    """Returns RLOO's gradient and the minibatch, whose batches `change` may replace."""
+@cache
+def rloo_trainer(weight: str = "token_mean", **train: object) -> Trainer:
+    """Returns a trainer of RLOO without Adam: its optimizer hands the gradient on."""
     settings = reference.settings(
         rollout={"max_new_tokens": 3, "max_turns": 3, "max_reply_tokens": 2},
         task={"turn_discount": TURN_DISCOUNT},
@@ -195,115 +203,170 @@ def gradient_of(
     )
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
     trainer = make_trainer(settings, reference.MODEL, None, mesh)
-    policy = trainer.policy
-    policy.optimizer = optax.identity()
+    trainer.policy.optimizer = optax.identity()
+    return trainer
+
+
+def packed_minibatch(trainer: Trainer, rollouts: list[Rollout]) -> Minibatch:
+    """Returns the rollouts as one minibatch with advantages."""
     [minibatch] = make_minibatches(trainer, rollouts, 1)
-    score_and_credit(trainer, policy.abstract_state(), [minibatch], rollouts)
-    batches = tuple(change(batch) if change else batch for batch in minibatch.batches)
+    # Nothing is scored, because the first optimizer step is on policy. So no parameters are read.
+    score_and_credit(trainer, trainer.policy.abstract_state(), [minibatch], rollouts)
+    return minibatch
+
+
+def gradient_of(trainer: Trainer, minibatch: Minibatch) -> qwen.Params:
+    policy = trainer.policy
     state = policy.start(reference.placed(policy, reference.random_params()))
-    state, _ = policy.update(state, batches, minibatch.counts, trainer.layouts, FAR)
-    gradient = jax.tree.map(lambda x: -np.asarray(x) / FAR, state.params)
-    return gradient, minibatch
+    state, _ = policy.update(state, minibatch.batches, minibatch.counts, trainer.layouts, FAR)
+    return jax.tree.map(lambda x: -np.asarray(x) / FAR, state.params)
 
 
-def with_other_targets(batch: Batch, are_trained: bool) -> Batch:
-    """Returns the batch with other targets in place of the trained, or of the untrained, ones."""
-    targets = np.asarray(batch.targets)
-    chosen = (np.asarray(batch.weights) != 0) == are_trained
-    other = np.where(chosen, (targets + 1) % reference.VOCAB, targets)
-    return replace(batch, targets=jax.device_put(other, batch.targets.sharding))
+def have_same_bits(first: qwen.Params, second: qwen.Params) -> bool:
+    return jax.tree.all(jax.tree.map(np.array_equal, first, second))
 
 
-def test_replies_have_no_gradient():
-    """Other targets in the place of replies change no bit of the gradient; elsewhere they do."""
+def change_targets(minibatch: Minibatch, are_trained: bool) -> None:
+    """Puts other targets in place of the trained, or of the untrained, targets."""
+    batches = []
+    for batch in minibatch.batches:
+        targets = np.asarray(batch.targets)
+        is_chosen = (np.asarray(batch.weights) != 0) == are_trained
+        other = np.where(is_chosen, (targets + 1) % reference.VOCAB, targets)
+        batches.append(replace(batch, targets=jax.device_put(other, batch.targets.sharding)))
+    minibatch.batches = tuple(batches)
+
+
+def test_all_sampled_tokens_are_trained_and_no_reply() -> None:
     rollouts = random_groups(0)
 
-    want, minibatch = gradient_of(rollouts)
-    other_replies, _ = gradient_of(rollouts, lambda batch: with_other_targets(batch, False))
-    other_responses, _ = gradient_of(rollouts, lambda batch: with_other_targets(batch, True))
+    minibatch = packed_minibatch(rloo_trainer(), rollouts)
 
     num_trained = sum(int((np.asarray(b.weights) != 0).sum()) for b in minibatch.batches)
     assert num_trained == sum(int(rollout.sampled.sum()) for rollout in rollouts)
-    assert jax.tree.all(jax.tree.map(np.array_equal, other_replies, want))
-    assert not jax.tree.all(jax.tree.map(np.array_equal, other_responses, want))
 
 
-def test_a_sequence_for_each_turn_trains_the_same():
-    """Where every token weighs the same; not where every sequence does."""
+@pytest.mark.parametrize("are_trained", [False, True])
+def test_only_targets_that_are_trained_change_the_gradient(are_trained: bool) -> None:
+    """Other targets in place of the replies change no bit."""
+    trainer = rloo_trainer()
+    minibatch = packed_minibatch(trainer, random_groups(0))
+    gradient = gradient_of(trainer, minibatch)
+
+    change_targets(minibatch, are_trained)
+    gradient_of_others = gradient_of(trainer, minibatch)
+
+    assert have_same_bits(gradient_of_others, gradient) == (not are_trained)
+
+
+@pytest.mark.parametrize("packs_per_row", [2, 0])
+def test_sequences_of_turns_have_the_same_gradient_where_every_token_weighs_the_same(
+    packs_per_row: int,
+) -> None:
     rollouts = random_groups(1)
-    want, by_episode = gradient_of(rollouts)
-    for packs_per_row in (2, 0):
-        got, by_turn = gradient_of(rollouts, sequence_per_turn=True, packs_per_row=packs_per_row)
-        assert len(by_turn.chosen) == sum(len(rollout.turns) for rollout in rollouts)
-        assert len(by_turn.chosen) > len(by_episode.chosen)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), got, want)
+    episode_trainer = rloo_trainer()
+    turn_trainer = rloo_trainer(sequence_per_turn=True, packs_per_row=packs_per_row)
+    by_episode = packed_minibatch(episode_trainer, rollouts)
+    by_turn = packed_minibatch(turn_trainer, rollouts)
+    assert len(by_turn.chosen) == sum(len(rollout.turns) for rollout in rollouts)
+    assert len(by_turn.chosen) > len(by_episode.chosen)
 
-    by_episode, _ = gradient_of(rollouts, weight="sequence_mean", sequence_per_turn=False)
-    by_turn, _ = gradient_of(rollouts, weight="sequence_mean", sequence_per_turn=True)
+    got = gradient_of(turn_trainer, by_turn)
+
+    want = gradient_of(episode_trainer, by_episode)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6), got, want)
+
+
+def test_sequences_of_turns_have_another_gradient_where_every_sequence_weighs_the_same() -> None:
+    rollouts = random_groups(1)
+    episode_trainer = rloo_trainer("sequence_mean", sequence_per_turn=False)
+    turn_trainer = rloo_trainer("sequence_mean", sequence_per_turn=True)
+
+    by_episode = gradient_of(episode_trainer, packed_minibatch(episode_trainer, rollouts))
+    by_turn = gradient_of(turn_trainer, packed_minibatch(turn_trainer, rollouts))
+
     assert not np.allclose(by_turn["embed"], by_episode["embed"])
 
 
-def test_sequences_of_turns_are_those_of_areal():
-    """realhf/impl/agent/math_multi_turn_agent.py, in a loop.
+# -- AReaL -----------------------------------------------------------------------------------------
 
-    A row is act.seqs, its prompt mask and the turn's reward; then rewards are discounted from the
-    last turn back.
+PROMPT = [5, 6, 7]
+ANSWERS = [[11, 12], [13], [14, 15]]
+REPLIES = [[40, 41], [42], []]
+IS_RIGHT = [False, False, True]
+AREAL_TASK = config.TaskConfig(reward_bias=0.1, reward_scaling=5.0, turn_discount=0.9)
+
+
+@dataclass
+class ArealRow:
+    """A row as AReaL's agent makes it: one for each turn."""
+
+    tokens: list[int]
+    prompt_mask: list[int]
+    reward: float
+
+
+def areal_rows() -> list[ArealRow]:
+    """Does the loop of realhf/impl/agent/math_multi_turn_agent.py.
+
+    A row is act.seqs, its prompt mask and the turn's reward. At the end the rewards are discounted
+    from the last turn back.
     """
-    prompt, replies = [5, 6, 7], [[40, 41], [42], []]
-    answers, success = [[11, 12], [13], [14, 15]], [False, False, True]
-    bias, scaling, discount = 0.1, 5.0, 0.9
-
-    # The agent's loop.
-    token_ids = list(prompt)
+    tokens = list(PROMPT)
     rows = []
-    for answer, reply, is_right in zip(answers, replies, success, strict=True):
-        reward = ((float(is_right) - 0.5) * 2 - bias) * scaling
-        prompt_mask = [1] * len(token_ids) + [0] * len(answer)
-        rows.append({"ids": token_ids + answer, "prompt_mask": prompt_mask, "reward": reward})
-        token_ids = token_ids + answer + reply
-    for t in reversed(range(2)):
-        rows[t]["reward"] += rows[t + 1]["reward"] * discount
+    for answer, reply, is_right in zip(ANSWERS, REPLIES, IS_RIGHT, strict=True):
+        reward = (float(is_right) - 0.5) * 2 - AREAL_TASK.reward_bias
+        prompt_mask = [1] * len(tokens) + [0] * len(answer)
+        rows.append(ArealRow(tokens + answer, prompt_mask, reward * AREAL_TASK.reward_scaling))
+        tokens = tokens + answer + reply
+    for t in (1, 0):
+        rows[t].reward += rows[t + 1].reward * AREAL_TASK.turn_discount
+    return rows
 
-    # The same episode as a rollout.
-    tokens = list(prompt)
-    sampled = [False] * len(prompt)
+
+def the_same_episode() -> Rollout:
+    """Returns the episode of `areal_rows` with the rewards that the sampler gives it."""
+    tokens = list(PROMPT)
+    sampled = [False] * len(PROMPT)
     turns = []
-    for answer, reply, is_right in zip(answers, replies, success, strict=True):
+    for answer, reply, is_right in zip(ANSWERS, REPLIES, IS_RIGHT, strict=True):
         grade = Grade(float(is_right), is_right, "")
         turns.append(Turn(len(tokens), len(tokens) + len(answer), "", "stop", grade))
         tokens += answer + reply
         sampled += [True] * len(answer) + [False] * len(reply)
-    task = config.TaskConfig(reward_bias=bias, reward_scaling=scaling, turn_discount=discount)
-    sampler = replace(make_untrained_sampler(tiny_settings()), task=task)
-    [rollout] = sampler.gather_rollouts(
-        [
-            Rollout(
-                problem=Problem("a", "guess", "", 0),
-                sample_index=0,
-                tokens=np.array(tokens, np.int32),
-                sampled=np.array(sampled),
-                logps=np.array(sampled, np.float32),
-                versions=np.where(sampled, 0, -1),
-                turns=tuple(turns),
-            )
-        ]
+    episode = Rollout(
+        problem=Problem("a", "guess", "", 0),
+        sample_index=0,
+        tokens=np.array(tokens, np.int32),
+        sampled=np.array(sampled),
+        logps=np.array(sampled, np.float32),
+        versions=np.where(sampled, 0, -1),
+        turns=tuple(turns),
     )
+    sampler = replace(make_untrained_sampler(tiny_settings()), task=AREAL_TASK)
+    [rollout] = sampler.gather_rollouts([episode])
+    return rollout
+
+
+def test_sequences_of_turns_are_those_of_areal() -> None:
+    rows = areal_rows()
+    rollout = the_same_episode()
+    group = [rollout, rollout]
     settings = reference.settings(
-        task=vars(task),
+        task=vars(AREAL_TASK),
         rollout={"group_size": 2, "max_turns": 3},
         train={"sequence_per_turn": True},
     )
-    group = [rollout, rollout]
+    zeros = [np.zeros(len(rollout.tokens))] * 2
 
-    sequences, source = training_sequences(group, settings)
+    sequences, sources = training_sequences(group, settings)
+    episodes = make_episodes(group, settings, zeros, zeros)
+    advantages_NT, _ = algorithms.compute_advantages(episodes, Algorithm(advantage="return_to_go"))
 
-    assert source == [0, 0, 0, 1, 1, 1]
-    nothing = [np.zeros(len(tokens))] * 2
-    episodes = make_episodes(group, settings, nothing, nothing)
-    advantages, _ = algorithms.compute_advantages(episodes, Algorithm(advantage="return_to_go"))
-    advantages = spread_over_tokens(advantages, group)[0]
+    assert sources == [0, 0, 0, 1, 1, 1]
+    advantages = spread_over_tokens(advantages_NT, group)[0]
     for sequence, row in zip(sequences[:3], rows, strict=True):
-        assert sequence.tokens.tolist() == row["ids"]
-        assert (~sequence.sampled).astype(int).tolist() == row["prompt_mask"]
-        of_sequence = advantages[: len(row["ids"])][sequence.sampled]
-        np.testing.assert_allclose(of_sequence, row["reward"], rtol=1e-6)
+        assert sequence.tokens.tolist() == row.tokens
+        assert (~sequence.sampled).astype(int).tolist() == row.prompt_mask
+        advantages_of_sequence = advantages[: len(row.tokens)][sequence.sampled]
+        np.testing.assert_allclose(advantages_of_sequence, row.reward, rtol=1e-6)

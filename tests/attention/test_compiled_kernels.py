@@ -1,0 +1,219 @@
+"""The kernels compiled for hardware that this machine does not have."""
+
+import re
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from jzero import attention
+from jzero.attention import gpu, tpu
+from jzero.attention.backend import Packed
+from jzero.config import RolloutConfig
+from jzero.distributed.mesh import make_mesh, param_shardings, train_mesh
+from jzero.model import qwen
+from jzero.rollout.abstract_calls import abstract_calls
+from jzero.rollout.engine import Engine
+from jzero.types import RowLayout
+
+Heads = tuple[int, int, int]  # (query heads, KV heads, head dim)
+
+QWEN_05B: Heads = (14, 2, 64)
+QWEN_7B: Heads = (28, 4, 128)
+LAYOUT = RowLayout(256, 4, 256)
+
+H100 = """
+gpu_device_info {
+  cuda_compute_capability { major: 9 }
+  threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: 232448
+  shared_memory_per_core: 233472
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+  core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 device_memory_size: 84978434048
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@pytest.fixture
+def tpus(monkeypatch: pytest.MonkeyPatch) -> Sequence[jax.Device]:
+    """Returns four v5e chips that are described to the compiler alone."""
+    pytest.importorskip("libtpu", reason="libtpu, whose compiler this is, is not installed")
+    variables = {
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    return topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+
+
+@pytest.fixture
+def h100() -> jax.Device:
+    """Returns an H100 that is described to the compiler alone."""
+    pytest.importorskip(
+        "jax_cuda12_plugin", reason="jax-cuda12-plugin, whose compiler this is, is not installed"
+    )
+    described = {"target_config": H100, "topology": "1x1x1"}
+    return topologies.get_topology_desc(platform="cuda", **described).devices[0]
+
+
+def lower_with_gradients(
+    packed: Packed, heads: Heads, rows: int, by_head: Sharding, by_row: Sharding
+) -> jax.stages.Lowered:
+    """Lowers packed attention, forward and backward, in bfloat16 for abstract rows of LAYOUT.
+
+    by_head, by_row: where q, k and v lie, and where the segments lie.
+    """
+    H, K, D = heads
+    tokens = LAYOUT.tokens
+    q = jax.ShapeDtypeStruct((rows, tokens, H, D), jnp.bfloat16, sharding=by_head)
+    kv = jax.ShapeDtypeStruct((rows, tokens, K, D), jnp.bfloat16, sharding=by_head)
+    segments = jax.ShapeDtypeStruct((rows, tokens), jnp.int32, sharding=by_row)
+
+    @jax.jit
+    def run(
+        q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array, cotangent: jax.Array
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        def output(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return packed(q, k, v, segments, LAYOUT)
+
+        out, pullback = jax.vjp(output, q, k, v)
+        return out, pullback(cotangent)
+
+    return run.lower(q, kv, kv, segments, q)
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [
+        pytest.param(QWEN_05B, id="qwen2.5-0.5b"),
+        pytest.param(QWEN_7B, id="qwen2.5-7b", marks=pytest.mark.slow),
+    ],
+)
+def test_packed_compiles_for_tpu(heads: Heads, tpus: Sequence[jax.Device]) -> None:
+    mesh = train_mesh(1, 2, 2, tpus)
+    row_axes = ("data", "fsdp")
+    backend = attention.choose("", mesh)
+    packed = attention.split_over_mesh(backend.packed, 2, row_axes, mesh)
+
+    lowered = lower_with_gradients(
+        packed,
+        heads,
+        rows=4,
+        by_head=NamedSharding(mesh, P(row_axes, None, "tensor")),
+        by_row=NamedSharding(mesh, P(row_axes)),
+    )
+    program = lowered.compile().as_text()
+
+    assert backend.packed is tpu.packed
+    # The forward pass is one call, and the backward pass two.
+    assert program.count('custom_call_target="tpu_custom_call"') == 3
+    assert "exponential" not in program  # no softmax but that of the kernels
+    assert not re.search("all-reduce|all-gather|all-to-all|collective", program)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "heads"),
+    [
+        pytest.param(1, (14, 2, 64), id="1 device"),
+        pytest.param(2, (4, 4, 128), id="2 devices"),
+        pytest.param(2, (14, 2, 64), id="a head of 64 a device", marks=pytest.mark.slow),
+        pytest.param(4, (4, 2, 128), id="fewer KV heads than devices", marks=pytest.mark.slow),
+    ],
+)
+def test_decoding_compiles_for_tpu_without_a_copy_of_its_kv(
+    tensor: int, heads: Heads, tpus: Sequence[jax.Device]
+) -> None:
+    num_heads, num_kv_heads, head_dim = heads
+    model = qwen.QwenConfig(
+        model_type="qwen2",
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        head_dim=head_dim,
+        tie_word_embeddings=True,
+        rope_theta=10000.0,
+        rms_norm_eps=1e-6,
+    )
+    settings = RolloutConfig(
+        num_slots=64, max_prompt_tokens=256, max_new_tokens=4096, decode_steps=8
+    )
+    mesh = make_mesh(tpus, {"slots": 4 // tensor, "tensor": tensor})
+    engine = Engine(model, settings, mesh, (1,), "bfloat16")
+
+    def on_mesh(leaf: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=sharding)
+
+    params = jax.tree.map(on_mesh, qwen.abstract(model), param_shardings(model, mesh))
+
+    program, arguments = abstract_calls(engine, params, [])["generate"]
+    compiled = program.lower(*arguments).compile()
+
+    _, state, *_ = arguments
+    bytes_of_pool = 2 * np.prod(state.k_pool.sharding.shard_shape(state.k_pool.shape))
+    assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 1
+    assert state.k_pool.dtype == jnp.bfloat16
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.02 * 2 * bytes_of_pool
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_paged_compiles_for_cuda(h100: jax.Device) -> None:
+    backend = attention.choose("", make_mesh([h100], {"slots": 1, "tensor": 1}))
+
+    def on_device(dtype: type, *shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(h100))
+
+    @jax.jit
+    def run(
+        q: jax.Array, k_pool: jax.Array, v_pool: jax.Array, table: jax.Array, lengths: jax.Array
+    ) -> jax.Array:
+        shared = jnp.zeros(8, jnp.int32)
+        return backend.paged(q, k_pool, v_pool, table, lengths, shared, 2)
+
+    pool = on_device(jnp.bfloat16, 2, 100, 64, 64)
+    lowered = run.lower(
+        on_device(jnp.bfloat16, 8, 14, 64),
+        pool,
+        pool,
+        on_device(jnp.int32, 8, 20),
+        on_device(jnp.int32, 8),
+    )
+
+    assert backend.paged is gpu.paged
+    assert "triton" in lowered.compile().as_text()
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_packed_lowers_to_cudnn_for_cuda(h100: jax.Device) -> None:
+    backend = attention.choose("", make_mesh([h100], {"slots": 1, "tensor": 1}))
+    place = SingleDeviceSharding(h100)
+
+    try:
+        lowered = lower_with_gradients(
+            backend.packed, QWEN_05B, rows=2, by_head=place, by_row=place
+        )
+    except RuntimeError as error:
+        assert "cuDNN not found" in str(error)
+        pytest.skip("cuDNN is not installed")
+    program = lowered.as_text()
+
+    # One call is for the prefix and one for the slots.
+    assert len(re.findall(r"@__cudnn\$fmha\w*Softmax\(", program)) == 2
+    assert len(re.findall(r"@__cudnn\$fmha\w*SoftmaxBackward\(", program)) == 2
+    assert "exponential" not in program

@@ -1,0 +1,39 @@
+"""Metrics of the rollouts of one step."""
+
+import pytest
+import reference
+
+from jzero.rollout.rollout_metrics import rollout_metrics
+
+ROLLOUTS = reference.random_rollouts(1, 4, 4)
+
+
+def test_rewards_are_means_over_rollouts() -> None:
+    metrics = rollout_metrics(ROLLOUTS, 4)
+
+    scores = [rollout.grade.score for rollout in ROLLOUTS]
+    assert metrics["reward/mean"] == pytest.approx(sum(scores) / 16)
+    num_correct = sum(rollout.grade.correct for rollout in ROLLOUTS)
+    assert metrics["reward/accuracy"] == num_correct / 16
+
+
+def test_groups_in_which_all_scores_are_equal_are_counted() -> None:
+    metrics = rollout_metrics(ROLLOUTS, 4)
+
+    num_uniform = 0
+    for start in range(0, 16, 4):
+        scores = {rollout.grade.score for rollout in ROLLOUTS[start : start + 4]}
+        num_uniform += len(scores) == 1
+    assert num_uniform >= 1  # the scores of the first group are all 0.1
+    assert metrics["reward/zero_variance_groups"] == num_uniform / 4
+
+
+def test_lengths_are_those_of_responses() -> None:
+    metrics = rollout_metrics(ROLLOUTS, 4)
+
+    lengths = [len(rollout.tokens) - rollout.prompt_length for rollout in ROLLOUTS]
+    num_truncated = sum(rollout.finish_reason == "length" for rollout in ROLLOUTS)
+    assert metrics["rollout/length"] == sum(lengths) / 16
+    assert metrics["rollout/length_max"] == max(lengths)
+    assert metrics["rollout/tokens"] == sum(lengths)
+    assert metrics["rollout/truncated"] == num_truncated / 16

@@ -1,0 +1,162 @@
+"""What a run refuses before it starts, and the State that it starts from."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import reference
+
+from jzero import algorithms, setup
+from jzero.config import Config
+from jzero.model import huggingface, qwen
+from jzero.setup import Run
+from jzero.types import State
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+Changes = dict[str, dict[str, object]]
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"mesh": {"tensor": 4, "data": 1, "fsdp": -1}},
+            "mesh.tensor=4 does not divide the model's 2 key-value heads",
+        ),
+        (
+            {"mesh": {"data": 3, "fsdp": 1}},
+            "mesh data=3 fsdp=1 tensor=1 does not fill the 8 devices",
+        ),
+        ({"train": {"microbatch_tokens": 7}}, "train.microbatch_tokens=7 holds less than one row"),
+        ({"rollout": {"num_pages": 1, "page_size": 4}}, "rollout.num_pages=1 is too small"),
+        ({"model": {"path": "/no/such/directory"}}, "no such directory"),
+        (
+            {"model": {"tokenizer": "/no/such/directory"}},
+            "no tokenizer in model.tokenizer=/no/such/directory",
+        ),
+    ],
+)
+def test_a_run_that_cannot_be_built_is_refused(changes: Changes, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        setup.build(reference.settings(**changes), None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Returns a folder that holds a file, and a folder in which nothing can be written."""
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "sealed").mkdir(mode=0o500)
+    return tmp_path
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "workdir", "message"),
+    [
+        ({"task": {"name": "countup"}}, "new", "task.name='countup' is not one of countdown"),
+        ({"task": {"template": "r2"}}, "new", "task.template='r2' is not one of r1, "),
+        ({}, "file", "file is not a directory"),
+        ({}, "file/new", "file is not a directory"),
+        pytest.param(
+            {},
+            "sealed/new",
+            "sealed is not a directory that can be written to",
+            marks=pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere"),
+        ),
+    ],
+)
+def test_the_check_refuses_a_mistake_and_writes_nothing(
+    folder: Path, changes: Changes, workdir: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        setup.check(reference.settings(**changes), folder / workdir)
+
+    assert names_in(folder) == ["file", "sealed"]
+
+
+def test_the_check_accepts_a_new_workdir_and_writes_nothing(folder: Path) -> None:
+    setup.check(reference.settings(), folder / "a/b/c")
+
+    assert names_in(folder) == ["file", "sealed"]
+
+
+# -- the critic at the start -----------------------------------------------------------------------
+
+
+def ppo_settings(critic_path: Path | None = None) -> Config:
+    config = reference.settings(
+        algorithm=vars(algorithms.PRESETS["ppo"]()), train={"microbatch_tokens": 240}
+    )
+    if critic_path is not None:
+        config.critic.path = str(critic_path)
+    return config
+
+
+def initial_state(run: Run) -> State:
+    """Returns the State of a run whose policy has random parameters."""
+    policy = run.trainer.policy
+    params = reference.placed(policy, reference.random_params(policy.model))
+    return setup.initial_state(run, params)
+
+
+def save_model(directory: Path, model: qwen.QwenConfig, params: qwen.Params) -> None:
+    huggingface.save(directory, model, params, dtype="float32", hf_config_extra={})
+
+
+def test_a_critic_starts_from_the_policy() -> None:
+    state = initial_state(setup.build(ppo_settings(), None))
+
+    assert state.critic is not None
+    critic_params = state.critic.params
+    for name in ("embed", "layers", "norm"):
+        jax.tree.map(np.testing.assert_array_equal, critic_params[name], state.params[name])
+    assert "lm_head" not in critic_params
+    # The head of values is new: its standard deviation is near 1 / (E + 1).
+    head = np.asarray(critic_params["value"])
+    assert 0.5 < head.std() * (len(head) + 1) < 2
+
+
+def test_a_critic_has_arrays_of_its_own() -> None:
+    state = initial_state(setup.build(ppo_settings(), None))
+    assert state.critic is not None
+
+    # An update of the policy donates, and so deletes, the policy's parameters.
+    jax.tree.map(lambda x: x.delete(), state.params)
+
+    assert np.isfinite(np.asarray(state.critic.params["embed"])).all()
+
+
+def test_a_critic_starts_from_another_model(tmp_path: Path) -> None:
+    policy_model = setup.build(ppo_settings(), None).trainer.policy.model
+    other_model = replace(policy_model, hidden_size=48, tie_word_embeddings=False)
+    other_params = reference.random_params(other_model)
+    save_model(tmp_path, other_model, other_params)
+    run = setup.build(ppo_settings(tmp_path), None)
+
+    state = initial_state(run)
+
+    assert state.critic is not None
+    critic_params = state.critic.params
+    jax.tree.map(np.testing.assert_array_equal, critic_params["layers"], other_params["layers"])
+    abstract_critic = setup.abstract_state(run).critic
+    assert abstract_critic is not None
+    shapes = jax.tree.map(np.shape, critic_params)
+    assert shapes == jax.tree.map(np.shape, abstract_critic.params)
+
+
+def test_a_critic_with_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    save_model(small, reference.MODEL, reference.random_params())
+
+    message = "small has a vocabulary of 61, the policy one of 112: give a model with"
+    with pytest.raises(ValueError, match=message):
+        setup.build(ppo_settings(small), None)

@@ -1,0 +1,121 @@
+"""The schedules of the learning rate, and the optimizer's rule by itself."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import jax
+import numpy as np
+import optax
+import pytest
+import reference
+
+from jzero.config import OptimizerConfig
+from jzero.model import qwen
+from jzero.training.optimizer import learning_rate, optimizer
+
+
+def rate(step: int, total_steps: int = 100, **settings: object) -> float:
+    """Returns the learning rate of a step where optimizer.lr is 2."""
+    return learning_rate(OptimizerConfig(lr=2.0, **settings), step, total_steps)
+
+
+# -- the learning rate -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [0, 50, 99])
+def test_the_rate_is_constant_by_default(step: int) -> None:
+    assert rate(step) == 2.0
+
+
+@pytest.mark.parametrize("settings", [{"warmup_steps": 4}, {"warmup_ratio": 0.04}], ids=str)
+def test_the_rate_rises_linearly_over_the_warm_up(settings: dict[str, float]) -> None:
+    rates = [rate(step, **settings) for step in range(6)]
+
+    assert rates == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "middle"), [("linear", 0.55), ("cosine", 0.55), ("polynomial", 0.325)]
+)
+def test_the_rate_falls_to_its_least_value_in_the_step_after_the_last(
+    schedule: str, middle: float
+) -> None:
+    settings = {"schedule": schedule, "min_lr_ratio": 0.1, "warmup_steps": 10}
+
+    rates = [rate(step, **settings) for step in range(100)]
+
+    assert rates[10] == 2.0
+    assert rates[55] == pytest.approx(2 * middle)
+    assert all(earlier > later for earlier, later in pairwise(rates[10:]))
+    assert rates[99] > 0.2
+    assert rate(100, **settings) == pytest.approx(0.2)
+    assert rate(1000, **settings) == pytest.approx(0.2)
+
+
+def test_the_shortest_runs_have_a_rate() -> None:
+    assert rate(0, total_steps=1) == 2.0
+    assert np.isfinite(rate(0, total_steps=0, warmup_steps=3, schedule="cosine"))
+
+
+# -- the rule --------------------------------------------------------------------------------------
+
+
+def first_step(
+    settings: OptimizerConfig, gradient: qwen.Params, params: qwen.Params
+) -> qwen.Params:
+    """Returns what the first optimizer step subtracts, but for the learning rate."""
+    rule = optimizer(settings)
+    step, _ = rule.update(gradient, rule.init(params), params)
+    return step
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3"])
+def test_only_matrices_decay(model_type: str) -> None:
+    model = replace(reference.MODEL, model_type=model_type, tie_word_embeddings=False)
+    # All leaves have one shape here: the name decides what decays, and not the number of axes.
+    params = jax.tree.map(lambda _: np.ones((2, 2), np.float32), qwen.abstract(model))
+    zero_gradient = jax.tree.map(np.zeros_like, params)
+
+    step = first_step(OptimizerConfig(weight_decay=0.5), zero_gradient, params)
+
+    decayed = {path[-1].key for path, leaf in jax.tree.leaves_with_path(step) if np.any(leaf)}
+    assert decayed == {"embed", "lm_head", "q", "k", "v", "o", "gate", "up", "down"}
+
+
+@pytest.mark.parametrize(("clip_norm", "largest"), [(0.0, 1e6), (1.0, 0.5)])
+def test_clip_norm_of_zero_means_no_clipping(clip_norm: float, largest: float) -> None:
+    params = {"q": np.ones(4, np.float32)}
+    gradient = {"q": np.full(4, 1e6, np.float32)}
+    # With an eps this large Adam divides every gradient by eps, so its step is linear.
+    settings = OptimizerConfig(clip_norm=clip_norm, b1=0.0, eps=1e30)
+
+    step = first_step(settings, gradient, params)
+
+    np.testing.assert_allclose(np.asarray(step["q"]) * 1e30, largest, rtol=1e-5)
+
+
+def num_bytes(state: optax.OptState) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+
+
+def test_a_first_moment_of_16_bits_takes_half_the_memory_and_steps_nearly_the_same() -> None:
+    params = reference.random_params()
+    in_32_bits = optimizer(OptimizerConfig(mu_dtype="float32", clip_norm=0))
+    in_16_bits = optimizer(OptimizerConfig(mu_dtype="bfloat16", clip_norm=0))
+    state_32 = in_32_bits.init(params)
+    state_16 = in_16_bits.init(params)
+    # The second moment, the other half of the state, stays in 32 bits.
+    assert num_bytes(state_16) == pytest.approx(3 / 4 * num_bytes(state_32), rel=1e-3)
+
+    update_32 = jax.jit(in_32_bits.update)
+    update_16 = jax.jit(in_16_bits.update)
+    for number in range(3):
+        gradient = reference.random_params(scale=0.1 * (number - 0.7))
+        step_32, state_32 = update_32(gradient, state_32, params)
+        step_16, state_16 = update_16(gradient, state_16, params)
+
+    jax.tree.map(
+        lambda got, want: np.testing.assert_allclose(got, want, rtol=0.02, atol=0.02),
+        step_16,
+        step_32,
+    )

@@ -1,0 +1,143 @@
+"""Metrics of an RL step, and the shapes of its batches."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jzero.distributed.mesh import train_mesh
+from jzero.training.packing import TrainingSequence, pack
+from jzero.training.step import update_metrics
+from jzero.training.trainer import make_trainer, microbatch_rows
+from jzero.types import RowLayout
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+FIRST_STATS = {
+    "tokens": 10.0,
+    "entropy": 20.0,
+    "clip_fraction": 1.0,
+    "mismatch": 0.5,
+    "loss": 0.3,
+    "grad_norm": 2.0,
+    "skipped": 0.0,
+}
+SECOND_STATS = {
+    "tokens": 30.0,
+    "entropy": 30.0,
+    "clip_fraction": 5.0,
+    "mismatch": 9.0,
+    "loss": 0.1,
+    "grad_norm": 4.0,
+    "skipped": 1.0,
+}
+
+
+def policy_metrics(*stats: Mapping[str, float]) -> dict[str, float]:
+    """Returns the metrics of optimizer steps that only the policy made."""
+    return update_metrics(stats, [])
+
+
+def test_diagnostics_are_means_over_the_tokens_of_all_optimizer_steps() -> None:
+    metrics = policy_metrics(FIRST_STATS, SECOND_STATS)
+
+    assert metrics["policy/entropy"] == 50 / 40
+    assert metrics["policy/clip_fraction"] == 6 / 40
+
+
+def test_losses_and_norms_are_means_over_optimizer_steps() -> None:
+    metrics = policy_metrics(FIRST_STATS, SECOND_STATS)
+
+    assert metrics["optimizer/loss"] == pytest.approx(0.2)
+    assert metrics["optimizer/grad_norm"] == 3.0
+    assert metrics["optimizer/skipped"] == 0.5
+
+
+def test_the_mismatch_is_that_before_the_first_optimizer_step() -> None:
+    metrics = policy_metrics(FIRST_STATS, SECOND_STATS)
+
+    assert metrics["policy/mismatch"] == 0.05
+
+
+def test_the_kl_is_a_metric_only_where_there_is_a_reference_policy() -> None:
+    without_reference = policy_metrics(FIRST_STATS)
+    with_reference = policy_metrics(FIRST_STATS | {"kl": 4.0})
+
+    assert "policy/kl" not in without_reference
+    assert with_reference["policy/kl"] == 0.4
+
+
+def test_metrics_are_finite_where_nothing_was_trained() -> None:
+    metrics = policy_metrics(dict.fromkeys(FIRST_STATS, 0.0))
+
+    assert all(np.isfinite(value) for value in metrics.values())
+
+
+# -- shapes ----------------------------------------------------------------------------------------
+
+LAYOUT = RowLayout(6, 2, 12)  # 30 tokens
+
+
+@pytest.mark.parametrize(("microbatch_tokens", "rows"), [(120, 4), (239, 4), (240, 8), (1000, 32)])
+def test_a_microbatch_has_as_many_rows_as_hold_its_tokens_on_every_data_shard(
+    microbatch_tokens: int, rows: int
+) -> None:
+    train = reference.settings(train={"microbatch_tokens": microbatch_tokens}).train
+
+    assert microbatch_rows(train, train_mesh(2, 2, 2), LAYOUT) == rows
+
+
+def test_a_microbatch_smaller_than_a_row_on_every_data_shard_is_refused() -> None:
+    train = reference.settings(train={"microbatch_tokens": 119}).train
+
+    message = r"train.microbatch_tokens=119 .* set it to at least 120, or lower train.packs_per_row"
+    with pytest.raises(ValueError, match=message):
+        microbatch_rows(train, train_mesh(2, 2, 2), LAYOUT)
+
+
+def random_sequence(rng: np.random.Generator) -> TrainingSequence:
+    """Returns a prompt of 6 tokens with a response of up to 12, often of exactly 12."""
+    length = 6 + int(rng.choice([12, rng.integers(1, 13)]))
+    zeros = np.zeros(length, np.float32)
+    return TrainingSequence(np.ones(length, np.int32), 6, zeros, zeros)
+
+
+@given(
+    group_size=st.integers(2, 9),
+    slots_per_row=st.integers(0, 9),
+    buckets=st.integers(1, 3),
+    minibatches=st.sampled_from([1, 2]),
+    microbatch_tokens=st.integers(1000, 4000),
+    seed=st.integers(0, 99),
+)
+@settings(deadline=None, max_examples=40)
+def test_a_run_never_needs_more_microbatches_than_it_compiled(
+    group_size: int,
+    slots_per_row: int,
+    buckets: int,
+    minibatches: int,
+    microbatch_tokens: int,
+    seed: int,
+) -> None:
+    """More would be another shape, and another compilation in the middle of a run."""
+    config = reference.settings(
+        rollout={"group_size": group_size},
+        train={
+            "packs_per_row": slots_per_row,
+            "pack_buckets": buckets,
+            "minibatches": minibatches,
+            "microbatch_tokens": microbatch_tokens,
+        },
+    )
+    trainer = make_trainer(config, reference.MODEL, None, train_mesh(-1, 1, 1))
+    rng = np.random.default_rng(seed)
+    num_groups = 4 // minibatches
+    groups = [[random_sequence(rng) for _ in range(group_size)] for _ in range(num_groups)]
+
+    packed = pack(groups, trainer.layouts, trainer.rows, trainer.microbatches)
+
+    for batch, compiled_microbatches in zip(packed, trainer.microbatches, strict=True):
+        assert batch.batch.tokens.shape[0] == max(1, compiled_microbatches)
