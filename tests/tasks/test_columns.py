@@ -1,4 +1,4 @@
-"""The column of questions holds text; whatever else it holds is refused and not turned into text."""
+"""The column of questions holds text; whatever else it holds is refused, and not made text."""
 
 import json
 from pathlib import Path
