@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import jax
@@ -25,6 +26,22 @@ from jzero.run.metrics import METRICS, STEP_LINE
 from jzero.tasks import suites
 from jzero.tasks.problem_sets import DEFAULT_SETS
 from jzero.types import JsonValue
+
+# What an export is made of.
+EXPORTED = (
+    "*.safetensors",
+    "*.jinja",
+    "README.md",
+    "added_tokens.json",
+    "config.json",
+    "generation_config.json",
+    "merges.txt",
+    "model.safetensors.index.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "vocab.json",
+)
 
 CURVE_ROWS = 12  # about so many steps of a run are in the card's table
 
@@ -76,16 +93,37 @@ def run(options: Options) -> str:
 def check(options: Options) -> None:
     """Raises UserError for flags that do not go together, or that would overwrite something."""
     if options.out.exists():
-        is_model = (options.out / "config.json").exists()
-        if not (options.force and is_model):
+        if not options.force:
             raise UserError(
                 f"--out {options.out} exists: give another, "
                 "or --force to replace what was exported there"
+            )
+        others = files_of_others(options.out)
+        if others:
+            raise UserError(
+                f"--out {options.out} holds {others[0]}, which no export writes: give another "
+                "directory, --force replaces nothing but an earlier export"
             )
     if options.revision and not options.push_to_hub:
         raise UserError(
             f"--revision={options.revision} is a branch on the hub: give --push-to-hub, too"
         )
+
+
+def files_of_others(directory: Path) -> list[str]:
+    """Returns the names in `directory` that an export does not write, or its own name for a file.
+
+    An export has files only, so that a workdir, with its folders, is never taken for one.
+    """
+    if not directory.is_dir():
+        return [directory.name]
+    names = sorted(path.name for path in directory.iterdir())
+    return [name for name in names if not is_exported(directory / name)]
+
+
+def is_exported(path: Path) -> bool:
+    """Says whether a file has a name that an export writes: weights, JSON, tokenizer, card."""
+    return path.is_file() and any(fnmatch(path.name, pattern) for pattern in EXPORTED)
 
 
 def open_workdir(workdir: Path) -> tuple[config.Config, Checkpoints]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jzero import cli
 from jzero.errors import UserError
-from jzero.files import write_atomic
+from jzero.files import check_not_input, check_output, write_atomic
 from jzero.tasks import problem_sets, suites
 from jzero.tasks.overlap import word_ngrams
 
@@ -81,7 +81,10 @@ def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command's flags. The defaults are open-r1's."""
     parser = cli.make_parser("jzero.filter", __doc__)
     parser.add_argument("--data", required=True, help="local file or directory, hub id, config@id")
-    parser.add_argument("--out", required=True, help="JSON lines to write: the rows that are kept")
+    parser.add_argument(
+        "--out", required=True, type=Path, help="JSON lines to write: the rows that are kept"
+    )
+    parser.add_argument("--force", action="store_true", help="replace --out if it exists")
     parser.add_argument("--rates", help="file of pass rates that jzero.evaluate wrote")
     parser.add_argument("--min", type=float, default=0.1, help="drop rows of this rate or less")
     parser.add_argument("--max", type=float, default=0.9, help="drop rows of this rate or more")
@@ -100,6 +103,11 @@ def main() -> None:
         raise UserError("nothing to filter by: give --rates or --against")
     if arguments.ngram < 1:
         raise UserError(f"--ngram={arguments.ngram} must be at least 1")
+
+    check_not_input(arguments.out, Path(arguments.data), "--data")
+    if arguments.rates:
+        check_not_input(arguments.out, Path(arguments.rates), "--rates")
+    check_output(arguments.out, arguments.force)
 
     dataset = problem_sets.load_split(arguments.data, "train", "test")
     count = len(dataset)

@@ -30,6 +30,7 @@ from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.grading.pool import Pool
+from jzero.run.lock import lock_directory
 from jzero.run.workdir import claim_workdir
 from jzero.tasks import find_task, math_problems, rewards
 from jzero.tasks.prompts import MATH_TEMPLATES
@@ -175,10 +176,14 @@ def write_chunks(
 
     Raises UserError if another command, or other problems, made the rows that are there.
     """
-    claim_output(options, settings, problems)
     chunk_size = settings.rollout.num_prompts
-    rows_done, bytes_done = count_complete_rows(options, len(problems), chunk_size)
-    with options.out.open("ab") as file:
+    with contextlib.ExitStack() as cleanup:
+        if processes.is_first_process():
+            lock = lock_directory(claim_directory(options.out), f"--out {options.out}")
+            cleanup.enter_context(lock)
+        claim_output(options, settings, problems)
+        rows_done, bytes_done = count_complete_rows(options, len(problems), chunk_size)
+        file = cleanup.enter_context(options.out.open("ab"))
         file.truncate(bytes_done)
         for start in range(rows_done // options.n, len(problems), chunk_size):
             begin = time.perf_counter()

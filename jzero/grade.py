@@ -31,6 +31,7 @@ from typing import BinaryIO, NamedTuple
 from tqdm import tqdm
 
 from jzero.errors import UserError
+from jzero.files import check_not_input, check_output
 from jzero.grading.extract import TEMPLATES
 from jzero.grading.pool import Pool
 
@@ -135,9 +136,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--in", dest="source", type=Path, required=True, help="rows, JSON lines")
     parser.add_argument(
         "--out",
+        type=Path,
         required=True,
         help="grades, JSON lines; the file appears when all rows are graded",
     )
+    parser.add_argument("--force", action="store_true", help="replace --out if it exists")
     parser.add_argument(
         "--verifier",
         choices=("fast", "math_verify"),
@@ -152,6 +155,11 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--workers {args.workers} must be at least 1")
     if not args.source.is_file():
         parser.error(f"--in {args.source} is no file")
+    try:
+        check_not_input(args.out, args.source, "--in")
+        check_output(args.out, args.force)
+    except UserError as error:
+        parser.error(str(error))
     return args
 
 

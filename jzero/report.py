@@ -18,13 +18,15 @@ import numpy as np
 
 from jzero import cli, config
 from jzero.errors import UserError
-from jzero.files import JsonObject, read_jsonl, write_atomic
+from jzero.files import JsonObject, parse_json, read_jsonl, write_atomic
 from jzero.run.metrics import STEP_LINE, find_metric
 
 MAX_POINTS = 500  # of a curve
 MAX_ROLLOUTS = 300  # on the page, all runs together
 MAX_ROLLOUT_BYTES = 2_000_000  # of JSON, all runs together
 MAX_TEXT = 20_000  # characters of a prompt, response or gold answer
+
+MARK = "<title>jzero report</title>"  # stands in every page
 
 # A point of a curve: first step, last step, mean, least and greatest value of the steps between.
 Point = list[float]
@@ -64,7 +66,7 @@ def read_run(workdir: Path, num_runs: int) -> JsonObject:
 
 def read_json(path: Path) -> JsonObject:
     """Reads a JSON object; a file that does not exist (yet) is an empty one."""
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return parse_json(path.read_text(encoding="utf-8"), path) if path.exists() else {}
 
 
 def metric_names(run: JsonObject) -> set[str]:
@@ -134,6 +136,12 @@ def shorten(value: object) -> str:
     return text[:half] + note + text[-half:]
 
 
+def is_report(path: Path) -> bool:
+    """Says whether a file is a page that this command wrote."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return MARK in file.read(10_000)
+
+
 def main() -> None:
     parser = cli.make_parser("jzero.report", __doc__)
     parser.add_argument(
@@ -145,8 +153,12 @@ def main() -> None:
     args = parser.parse_args(sys.argv[1:])
     with cli.user_errors():
         out = args.out or args.workdirs[0] / "report.html"
+        page = render_page(args.workdirs)
+        # A page that an earlier report wrote is replaced: it is the same command's.
+        if out.exists() and not (out.is_file() and is_report(out)):
+            raise UserError(f"--out {out} exists and is no report: give another")
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(out, render_page(args.workdirs))
+        write_atomic(out, page)
         print(f"{out}: {out.stat().st_size / 1e6:.1f} MB")
 
 

@@ -5,7 +5,7 @@ are written with `setting`:
 
     num_prompts: int = setting(128, "Number of prompts in a step (P).", at_least=1)
 
-The description is what `--help` prints. `config.validate` checks the minimum and the choices. Both
+The description is what `--help` prints. `config.validate` checks the bounds and the choices. Both
 read them from the field's metadata, so that everything known about a setting stands on its line.
 """
 
@@ -22,12 +22,17 @@ class Rules:
     """What a field's metadata says about its setting.
 
     `at_least` is the smallest number allowed, or None for a setting that may have any number.
-    `choices` are the strings allowed; an empty tuple allows every string.
+    `above` and `below` are bounds that the number itself may not have; `at_most` is the largest
+    number allowed. No setting may be infinite. `choices` are the strings allowed; an empty tuple
+    allows every string.
     """
 
     description: str
     at_least: float | None
     choices: tuple[str, ...]
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
 
 
 def setting(
@@ -36,13 +41,17 @@ def setting(
     *,
     at_least: float | None = 0,
     choices: tuple[str, ...] = (),
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
 ) -> Value:
     """Returns a dataclass field with a default and its `Rules`.
 
     The return type is that of the default, as for `dataclasses.field`, so that
     `steps: int = setting(200, ...)` type-checks.
     """
-    return dataclasses.field(default=default, metadata={KEY: Rules(description, at_least, choices)})
+    rules = Rules(description, at_least, choices, above, at_most, below)
+    return dataclasses.field(default=default, metadata={KEY: rules})
 
 
 def rules_of(field: dataclasses.Field[object]) -> Rules:

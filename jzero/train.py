@@ -173,9 +173,13 @@ def check_finite(metrics: dict[str, float], result: UpdateResult, step: int, wor
 
 
 def speed_metrics(metrics: dict[str, float]) -> dict[str, float]:
-    """Returns tokens per second of sampling and of the optimizer steps."""
+    """Returns tokens per second of sampling and of the optimizer steps.
+
+    The replies of an environment are no work of the sampler and do not count.
+    """
+    sampled_tokens = metrics.get("turns/sampled_tokens", metrics["rollout/tokens"])
     return {
-        "rollout/tokens_per_second": metrics["rollout/tokens"] / metrics["time/sample"],
+        "rollout/tokens_per_second": sampled_tokens / metrics["time/sample"],
         "update/tokens_per_second": metrics["update/tokens"] / metrics["time/update"],
     }
 

@@ -14,7 +14,8 @@ FILES = sorted((ROOT / "jzero").rglob("*.py"))
 # A module imports from the layers above it in this list, and from its own package. A name stands
 # for a package with all of its modules, unless the module is listed by itself.
 LAYERS = [
-    ("types", "errors", "files", "setting"),
+    ("errors",),
+    ("types", "files", "setting"),
     ("algorithms",),
     ("config",),
     ("grading", "tasks", "attention"),

@@ -41,8 +41,8 @@ class Algorithm:
     # The advantage.
     advantage: str = setting("group_mean_std", "Advantage.")
     std_eps: float = setting(1e-6, "Added to the standard deviation that an advantage divides by.")
-    gamma: float = setting(1.0, "Discount from token to token in return_to_go and gae.")
-    lam: float = setting(1.0, "Lambda of gae.")
+    gamma: float = setting(1.0, "Discount from token to token in return_to_go and gae.", at_most=1)
+    lam: float = setting(1.0, "Lambda of gae.", at_most=1)
     whiten: bool = setting(
         False, "Scales advantages to mean 0 and variance 1 over all sampled tokens."
     )

@@ -1,6 +1,6 @@
 """The checks of a config that are made before anything is compiled or downloaded.
 
-There are three kinds: a name that is not among its choices, a number below its minimum, and
+There are three kinds: a name that is not among its choices, a number outside its bounds, and
 settings that do not fit together. `validate` collects all mistakes into one `UserError`. Each
 message names the setting with its value, says what is wrong, and says what to do.
 
@@ -20,10 +20,10 @@ def validate(config: Config) -> None:
     """Raises a UserError that names every impossible setting. Compiles nothing."""
     settings = list_settings(config)
     unknown_names = [message for item in settings for message in check_choice(item)]
-    small_numbers = [message for item in settings for message in check_minimum(item)]
-    mistakes = unknown_names + small_numbers
+    wrong_numbers = [message for item in settings for message in check_bounds(item)]
+    mistakes = unknown_names + wrong_numbers
     # The checks of combinations divide by some of the numbers.
-    if not small_numbers:
+    if not wrong_numbers:
         for check in CHECKS:
             mistakes += check(config)
     if mistakes:
@@ -41,15 +41,23 @@ def check_choice(item: Setting) -> Iterator[str]:
         yield f"{item.name}={item.value!r} is not one of {names}"
 
 
-def check_minimum(item: Setting) -> Iterator[str]:
-    """Yields a message if a number is below its minimum or no number at all."""
-    if not isinstance(item.value, int | float):
+def check_bounds(item: Setting) -> Iterator[str]:
+    """Yields a message if a number is outside its bounds, infinite, or no number at all."""
+    value, rules = item.value, item.rules
+    if not isinstance(value, int | float):
         return
-    at_least = item.rules.at_least
-    if math.isnan(item.value):
-        yield f"{item.name}={item.value} is not a number"
-    elif at_least is not None and item.value < at_least:
-        yield f"{item.name}={item.value} must be at least {at_least:g}"
+    if math.isnan(value):
+        yield f"{item.name}={value} is not a number"
+    elif math.isinf(value):
+        yield f"{item.name}={value} must be finite"
+    elif rules.at_least is not None and value < rules.at_least:
+        yield f"{item.name}={value} must be at least {rules.at_least:g}"
+    elif rules.above is not None and value <= rules.above:
+        yield f"{item.name}={value} must be above {rules.above:g}"
+    elif rules.at_most is not None and value > rules.at_most:
+        yield f"{item.name}={value} must be at most {rules.at_most:.10g}"
+    elif rules.below is not None and value >= rules.below:
+        yield f"{item.name}={value} must be below {rules.below:g}"
 
 
 # Settings that must fit together.

@@ -1,6 +1,7 @@
 """What recipes share: the Qwen2.5 base models on the hub, and the choice of a recipe's preset."""
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import jax
 
@@ -28,7 +29,8 @@ def choose_preset(
 
     `argument` is "", "preset" or "preset,algorithm". Without a preset the default is `accelerator`
     if an accelerator is attached, else tiny. `hub` names the presets that `qwen` makes. The
-    algorithm is a name of `algorithms.PRESETS` and replaces the recipe's own.
+    algorithm is a name of `algorithms.PRESETS` and replaces the recipe's own. How truncated
+    responses score belongs to the recipe, and stays unless the algorithm says it itself.
     """
     preset, _, algorithm = argument.partition(",")
     if not preset:
@@ -45,6 +47,22 @@ def choose_preset(
         if algorithm not in algorithms.PRESETS:
             names = ", ".join(algorithms.PRESETS)
             raise UserError(f"no algorithm {algorithm!r}; there are {names}")
-        config.algorithm = algorithms.PRESETS[algorithm]()
+        chosen = algorithms.PRESETS[algorithm]()
+        config.algorithm = keep_truncation_rule(config.algorithm, chosen)
         config.name += f"-{algorithm}"
     return config
+
+
+def keep_truncation_rule(
+    recipe: algorithms.Algorithm, chosen: algorithms.Algorithm
+) -> algorithms.Algorithm:
+    """Returns the chosen algorithm with the recipe's rule for truncated responses.
+
+    An algorithm that has a rule of its own keeps that.
+    """
+    default = algorithms.Algorithm()
+    rule: dict[str, object] = {}
+    for name in ("truncated", "truncated_score", "truncated_penalty"):
+        if getattr(chosen, name) == getattr(default, name):
+            rule[name] = getattr(recipe, name)
+    return replace(chosen, **rule)

@@ -188,9 +188,17 @@ class TaskConfig:
         "What the environment replies to a wrong answer.",
     )
     grade_seconds: float = setting(
-        5.0, "Seconds that one grading may take. Then its worker is killed and the score is 0."
+        5.0,
+        "Seconds that one grading may take. Then its worker is killed and the score is 0.",
+        above=0,
     )
     grade_workers: int = setting(2, "Processes that grade.", at_least=1)
+    max_failed_share: float = setting(
+        0.5,
+        "Share of a step's gradings that may raise an error, time out or kill their worker. Beyond "
+        "it the run stops. Failed gradings score 0.",
+        at_most=1,
+    )
     reward: RewardConfig = field(default_factory=RewardConfig)
 
 
@@ -272,12 +280,12 @@ class OptimizerConfig:
         0, "Optimizer steps over which the learning rate rises linearly from 0."
     )
     warmup_ratio: float = setting(
-        0.0, "The same as a share of the run's optimizer steps, if warmup_steps is 0."
+        0.0, "The same as a share of the run's optimizer steps, if warmup_steps is 0.", at_most=1
     )
-    min_lr_ratio: float = setting(0.1, "Last learning rate as a share of the peak.")
+    min_lr_ratio: float = setting(0.1, "Last learning rate as a share of the peak.", at_most=1)
     power: float = setting(2.0, "Exponent of the polynomial schedule.")
-    b1: float = setting(0.9, "Decay of Adam's first moment.")
-    b2: float = setting(0.95, "Decay of Adam's second moment.")
+    b1: float = setting(0.9, "Decay of Adam's first moment.", below=1)
+    b2: float = setting(0.95, "Decay of Adam's second moment.", below=1)
     eps: float = setting(1e-8, "Epsilon of Adam.")
     weight_decay: float = setting(0.0, "Weight decay. It applies to matrices only.")
     clip_norm: float = setting(1.0, "Bound of the global gradient norm. 0: no clipping.")
@@ -383,7 +391,7 @@ class TrainConfig:
         "Trains on one sequence for each turn (history and response) instead of one for the "
         "episode, as AReaL's agent does.",
     )
-    seed: int = setting(0, "Seed of the whole run.")
+    seed: int = setting(0, "Seed of the whole run.", at_most=2**32 - 1)  # JAX's keys take 32 bits
     checkpoint_every: int = setting(20, "RL steps between checkpoints.", at_least=1)
     export_every: int = setting(
         0, "RL steps between exports to export-<step>, besides the one at the end. 0: none."

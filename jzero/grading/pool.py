@@ -31,6 +31,7 @@ MAX_BATCH = 32  # items in one message
 # The wall limit of an item is this many times its CPU limit: the machine may be busy.
 WALL_SECONDS_PER_CPU_SECOND = 5.0
 START_SECONDS = 120.0  # for a worker to import what it needs on a busy machine
+MAX_STARTS = 3  # processes of one worker that end, one after the other, before they are ready
 
 # The counter of a reason; of "error: KeyError" the part before the colon is the reason.
 COUNTER_OF_REASON = {
@@ -64,6 +65,10 @@ class _Item(NamedTuple):
     seconds: float  # of CPU time, at most
     message: str  # the item in JSON, as `worker` describes it
     has_ended_worker: bool
+
+
+class _NotStarted(RuntimeError):
+    """A grader process ended before it was ready."""
 
 
 class _Worker:
@@ -205,11 +210,24 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
     # What the threads run
 
     def _run(self, index: int) -> None:
-        """Runs the workers of one thread, each after the end of the one before."""
+        """Runs the workers of one thread, each after the end of the one before.
+
+        A worker that ends before it was ready may have been killed by chance, and another one is
+        started. After MAX_STARTS such ends in a row the fault is not chance.
+        """
+        failed_starts = 0
         try:
             while not self._closed:
                 worker = self._workers[index] = _Worker()
-                self._serve(worker)
+                try:
+                    self._serve(worker)
+                    failed_starts = 0
+                except _NotStarted:
+                    failed_starts += 1
+                    with self._changed:
+                        self.counters["restarted"] += 1
+                    if failed_starts == MAX_STARTS:
+                        raise
         except Exception as error:
             # For whoever polls. After `close` nobody does, and then a worker's end is no error.
             self._grades.put(error)
@@ -218,11 +236,13 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         """Hands batches to a worker, until the pool is closed or the worker ends.
 
         Raises:
-            RuntimeError: The worker ended before it was ready.
+            _NotStarted: The worker ended before it was ready.
         """
         batch: deque[_Item] = deque()
+        is_ready = False
         try:
             worker.receive(START_SECONDS)  # "ready"
+            is_ready = True
             while batch := self._next_batch():
                 worker.send(batch)
                 while batch:
@@ -232,9 +252,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                     self._deliver(batch.popleft(), grade)
         except (OSError, EOFError) as error:  # it ended, or a TimeoutError, which is an OSError
             status = worker.end()
-            if not batch:
+            if not is_ready:
                 message = "a grader process did not start; its stderr says why"
-                raise RuntimeError(message) from None
+                raise _NotStarted(message) from None
             is_late = isinstance(error, TimeoutError) or status == -signal.SIGPROF
             self._blame_first(batch, "timeout" if is_late else "killed")
         worker.end()

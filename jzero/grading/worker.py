@@ -14,6 +14,7 @@ Responses are hostile. An item that takes too long, or too much memory, ends the
 finds out from the end of the pipe.
 """
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -23,6 +24,7 @@ import resource
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing import connection
@@ -37,6 +39,8 @@ if TYPE_CHECKING:
 MAX_MEMORY = 2 << 30  # bytes of address space
 MAX_REASON = 200  # characters: a reason may quote the response
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+
+_SHOWN: set[type[Exception]] = set()  # the types of errors whose traceback was printed
 
 EarlierTurns = list[tuple[str, dict[str, Any]]]  # text, fields of its Grade
 
@@ -134,9 +138,23 @@ def _grade(
     except MemoryError:
         os._exit(1)  # at once: a clean-up takes memory, and a new process has a clean heap
     except Exception as error:  # graders of users, and whatever a response makes them do
+        _print_first_traceback(error)
         grade = Grade(0.0, False, f"error: {type(error).__name__}: {error}")
     signal.setitimer(signal.ITIMER_PROF, 0)
     return replace(grade, seconds=time.perf_counter() - start)
+
+
+def _print_first_traceback(error: Exception) -> None:
+    """Prints the traceback of the first error of each type in this process, to stderr.
+
+    A hostile response may cause as many errors as it likes. The first one shows a mistake in a
+    grader or in a reward function.
+    """
+    if type(error) in _SHOWN:
+        return
+    _SHOWN.add(type(error))
+    with contextlib.suppress(Exception):  # the printing of a hostile error may fail, too
+        traceback.print_exception(error)
 
 
 def _grade_and_reply(

@@ -5,7 +5,8 @@ is not 0, they go on with further problems until enough groups have rewards that
 arXiv:2503.14476 §3.2). Asynchronous runs take the groups that their stream has ready.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 from jzero.config import Config
 from jzero.distributed import collectives, interrupt, processes
@@ -22,8 +23,9 @@ from jzero.types import Rollout, grade_of
 # Round r of step s draws the problems of step s + r * ROUND_STRIDE. No run has so many steps.
 ROUND_STRIDE = 10**6
 
-# If a larger share of a step's gradings times out or kills its worker, the terminal shows a line.
+# If a larger share of a step's gradings fails, the terminal shows a line.
 FAILED_GRADINGS_ALARM = 1e-3
+FAILURES = ("error", "timeout", "killed")  # how the reason of a failed grading begins
 
 # The rollouts of one problem.
 Group = list[Rollout]
@@ -81,7 +83,7 @@ def collect_rollouts(
         for name, count in sampler.pool.counters.items()
     }
     metrics |= host_metrics(counters, grading)
-    report_failed_gradings(step, metrics, len(sampled))
+    check_gradings(step, sampled, config.task.max_failed_share)
 
     # Groups that differ come first; the sort is stable, so the order is otherwise kept.
     if rounds:
@@ -148,11 +150,26 @@ def host_metrics(counters: DecodeCounters, grading: dict[str, int]) -> dict[str,
     return metrics | {name: counts[name] for name in grading if name != "grade/graded"}
 
 
-def report_failed_gradings(step: int, metrics: Mapping[str, float], num_rollouts: int) -> None:
-    """Prints a line if many graders timed out or died, because their rollouts score 0."""
-    failed = metrics["grade/timeouts"] + metrics["grade/killed"]
-    if failed > FAILED_GRADINGS_ALARM * num_rollouts:
-        processes.print_once(
-            f"step {step}: {failed} of {num_rollouts} gradings ran out of time or killed their "
-            "worker; scored 0"
+def check_gradings(step: int, rollouts: Sequence[Rollout], max_failed_share: float) -> None:
+    """Prints a line if many gradings failed, and raises UserError if too many did.
+
+    A grading fails if the grader or a reward function raises, times out or kills its worker. The
+    rollout then scores 0, and a run whose reward function is broken would learn nothing from that.
+    """
+    failures = []
+    for rollout in rollouts:
+        reason = grade_of(rollout).reason
+        if reason.startswith(FAILURES):
+            failures.append(reason)
+    if len(failures) <= FAILED_GRADINGS_ALARM * len(rollouts):
+        return
+    reason, count = Counter(failures).most_common(1)[0]
+    summary = (
+        f"step {step}: {len(failures)} of {len(rollouts)} gradings failed, "
+        f"{count} of them with: {reason}"
+    )
+    if len(failures) > max_failed_share * len(rollouts):
+        raise UserError(
+            f"{summary}. Mend the grader or the reward function, or raise task.max_failed_share"
         )
+    processes.print_once(f"{summary}. They score 0")

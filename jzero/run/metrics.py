@@ -50,7 +50,7 @@ METRICS: dict[str, Metric] = {
     ),
     "rollout/tokens": Metric("Sum of the lengths of all responses.", "tokens"),
     "rollout/tokens_per_second": Metric(
-        "`rollout/tokens` divided by `time/sample`.", "tokens/s", "tok/s", ".0f"
+        "Tokens that the policy sampled divided by `time/sample`.", "tokens/s", "tok/s", ".0f"
     ),
     "rollout/dropped_prompts": Metric(
         "Problems dropped because their prompt exceeds `rollout.max_prompt_tokens`.", "problems"

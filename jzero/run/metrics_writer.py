@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol, TextIO
 
 from jzero.errors import UserError
-from jzero.files import JsonObject, write_atomic
+from jzero.files import JsonObject, parse_json, write_atomic
 from jzero.run.metrics import find_metric
 
 
@@ -127,6 +127,9 @@ def _open_after(path: Path, last_step: int) -> TextIO:
         # lone carriage return, which is not the end of a line, hence newline="\n".
         with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
             lines = [line for line in file if line.endswith("\n")]
-        kept = [line for line in lines if json.loads(line)["step"] <= last_step]
+        kept = []
+        for number, line in enumerate(lines, 1):
+            if parse_json(line, path, number)["step"] <= last_step:
+                kept.append(line)
         write_atomic(path, "".join(kept))
     return path.open("a", encoding="utf-8", newline="\n")

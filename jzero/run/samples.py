@@ -1,13 +1,16 @@
 """Rows of samples.jsonl: a few rollouts of every step, to read."""
 
 from jzero.files import JsonObject
-from jzero.types import Rollout, grade_of
+from jzero.types import Rollout, Turn, grade_of
 
 
 def sample_row(rollout: Rollout) -> JsonObject:
-    """Returns a graded rollout as a row of plain JSON values."""
+    """Returns a graded rollout as a row of plain JSON values.
+
+    `response` is the last response. A rollout of several turns has all of them in `turns`.
+    """
     problem, grade = rollout.problem, grade_of(rollout)
-    return {
+    row: JsonObject = {
         "id": problem.id,
         "sample": rollout.sample_index,
         "prompt": problem.prompt,
@@ -18,4 +21,19 @@ def sample_row(rollout: Rollout) -> JsonObject:
         "reason": grade.reason,
         "tokens": rollout.response_length,
         "finish": rollout.finish_reason,
+    }
+    if len(rollout.turns) > 1:
+        row["turns"] = [turn_row(turn) for turn in rollout.turns]
+    return row
+
+
+def turn_row(turn: Turn) -> JsonObject:
+    """Returns a graded turn: its response, and what the environment replied to it."""
+    grade = grade_of(turn)
+    return {
+        "response": turn.text,
+        "score": grade.score,
+        "reason": grade.reason,
+        "tokens": turn.end - turn.start,
+        "reply": grade.reply,
     }

@@ -18,6 +18,7 @@ Both train loops, RL and SFT, use a session in the same way:
 import json
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from jzero.config import Config, to_json
@@ -28,13 +29,14 @@ from jzero.run.checkpoint import Checkpoints
 from jzero.run.clock import Clock
 from jzero.run.environment import versions
 from jzero.run.export_model import export_model
+from jzero.run.lock import lock_directory
 from jzero.run.metrics import step_line
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.progress import Progress
 from jzero.run.record import RunRecord
 from jzero.run.schedule import Schedule
 from jzero.run.summary import summarize
-from jzero.run.workdir import claim_workdir
+from jzero.run.workdir import check_history, claim_workdir
 from jzero.types import State
 
 
@@ -68,8 +70,16 @@ class RunSession:
         self._stream_states = stream_states
         self._started = time.time()
 
-        # This is the first thing written: a run that is refused leaves nothing behind.
-        claim_workdir(workdir, to_json(config))
+        # A second process on the same host would write into the same files. Only the first
+        # process of a run locks, because the others share the workdir with it.
+        with ExitStack() as cleanup:
+            if processes.is_first_process():
+                cleanup.enter_context(lock_directory(workdir, f"--workdir {workdir}"))
+
+            # A run that is refused changes no file of the run that is there.
+            check_history(workdir, config.train.checkpoint_every)
+            claim_workdir(workdir, to_json(config))
+            self._cleanup = cleanup.pop_all()
         processes.write_once(workdir / "versions.json", json.dumps(versions(), indent=1))
         collectives.check_shared(workdir / "versions.json")
 
@@ -85,6 +95,7 @@ class RunSession:
         """Waits for a checkpoint that is being written, and closes the files."""
         self.checkpoints.close()
         self.writer.close()
+        self._cleanup.close()
 
     # -- State -------------------------------------------------------------------------------------
 

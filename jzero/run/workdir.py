@@ -7,6 +7,7 @@ from pathlib import Path
 from jzero import config
 from jzero.distributed import processes
 from jzero.errors import UserError
+from jzero.files import parse_json, read_jsonl
 
 # The settings that may differ when a run is resumed. Any other difference is another run.
 MAY_CHANGE = (
@@ -26,10 +27,32 @@ def check_workdir(workdir: Path, config_json: str) -> None:
     has to be the one of this run.
     """
     parents = (workdir, *workdir.absolute().parents)
-    existing = next(path for path in parents if path.exists())
+    try:
+        existing = next(path for path in parents if path.exists())
+    except OSError as error:  # a name that is too long, or a loop of links
+        raise UserError(f"workdir {workdir}: {error.strerror}, give another") from None
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"workdir {workdir}: {existing} is not a directory that can be written to")
     _check_same_run(workdir / "config.json", config_json)
+
+
+def check_history(workdir: Path, checkpoint_every: int) -> None:
+    """Raises UserError if the workdir has metrics of steps whose checkpoints are gone.
+
+    Without a checkpoint a run starts over, and drops the metrics that are there. That is right
+    after a kill before the first checkpoint, and wrong where somebody removed the checkpoints.
+    """
+    checkpoints = workdir / "checkpoints"
+    rows = read_jsonl(workdir / "metrics.jsonl")
+    if not rows or any(path.name.isdigit() for path in checkpoints.glob("*")):
+        return
+    last_step = rows[-1]["step"]
+    # The first checkpoint is complete, at the latest, when the second one is begun.
+    if not checkpoints.is_dir() or last_step >= 2 * checkpoint_every:
+        raise UserError(
+            f"{workdir} has metrics up to step {last_step} and no checkpoint: bring its folder "
+            "checkpoints back, give another --workdir, or delete its metrics.jsonl to start over"
+        )
 
 
 def claim_workdir(workdir: Path, config_json: str) -> None:
@@ -51,7 +74,7 @@ def _check_same_run(path: Path, config_json: str) -> None:
     if not path.exists():
         return
     written = path.read_text(encoding="utf-8")
-    config.check_renamed(config.flatten(json.loads(written)), str(path))
+    config.check_renamed(config.flatten(parse_json(written, path)), str(path))
     old = _flat_values(written)
     new = _flat_values(config_json)
     changes = []

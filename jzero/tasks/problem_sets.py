@@ -196,7 +196,7 @@ def find_column(dataset: datasets.Dataset, kind: str, source: str, wanted: str =
 def read_questions(dataset: datasets.Dataset, source: str) -> list[str]:
     """Returns the questions of a set, without their answers."""
     column = find_column(dataset, "problem", source)
-    return [str(question) for question in dataset[column]]
+    return as_questions(dataset[column], column, source)
 
 
 def read_rows(
@@ -209,8 +209,26 @@ def read_rows(
     problem_name = find_column(dataset, "problem", source, problem_column)
     answer_name = find_column(dataset, "answer", source, answer_column)
     table = dataset.select_columns([problem_name, answer_name])[:]
-    pairs = zip(table[problem_name], table[answer_name], strict=True)
-    return [Row(str(problem), final_answer(answer)) for problem, answer in pairs]
+    questions = as_questions(table[problem_name], problem_name, source)
+    pairs = zip(questions, table[answer_name], strict=True)
+    return [Row(question, final_answer(answer)) for question, answer in pairs]
+
+
+def as_questions(values: Sequence[JsonValue], column: str, source: str) -> list[str]:
+    """Returns the values of the column of questions, each of which has to be text.
+
+    Raises:
+        UserError: a value is something else, such as the list of messages that some sets have.
+    """
+    for number, value in enumerate(values):
+        if not isinstance(value, str):
+            kind = "a list of messages" if isinstance(value, list) else f"{value!r:.80}"
+            raise UserError(
+                f"task.data={source} row {number}: the column {column} holds {kind}, and no text: "
+                "name a column that holds the question with task.problem_column, and choose the "
+                "text around it with task.template"
+            )
+    return list(values)
 
 
 def final_answer(answer: JsonValue) -> JsonValue:

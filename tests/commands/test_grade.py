@@ -101,7 +101,7 @@ def test_a_mistake_after_many_rows_keeps_the_old_grades(
     source.write_text((json.dumps(ROW) + "\n") * 100 + "\n{\n")
 
     with pytest.raises(SystemExit) as end:
-        run_main("--in", source, "--out", out, "--workers", 1)
+        run_main("--in", source, "--out", out, "--workers", 1, "--force")
 
     printed = capsys.readouterr()
     assert end.value.code == 2

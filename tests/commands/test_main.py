@@ -110,7 +110,14 @@ def read_json(path: Path) -> dict:
 
 
 def test_a_run_leaves_its_files(finished) -> None:
-    files = {"config.json", "versions.json", "metrics.jsonl", "samples.jsonl", "summary.json"}
+    files = {
+        "config.json",
+        "lock",
+        "metrics.jsonl",
+        "samples.jsonl",
+        "summary.json",
+        "versions.json",
+    }
     directories = {"checkpoints", "tensorboard", f"export-{STEPS}"}
     assert {path.name for path in finished.iterdir()} == files | directories
 

@@ -21,6 +21,13 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"model.arch.hidden_size": 0}, "model.arch.hidden_size=0 must be at least 1"),
     ({"model.logit_chunk": 0}, "model.logit_chunk=0 must be at least 1"),
     ({"task.grade_workers": 0}, "task.grade_workers=0 must be at least 1"),
+    ({"task.grade_seconds": 0.0}, "task.grade_seconds=0.0 must be above 0"),
+    ({"optimizer.lr": math.nan}, "optimizer.lr=nan is not a number"),
+    ({"optimizer.clip_norm": math.inf}, "optimizer.clip_norm=inf must be finite"),
+    ({"optimizer.b1": 2.0}, "optimizer.b1=2.0 must be below 1"),
+    ({"optimizer.b2": 1.0}, "optimizer.b2=1.0 must be below 1"),
+    ({"train.seed": 2**32}, "train.seed=4294967296 must be at most 4294967295"),
+    ({"algorithm.gamma": 1.1}, "algorithm.gamma=1.1 must be at most 1"),
     ({"rollout.kv_dtype": "int8"}, "rollout.kv_dtype='int8'"),
     (
         {"rollout.group_size": 1},

@@ -1,11 +1,13 @@
 """Recipes: every preset is a config of its own that passes the checks."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from settings_by_name import RECIPES, load_recipe
 
 from jzero import algorithms, config
+from jzero.config.presets import keep_truncation_rule
 from jzero.errors import UserError
 
 DEFAULT_TYPES = {
@@ -56,3 +58,18 @@ def test_an_algorithm_after_the_preset_replaces_that_of_the_recipe(name) -> None
 def test_unknown_presets_are_refused_with_the_names_there_are(preset, message) -> None:
     with pytest.raises(UserError, match=message):
         load_recipe("countdown").get_config(preset)
+
+
+def test_the_rule_for_truncated_responses_stays_with_the_recipe() -> None:
+    recipe = load_recipe("math").get_config("qwen2.5-math-1.5b").algorithm
+    grpo = load_recipe("math").get_config("qwen2.5-math-1.5b,grpo").algorithm
+
+    assert recipe.truncated == "fixed"
+    assert grpo == replace(algorithms.PRESETS["grpo"](), truncated="fixed")
+
+
+def test_an_algorithm_with_a_rule_of_its_own_keeps_it() -> None:
+    recipe = algorithms.Algorithm(truncated="mask", truncated_penalty=0.5)
+    chosen = algorithms.Algorithm(truncated="fixed", truncated_score=-1.0)
+    kept = keep_truncation_rule(recipe, chosen)
+    assert (kept.truncated, kept.truncated_score, kept.truncated_penalty) == ("fixed", -1.0, 0.5)

@@ -98,3 +98,26 @@ def test_a_worker_starts_light() -> None:
     )
     heavy = {"jax", "torch", "tensorflow", "sympy", "datasets", "transformers"}
     assert not heavy & set(process.stdout.split())
+
+
+def test_a_worker_that_is_killed_while_it_starts_is_started_again() -> None:
+    with Pool(1) as pool:
+        first = None
+        while first is None:
+            first = pool._workers[0]
+        first.process.kill()
+
+        pool.submit("key", "math", r"\boxed{5}", with_answer("5"), SETTINGS)
+        [(_, grade)] = pool.drain()
+
+        assert grade.correct
+        assert pool.counters["restarted"] == 1
+
+
+def test_workers_that_never_start_are_an_error(monkeypatch) -> None:
+    monkeypatch.setattr("jzero.grading.pool.sys.executable", "/bin/false")
+    with Pool(1) as pool:
+        pool.submit("key", "math", r"\boxed{5}", with_answer("5"), SETTINGS)
+        with pytest.raises(RuntimeError, match="a grader process did not start"):
+            pool.drain()
+        assert pool.counters["restarted"] == 3
