@@ -26,7 +26,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from jzero import config
-from jzero.distributed import processes
+from jzero.distributed import peers, processes
 from jzero.errors import UserError
 
 HELP_FLAGS = {"-h", "-help", "--help"}
@@ -47,9 +47,9 @@ PROCESS_FLAGS = {
 
 def exit_with_error(message: str) -> NoReturn:
     """Prints `error: message` and ends the process with status 2."""
+    if peers.has_peers():
+        peers.end_process(message, 2, f"{peers.this_host()} ended: {message}")
     print(f"error: {message}", file=sys.stderr, flush=True)
-    if processes.has_peers():
-        os._exit(2)  # an orderly exit would wait for the other processes
     sys.exit(2)
 
 
@@ -58,22 +58,24 @@ def user_errors() -> Iterator[None]:
     """Turns a UserError of the body into one line and status 2.
 
     Every other exception keeps its traceback. Where the run has other processes, this process then
-    ends at once, because the others would wait for it forever.
+    ends at once, and the others with it, because they would wait for it forever.
     """
     try:
         yield
     except UserError as error:
         exit_with_error(" ".join(str(error).split()))
+    except KeyboardInterrupt:  # a second signal
+        if not peers.has_peers():
+            raise
+        peers.end_process(f"{peers.this_host()} was stopped at once. {peers.GO_ON}", 1)
     except Exception as error:
-        if not processes.has_peers():
+        if not peers.has_peers():
             raise
         traceback.print_exc()
         # JAX reports a lost process as a runtime error of the collective that waited for it.
         is_runtime_error = isinstance(error, jax.errors.JaxRuntimeError)
         reason = "another host may be gone" if is_runtime_error else type(error).__name__
-        processes.exit_without_peers(
-            f"host {jax.process_index()} of {jax.process_count()} cannot go on: {reason}"
-        )
+        peers.end_process(f"{peers.this_host()} cannot go on: {reason}. {peers.GO_ON}", 1)
 
 
 # -- Settings --------------------------------------------------------------------------------------

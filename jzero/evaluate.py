@@ -16,7 +16,7 @@ from typing import TypedDict
 import numpy as np
 
 from jzero import cli, config
-from jzero.distributed import processes
+from jzero.distributed import peers, processes
 from jzero.distributed.mesh import param_shardings, train_mesh
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
@@ -202,6 +202,7 @@ def main() -> None:
     """Runs the command."""
     arguments = cli.start_jax(sys.argv[1:])
     with cli.user_errors():
+        peers.check_same_start({"the command": " ".join(arguments)})
         specs, out, settings = parse(arguments)
         processes.print_once(table(run(specs, out, settings)))
         processes.print_once(f"written to {out}")

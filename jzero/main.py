@@ -5,15 +5,18 @@ resumes a run that was stopped or killed: it goes on from the last checkpoint of
 """  # noqa: E501 (the first line is the usage that --help prints)
 
 import ast
+import json
 import sys
 import time
 from pathlib import Path
 
+import jax
 from absl import flags
 from ml_collections import config_flags
 
+import jzero
 from jzero import cli, config
-from jzero.distributed import collectives, processes
+from jzero.distributed import collectives, peers, processes
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs"
 
@@ -25,6 +28,7 @@ def run() -> None:
     from jzero import sft, train
 
     with cli.user_errors():
+        peers.check_same_start(start_values(settings, workdir))
         # The clocks of several hosts may differ: all of them take the name of the first one.
         name = f"runs/{settings.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         default_workdir = collectives.gather_json(name)[0]
@@ -35,6 +39,16 @@ def run() -> None:
             sft.train(settings, workdir)
         else:
             train.train(settings, workdir)
+
+
+def start_values(settings: config.Config, workdir: Path | None) -> dict[str, object]:
+    """Returns what all hosts of a run have to have in common, by name, as JSON values."""
+    return {
+        "--workdir": str(workdir or ""),
+        "jzero": jzero.__version__,
+        "jax": jax.__version__,
+        **config.flatten(json.loads(config.to_json(settings))),
+    }
 
 
 def parse(arguments: list[str]) -> tuple[config.Config, Path | None]:

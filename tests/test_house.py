@@ -19,6 +19,7 @@ LAYERS = [
     ("algorithms",),
     ("config",),
     ("grading", "tasks", "attention"),
+    ("distributed.peers",),
     ("distributed", "distributed.processes"),
     ("distributed.collectives",),
     ("distributed.interrupt",),

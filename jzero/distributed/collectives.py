@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
 
-from jzero.distributed.processes import has_peers
+from jzero.distributed.peers import has_peers
 from jzero.errors import UserError
 from jzero.types import JsonValue
 

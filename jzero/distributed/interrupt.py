@@ -26,7 +26,7 @@ from types import FrameType, TracebackType
 import jax
 
 from jzero.distributed.collectives import gather_json
-from jzero.distributed.processes import PEERS, has_peers
+from jzero.distributed.peers import PEERS, has_peers
 
 # A folder of the coordinator's key-value store, with one key for each host that got a signal.
 STOP_FOLDER = "jzero/stop"

@@ -1,27 +1,19 @@
-"""The processes of a run, one for each host: how they join, who writes, and how a loss ends them.
+"""The processes of a run, one for each host: how they join, and which of them writes and prints.
 
-JAX connects the processes through a coordinator, which also keeps a store of keys and values (used
-here for signs of life, and by `interrupt.py`). Alone, without a coordinator, every function here
-returns at once.
+JAX connects the processes through a coordinator. What they tell each other beside collectives is in
+`peers.py`. Alone, without a coordinator, every function here returns at once.
 """
 
-import os
-import sys
 import threading
-import time
 from pathlib import Path
-from typing import Any, NoReturn
 
 import jax
-from jax._src import distributed  # JAX does not publish the client of its key-value store
 from tqdm import tqdm
 
+from jzero.distributed import peers
+from jzero.distributed.peers import has_peers
 from jzero.errors import UserError
 from jzero.files import write_atomic
-
-PATIENCE = 24  # seconds without a sign of life after which a host counts as lost
-BEAT_FOLDER = "jzero/beat"  # folder of keys in the coordinator's store: one key for each host
-PEERS: Any = distributed.global_state  # JAX's view of the other processes; untyped in JAX
 
 
 def join_processes(coordinator: str | None, num_processes: int | None, index: int | None) -> None:
@@ -39,21 +31,22 @@ def join_processes(coordinator: str | None, num_processes: int | None, index: in
             "give --coordinator HOST:PORT, --num_processes and --process_id together, "
             "or none of them"
         )
+    # JAX's service would take SIGTERM away from `interrupt.StopSignal`.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         # JAX's own heartbeat is the last resort: `watch_peers` is faster and names the lost host.
-        jax.distributed.initialize(*arguments, heartbeat_timeout_seconds=3 * PATIENCE)
+        jax.distributed.initialize(*arguments, heartbeat_timeout_seconds=3 * peers.PATIENCE)
     except ValueError as error:
         is_alone = "coordinator_address should be defined" in str(error)
         if any(is_given) or not is_alone:
             raise UserError(f"this process cannot join the others: {error}") from error
         return
     if has_peers():
-        threading.Thread(target=watch_peers, daemon=True).start()
-
-
-def has_peers() -> bool:
-    """Whether the run has other processes. Touches no device."""
-    return (PEERS.num_processes or 1) > 1
+        # CPU devices run small programs in the thread that dispatches them and others in a pool:
+        # with asynchronous dispatch, hosts would begin their collectives in different orders.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+        peers.end_on_signals()
+        threading.Thread(target=peers.watch_peers, daemon=True).start()
 
 
 def is_first_process() -> bool:
@@ -76,41 +69,3 @@ def write_once(path: Path, text: str) -> None:
     if is_first_process():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, text)
-
-
-def watch_peers() -> None:
-    """Watches the other hosts from a thread, and ends this process once one of them is lost.
-
-    Every host writes the time under a key of its own and reads everybody's keys. A host whose key
-    has not changed for PATIENCE seconds is lost. Without this thread the run would hang: a
-    collective that waits for a lost host's devices never returns, and Python cannot interrupt it.
-    """
-    this_host = PEERS.process_id
-    last_seen: dict[str, tuple[str, float]] = {}  # key -> its value, and when that value was new
-    is_running = threading.main_thread().is_alive
-    while is_running():  # at the end of a run the hosts leave one by one, and that is no loss
-        now = time.monotonic()
-        try:
-            PEERS.client.key_value_set(f"{BEAT_FOLDER}/{this_host}", str(now), allow_overwrite=True)
-            beats = PEERS.client.key_value_dir_get(BEAT_FOLDER)
-        except Exception:
-            return  # the store is gone: the run is over, or process 0 is lost and JAX ends this one
-        for key, beat in beats:
-            if key not in last_seen or last_seen[key][0] != beat:
-                last_seen[key] = beat, now
-            elif now - last_seen[key][1] > PATIENCE and is_running():
-                lost_host = key.split("/")[-1]
-                exit_without_peers(f"host {lost_host} of {PEERS.num_processes} is gone")
-        time.sleep(PATIENCE / 8)
-
-
-def exit_without_peers(reason: str) -> NoReturn:
-    """Prints why and ends this process at once.
-
-    With os._exit, because an orderly exit would never finish: the main thread waits inside a
-    collective, and JAX's shutdown waits for the other processes. The last checkpoint is whole, so
-    nothing but the current step is lost.
-    """
-    advice = "Start the same command on all hosts again: the run goes on from its last checkpoint"
-    print(f"error: {reason}. {advice}", file=sys.stderr, flush=True)
-    os._exit(1)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Int32
 
 from jzero import config
-from jzero.distributed import collectives, interrupt, processes
+from jzero.distributed import collectives, interrupt, peers, processes
 from jzero.distributed.mesh import decode_mesh, make_mesh, split_devices
 from jzero.distributed.publish import publisher
 from jzero.errors import UserError
@@ -163,7 +163,7 @@ class Sampler:
         All hosts must call this method together.
         """
         interrupt.raise_if_any_host_stopped()
-        if processes.has_peers():
+        if peers.has_peers():
             rollouts = rollouts_from_bytes(collectives.gather_bytes(rollouts_to_bytes(rollouts)))
         return self._add_batch_rewards(rollouts)
 

@@ -4,6 +4,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from runs import finish, launch, rows, timeless, wait_for
 
 from jzero import cli
-from jzero.distributed import collectives, interrupt, processes
+from jzero.distributed import collectives, interrupt, peers, processes
 from jzero.distributed.mesh import make_mesh, train_mesh
 from jzero.model.huggingface.reading import tensor_files
 from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
@@ -140,16 +141,22 @@ CHANGES = [
 NEAR = {"policy": 1e-3, "optimizer": 1e-3, "critic": 1e-3}
 
 
-def launch_two(environment: Environment, workdir: Path, *changes: str) -> list[subprocess.Popen]:
-    """Starts two processes of 4 devices each on one run."""
+def launch_two(
+    environment: Environment,
+    workdir: Path,
+    *changes: str,
+    devices: int = 2,
+    second_changes: Sequence[str] = (),
+) -> list[subprocess.Popen]:
+    """Starts two processes on one run; `second_changes` are further arguments of process 1."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    devices = environment | {"JAX_NUM_CPU_DEVICES": "4"}
-    joining = [f"--coordinator=localhost:{port}", "--num_processes=2"]
+    environment = environment | {"JAX_NUM_CPU_DEVICES": str(devices)}
+    joining = [*CHANGES, *changes, f"--coordinator=localhost:{port}", "--num_processes=2"]
     return [
-        launch(devices, workdir, *CHANGES, *changes, *joining, f"--process_id={index}")
-        for index in range(2)
+        launch(environment, workdir, *joining, "--process_id=0"),
+        launch(environment, workdir, *joining, "--process_id=1", *second_changes),
     ]
 
 
@@ -177,7 +184,7 @@ def kill_second_process(environment: Environment, workdir: Path) -> None:
     start = time.monotonic()
     _, errors = first.communicate(timeout=120)
     assert first.returncode not in (0, None)
-    assert time.monotonic() - start < 2 * processes.PATIENCE
+    assert time.monotonic() - start < 2 * peers.PATIENCE
     assert "Start the same command on all hosts again" in errors or "another task died" in errors
     second.communicate()
 
@@ -185,12 +192,12 @@ def kill_second_process(environment: Environment, workdir: Path) -> None:
 def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
     environment: Environment, tmp_path: Path
 ) -> None:
-    """2 x 4 devices, stopped, killed and resumed, are 1 x 8 devices in one go."""
+    """2 x 2 devices, stopped, killed and resumed, are 1 x 4 devices in one go."""
     stop_second_process(environment, tmp_path / "two")
     kill_second_process(environment, tmp_path / "two")
     for process in launch_two(environment, tmp_path / "two"):
         finish(process)
-    finish(launch(environment | {"JAX_NUM_CPU_DEVICES": "8"}, tmp_path / "one", *CHANGES))
+    finish(launch(environment | {"JAX_NUM_CPU_DEVICES": "4"}, tmp_path / "one", *CHANGES))
 
     got_rows, want_rows = (timeless(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
     assert len(got_rows) == len(want_rows) == NUM_STEPS
@@ -207,6 +214,70 @@ def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
         tensor_files(tmp_path / name / f"export-{NUM_STEPS}") for name in ("two", "one")
     )
     assert got_export.keys() == want_export.keys()
+
+
+def errors_of(stderr: str) -> list[str]:
+    """Returns the lines that tell the user of an error, and checks that there is nothing else.
+
+    Beside them there are only warnings of libraries about the machine.
+    """
+    assert "Traceback" not in stderr and "stack trace" not in stderr
+    return [line for line in stderr.splitlines() if line.startswith("error: ")]
+
+
+def test_hosts_that_were_started_differently_are_refused(
+    environment: Environment, tmp_path: Path
+) -> None:
+    both = launch_two(environment, tmp_path, second_changes=["--config.train.steps=9"])
+    for process in both:
+        _, errors = finish(process, code=2)
+        (error,) = errors_of(errors)
+        assert f"train.steps is {NUM_STEPS} on host 0 and 9 on host 1" in error
+
+
+def test_a_mistake_on_one_host_ends_the_other_with_its_reason(
+    environment: Environment, tmp_path: Path
+) -> None:
+    both = launch_two(environment, tmp_path, second_changes=["--config.train.nothing=9"])
+    first_errors, second_errors = (process.communicate(timeout=120)[1] for process in both)
+    assert [process.returncode for process in both] == [1, 2]
+    (second_error,) = errors_of(second_errors)
+    assert "no field train.nothing" in second_error
+    (first_error,) = errors_of(first_errors)
+    assert first_error == second_error.replace("error: ", "error: host 1 of 2 ended: ")
+
+
+def test_a_signal_before_the_steps_ends_both_hosts(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Host 1 learns why host 0 ends, instead of waiting for it."""
+    first, second = launch_two(environment, tmp_path)
+    first_out = first.stdout
+    assert first_out is not None
+    while "workdir" not in first_out.readline():
+        assert first.poll() is None
+    first.send_signal(signal.SIGTERM)
+    errors = [process.communicate(timeout=120)[1] for process in (first, second)]
+    assert first.returncode == second.returncode == 1
+    for stderr in errors:
+        (error,) = errors_of(stderr)
+        assert "SIGTERM on host 0 of 2" in error
+
+
+def test_hosts_of_one_device_may_share_the_weights(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """JAX may run a program on one device in the thread that dispatches it.
+
+    Collectives then have to keep their order all the same. Without that, gloo ended the run in its
+    warm start with sizes that do not match.
+    """
+    changes = {"mesh.data": 1, "mesh.fsdp": 2, "train.steps": 1, "eval.problems": 0}
+    flags = [f"--config.{name}={value}" for name, value in changes.items()]
+    for process in launch_two(environment, tmp_path, *flags, devices=1):
+        finish(process)
+    assert len(rows(tmp_path / "metrics.jsonl")) == 1
+    assert (tmp_path / "export-1/model.safetensors").exists()
 
 
 # `python -m jzero.main` that prints a checksum of this host's shards of the weights at every step.
@@ -250,13 +321,12 @@ def test_hosts_whose_episodes_differ_go_on_together(
         "task.turn_reward": "score",
         "eval.every": 0,
         "eval.problems": 0,
-        "mesh.fsdp": 4,
     }
     flags = [f"--config.{name}={value}" for name, value in changes.items()]
     monkeypatch.setattr("runs.PROGRAM", ["-c", PRINT_CHECKSUMS])
 
     outputs = []
-    for process in launch_two(environment, tmp_path, *flags):
+    for process in launch_two(environment, tmp_path, *flags, devices=1):
         outputs.append(finish(process, seconds=1500)[0])
 
     checksums = [
