@@ -184,7 +184,7 @@ def kill_second_process(environment: Environment, workdir: Path) -> None:
     start = time.monotonic()
     _, errors = first.communicate(timeout=120)
     assert first.returncode not in (0, None)
-    assert time.monotonic() - start < 2 * peers.PATIENCE
+    assert time.monotonic() - start < 4 * peers.PATIENCE
     assert "Start the same command on all hosts again" in errors or "another task died" in errors
     second.communicate()
 

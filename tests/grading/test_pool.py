@@ -63,7 +63,7 @@ def test_pool_grades_as_a_direct_call_does() -> None:
         start = time.monotonic()
         submit_all(pool, items)
         grades = dict(pool.drain())
-        assert time.monotonic() - start < 10  # 0.1 s on an idle machine
+        assert time.monotonic() - start < 60  # 0.1 s on an idle machine
         assert changes(pool, dict.fromkeys(pool.counters, 0)) == {"graded": 401}
         assert pool.drain() == []
         assert pool.poll() == []
@@ -79,16 +79,14 @@ def test_pool_grades_as_a_direct_call_does() -> None:
 
 
 def test_poll_does_not_wait(one_worker) -> None:
-    one_worker.submit("slow", "hostile_graders:sleep", "0.3", None, TASK)
-    start = time.monotonic()
-    assert one_worker.poll() == []
-    assert time.monotonic() - start < 0.2
+    one_worker.submit("slow", "hostile_graders:sleep", "1", None, TASK)
+    assert one_worker.poll() == []  # had it waited, it would have the grade
 
     [(key, grade)] = one_worker.poll(wait=True)
 
     assert key == "slow"
     assert grade.correct
-    assert grade.seconds >= 0.3
+    assert grade.seconds >= 1
     assert len(grade.reason) < 1000  # a long reason is cut off
 
 
@@ -114,7 +112,7 @@ def test_a_hostile_item_costs_its_own_score_and_a_bounded_time(
     start = time.monotonic()
     grades = dict(two_workers.drain())
 
-    assert time.monotonic() - start < 20
+    assert time.monotonic() - start < 60
     kind = "timeouts" if reason == "timeout" else "killed"
     assert changes(two_workers, before) == {"graded": 201, "restarted": 2, kind: 2}
     hostile = grades.pop("hostile")
@@ -174,7 +172,7 @@ def test_closing_does_not_wait_for_a_hanging_item() -> None:
     start = time.monotonic()
     pool.close()
 
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60  # the item has 1,000 seconds
     assert children_of(os.getpid()) == others
 
 
