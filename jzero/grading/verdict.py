@@ -16,11 +16,20 @@ The verifier "fast" takes only a number where the gold is written as a number. T
 stays ours.
 """
 
+import functools
+import re
+
+from jzero.grading.applications import function_names
 from jzero.grading.equivalence import equal
+from jzero.grading.expressions import Node, unit_names
 from jzero.grading.extract import extract_answer
-from jzero.grading.latex_lexer import tokenize
-from jzero.grading.latex_parser import parse
+from jzero.grading.latex_lexer import tokenize, with_euler_number
+from jzero.grading.latex_parser import Reading, parse
+from jzero.grading.units import MULTIPLIERS, is_unit, singular, unit_name
 from jzero.types import Grade
+
+_WORD = re.compile("[a-z]+")
+_COUNTED = re.compile(r"\bhow many ([a-z]+)")
 
 
 def grade(
@@ -57,8 +66,13 @@ def _reason(answer: str, gold: str, question: str, strict: bool) -> str:
     gold = extract_answer(gold, "answer") or ""
     if tokenize(answer) and tokenize(answer) == tokenize(gold):
         return "correct"
-    tree, gold_tree = parse(answer), parse(gold)
-    if tree is None:
+    functions = function_names(answer, gold)
+    counted = _counted_numerals(question)
+    # The gold is read first: it says whether its problem has Euler's number.
+    has_euler_number = "e" in with_euler_number(tokenize(gold))
+    gold_tree = parse(gold, Reading(functions, True, counted))
+    tree = parse(answer, Reading(functions, has_euler_number, counted))
+    if tree is None or not _has_known_units(tree, gold, question):
         return "unparsed"
     if gold_tree is None or not equal(tree, gold_tree, strict):
         return "wrong value"
@@ -67,6 +81,27 @@ def _reason(answer: str, gold: str, question: str, strict: bool) -> str:
     if tree == gold_tree or is_atom or not _is_in_question(answer, question):
         return "correct"
     return "echo"
+
+
+def _has_known_units(tree: Node, gold: str, question: str) -> bool:
+    """Returns whether the words after numbers are units, or are nouns of the question or gold."""
+    names = unit_names(tree)
+    if all(is_unit(name, frozenset()) for name in names):
+        return True
+    nouns = _nouns(gold) | _nouns(question)
+    return all(is_unit(name, nouns) for name in names)
+
+
+@functools.lru_cache(1024)
+def _nouns(text: str) -> frozenset[str]:
+    return frozenset(map(unit_name, _WORD.findall(text.lower())))
+
+
+@functools.lru_cache(1024)
+def _counted_numerals(question: str) -> frozenset[str]:
+    """Returns the numerals that a question counts: "dozen" for "How many dozen eggs ...?"."""
+    words = map(singular, _COUNTED.findall(question.lower()))
+    return frozenset(word for word in words if word in MULTIPLIERS)
 
 
 def _is_in_question(answer: str, question: str) -> bool:
