@@ -1,11 +1,11 @@
-r"""Unicode characters of mathematics, written out in LaTeX: x² is x^2, ½ is \frac{1}{2}, （ is (."""
+r"""Unicode characters of mathematics, written out in LaTeX: x² is x^2, and ½ is \frac{1}{2}."""
 
 import re
 import unicodedata
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿˣ", "0123456789+-=()nx", strict=True))
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₙₓ", "0123456789+-=()nx", strict=True))
-_FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
+FRACTIONS = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"
 _FULL_WIDTH = dict(zip("（）［］｛｝，；：．＝＋－＜＞％", "()[]{},;:.=+-<>%", strict=True))
 _GREEK = {
     "alpha": "α",
@@ -47,7 +47,7 @@ def _written_fraction(character: str) -> str:
 
 _CHARACTERS = str.maketrans(
     {
-        **{character: _written_fraction(character) for character in _FRACTIONS},
+        **{character: _written_fraction(character) for character in FRACTIONS},
         **{character: rf"\{name} " for name, character in _GREEK.items()},
         **_FULL_WIDTH,
         "⁄": "/",

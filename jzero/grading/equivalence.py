@@ -89,10 +89,11 @@ def _same_parts(prediction: Node, gold: Node, strict: bool) -> bool:
 
 
 def _same_members(prediction: Node, gold: Node, strict: bool) -> bool:
-    """Compares as multisets. A member may be repeated, unless the gold is a list."""
+    """Compares as multisets if the gold is a list that repeats a member, else as sets."""
     members, gold_members = _members(prediction), _members(gold)
-    if gold.kind != "list":
-        members, gold_members = _without_repetitions(members), _without_repetitions(gold_members)
+    distinct = _without_repetitions(gold_members)
+    if gold.kind != "list" or len(distinct) == len(gold_members):
+        members, gold_members = _without_repetitions(members), distinct
     if len(members) != len(gold_members):
         return False
     for member in members:

@@ -171,7 +171,7 @@ def value(node: Node, point: int = 0) -> Value | None:
 
 def _sample(name: str, point: int) -> Value:
     number = sample(name, point)
-    return Fraction(number) if type(number) is int else MP.mpf(number)
+    return number if is_exact(number) else MP.mpf(number)
 
 
 def _value_of_unknown_function(name: str, arguments: list[Value], point: int) -> Value:
@@ -194,7 +194,7 @@ def _written(argument: Value) -> str:
     argument = MP.convert(argument)
     if abs(argument) < TOLERANCE:  # what is left of a difference
         return "0"
-    return MP.nstr(argument, _DIGITS_OF_ARGUMENTS)
+    return str(MP.nstr(argument, _DIGITS_OF_ARGUMENTS))
 
 
 def _exact_result(operation: Callable[..., Value], values: list[Value]) -> Value:

@@ -28,6 +28,7 @@ r"""The tree of a parsed answer.
 | relation                 | a<b≤c           | all sides             | its operators, here <≤     |
 """
 
+import functools
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -78,6 +79,7 @@ def mentions(node: Node, name: Node) -> bool:
     return node == name or any(mentions(part, name) for part in node.parts)
 
 
+@functools.lru_cache(4096)
 def unit_names(node: Node) -> frozenset[str]:
     """Returns the names of the units in a tree, without bases."""
     names = frozenset[str]().union(*map(unit_names, node.parts))

@@ -18,18 +18,23 @@ from jzero.grading.expressions import Node
 from jzero.grading.sampling import (
     BASIC_POINTS,
     INDEX_POINTS,
+    PART_POINTS,
     WHOLE_POINTS,
     WIDE_POINTS,
     is_index,
 )
+from jzero.grading.vocabulary import words
+
 LEAST_DIGITS = 6  # of a decimal that may stand for an exact constant
 MAX_BITS_OF_FORM = 64  # larger rationals are opaque to sympy
+LEAST_POINTS = 2  # where both formulas have a value
+LEAST_WHOLE_POINTS = 8  # at 0, 1 and -1 alone, n^9000 is n^8000
 # Relative, where symbols are large: differences of large terms have fewer digits there.
 TOLERANCE_OF_LARGE = 1e-40
-_IN_ONE_PIECE = frozenset(
-    ("number", "symbol", "negative", "add", "multiply", "divide", "mixed", "scaled", "ratio")
-    + ("factorial", "binomial", "degree", "apply", "sin", "cos", "tan", "cot", "sec", "csc")
-    + ("sinh", "cosh", "tanh", "exp")
+# Kinds of formulas that a few points tell apart.
+_IN_ONE_PIECE = words(
+    """number symbol negative add multiply divide mixed scaled ratio factorial binomial degree apply
+    sin cos tan cot sec csc sinh cosh tanh exp"""
 )
 
 
@@ -77,7 +82,7 @@ def same_formula(prediction: Node, gold: Node, strict: bool) -> bool:
             return _stands_for(prediction, x, y)
         num_real += both_real
         known.append((x, y, point))
-    least = min(2, len(points))
+    least = min(LEAST_WHOLE_POINTS if points[-1] in WHOLE_POINTS else LEAST_POINTS, len(points))
     if num_real >= least:
         return True
     if len(known) >= least:
@@ -113,18 +118,21 @@ def sample_points(prediction: Node, gold: Node) -> tuple[int, ...]:
         only_indices = all(map(is_index, names))
         return tuple(WHOLE_POINTS) if only_indices else (*INDEX_POINTS, *WHOLE_POINTS)
     real = (*BASIC_POINTS, *WIDE_POINTS)
-    return (*real, *WHOLE_POINTS) if kinds & {"floor", "ceil"} else real
+    return (*real, *WHOLE_POINTS, *PART_POINTS) if kinds & {"floor", "ceil"} else real
 
 
 @functools.lru_cache(4096)
 def _kinds(node: Node) -> frozenset[str]:
     """Returns the kinds of the nodes in a tree; powers count where the exponent is not whole."""
-    has_whole_power = node.kind == "power" and is_exact(_constant(node.parts[1]))
-    if has_whole_power and _constant(node.parts[1]).denominator == 1:
-        own: frozenset[str] = frozenset()
-    else:
-        own = frozenset({node.kind})
+    own = frozenset[str]() if _is_whole_power(node) else frozenset({node.kind})
     return own.union(*map(_kinds, node.parts))
+
+
+def _is_whole_power(node: Node) -> bool:
+    if node.kind != "power":
+        return False
+    exponent = _constant(node.parts[1])
+    return exponent is not None and is_exact(exponent) and exponent.denominator == 1
 
 
 def _constant(node: Node) -> Value | None:

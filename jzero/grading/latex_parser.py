@@ -13,6 +13,7 @@ from fractions import Fraction
 from string import ascii_letters, digits
 from typing import NamedTuple
 
+from jzero.grading.applications import argument_start
 from jzero.grading.expressions import (
     EMPTY_SET,
     INFINITY,
@@ -26,7 +27,6 @@ from jzero.grading.expressions import (
     negative,
     symbol,
 )
-from jzero.grading.applications import argument_start
 from jzero.grading.latex_lexer import tokenize, with_euler_number
 from jzero.grading.units import MULTIPLIERS, POWERS, REFUSED_WORDS, UNITS, singular, unit_name
 from jzero.grading.vocabulary import BRACKETS, CURRENCIES, FUNCTIONS, GREEK, OPAQUE_FUNCTIONS
@@ -370,7 +370,9 @@ class Parser:
         names: list[str] = []
         num_words = 0
         self.position -= 1
-        while self.next_kind() in UNIT_TOKENS:
+        while self.next_kind() in UNIT_TOKENS or (
+            self.last_token == "/" and self.next_token in UNITS  # the letter of km/h
+        ):
             token = self.next_token
             self.position += 1
             num_words += 1

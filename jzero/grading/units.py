@@ -23,6 +23,7 @@ UNITS = inverted(
         "kilogram": "kg kilo",
         "pound": "lb £",
         "ounce": "oz",
+        "mile": "mi",
         "second": "s sec",
         "minute": "min",
         "hour": "h hr",
@@ -43,7 +44,7 @@ UNITS = inverted(
 UNIT_WORDS = (
     words("mg mph day mile cent unit degree")
     .union(UNITS, UNITS.values())
-    .difference(words("eur jpy inr"))
+    .difference(words("eur jpy inr mi"))
 )
 
 # "3 dozen" is 36, and "2 thirds" is 2/3.
@@ -172,8 +173,8 @@ def singular(word: str) -> str:
         return _IRREGULAR_PLURALS[word]
     if word.endswith(("ches", "shes", "xes", "sses")):
         return word[:-2]
-    if word.endswith("ies") and len(word) > 4:
-        return word[:-3] + "y"
+    if word.endswith(("ies", "ie")) and len(word) > 4:  # cookies are spelled as berries are
+        return word.removesuffix("s").removesuffix("ie") + "y"
     if word.endswith("s") and not word.endswith("ss") and len(word) > 2:
         return word[:-1]
     return word

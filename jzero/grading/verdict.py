@@ -7,7 +7,7 @@ Reasons of a grade:
 - correct
 - wrong value
 - no answer: there is none where the template wants it
-- unparsed: the answer is beyond the grammar or its limits
+- unparsed: the answer is beyond the grammar or its limits, or a word after its number is no unit
 - echo: the answer equals the gold, but is the question's own formula
 - no gold: there was nothing to compare with
 
@@ -21,7 +21,7 @@ import re
 
 from jzero.grading.applications import function_names
 from jzero.grading.equivalence import equal
-from jzero.grading.expressions import Node, unit_names
+from jzero.grading.expressions import Node, split_unit, unit_names
 from jzero.grading.extract import extract_answer
 from jzero.grading.latex_lexer import tokenize, with_euler_number
 from jzero.grading.latex_parser import Reading, parse
@@ -66,18 +66,17 @@ def _reason(answer: str, gold: str, question: str, strict: bool) -> str:
     gold = extract_answer(gold, "answer") or ""
     if tokenize(answer) and tokenize(answer) == tokenize(gold):
         return "correct"
-    functions = function_names(answer, gold)
-    counted = _counted_numerals(question)
-    # The gold is read first: it says whether its problem has Euler's number.
-    has_euler_number = "e" in with_euler_number(tokenize(gold))
+    functions, counted = function_names(answer, gold), _counted_numerals(question)
     gold_tree = parse(gold, Reading(functions, True, counted))
-    tree = parse(answer, Reading(functions, has_euler_number, counted))
-    if tree is None or not _has_known_units(tree, gold, question):
+    tree = parse(answer, Reading(functions, _has_euler_number(gold), counted))
+    if tree is None:
         return "unparsed"
     if gold_tree is None or not equal(tree, gold_tree, strict):
         return "wrong value"
-    # A number or a name may well occur in the question.
-    is_atom = tree.kind in ("number", "symbol", "text")
+    if not _has_known_units(tree, gold, question):
+        return "unparsed"
+    # A number or a name may well occur in the question, also with its unit.
+    is_atom = split_unit(tree)[0].kind in ("number", "symbol", "text")
     if tree == gold_tree or is_atom or not _is_in_question(answer, question):
         return "correct"
     return "echo"
@@ -86,10 +85,15 @@ def _reason(answer: str, gold: str, question: str, strict: bool) -> str:
 def _has_known_units(tree: Node, gold: str, question: str) -> bool:
     """Returns whether the words after numbers are units, or are nouns of the question or gold."""
     names = unit_names(tree)
-    if all(is_unit(name, frozenset()) for name in names):
+    if not names:
         return True
     nouns = _nouns(gold) | _nouns(question)
     return all(is_unit(name, nouns) for name in names)
+
+
+@functools.lru_cache(4096)
+def _has_euler_number(gold: str) -> bool:
+    return "e" in with_euler_number(tokenize(gold))
 
 
 @functools.lru_cache(1024)

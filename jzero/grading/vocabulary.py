@@ -20,7 +20,7 @@ def words(text: str) -> frozenset[str]:
 
 # Commands that only set type. They are dropped.
 TYPESETTING = words(
-    """left right displaystyle quad qquad big Big bigl bigr
+    """left right middle displaystyle quad qquad big Big bigg Bigg bigl bigr biggl biggr Bigl Bigr
     mathbf mathit bm boldsymbol mathsf boxed rm bf it vec"""
 )
 

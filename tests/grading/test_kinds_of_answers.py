@@ -6,6 +6,9 @@ a rule that is too wide fails as surely as one that is too narrow.
 
 import pytest
 
+from jzero.grading.evaluation import value
+from jzero.grading.latex_parser import Reading, parse
+from jzero.grading.sampling import POINTS
 from jzero.grading.verdict import grade
 
 SAME = {
@@ -18,6 +21,7 @@ SAME = {
         ("f(x)^2-1", "(f(x)-1)(f(x)+1)"),
         ("P(B)+P(A)-P(AB)", "P(A)+P(B)-P(AB)"),
         ("f(g(x+0))", "f(g(x))"),
+        (r"P(B)P(A\mid B)", "P(A|B)P(B)"),
         ("f_1(x)+f_2(x)", "f_2(x)+f_1(x)"),
         (r"\gcd(m,n)+1", r"1+\gcd(m,n)"),
         (r"\text{Var}(X)+\text{Var}(Y)", r"\operatorname{Var}(Y)+\operatorname{Var}(X)"),
@@ -61,6 +65,7 @@ SAME = {
     ],
     "words after a number": [
         ("5 million", "5,000,000"),
+        ("5000000", "5 million"),
         (r"1.5\text{ million}", "1500000"),
         (r"\$3\text{ billion}", "3000000000"),
         ("2 hundred thousand", "200000"),
@@ -72,6 +77,8 @@ SAME = {
         (r"12\text{ feet squared}", r"12\text{ ft}^2"),
         (r"12\text{ square units}", "12"),
         ("5 people", "5"),
+        ("12 cookies", "12"),
+        ("60 km/h", "60"),
         (r"18\text{ eggs}", "18"),
         (r"12\text{ miles per hour}", "12"),
         (r"40\text{ kilometers}", "40"),
@@ -90,6 +97,7 @@ SAME = {
         (r"\{1,1,2\}", r"\{1,2\}"),
         ("1,1,2", r"\{1,2\}"),
         ("5,5", "5"),
+        ("(1,2),(3,4),(1,2)", "(3,4),(1,2)"),  # a gold without repetitions is a set of solutions
     ],
     "percentages": [
         (r"50\%", "0.5"),
@@ -153,6 +161,7 @@ SAME = {
     "sets by a condition": [
         (r"\{x\mid x>2\}", r"(2,\infty)"),
         (r"\{x : x>2\}", "x>2"),
+        (r"\left\{x\,\middle|\,x>2\right\}", r"(2,\infty)"),
         (r"\{x | x>2\}", r"(2,\infty)"),
         (r"\{x\in\mathbb{R}\mid 0\le x<1\}", "[0,1)"),
         (r"\{x\mid x\ne 2\}", r"x\neq2"),
@@ -191,6 +200,7 @@ DIFFERENT = {
         ("|x+10|", "x+10"),
         ("x-1000", "|x-1000|"),
         ("x-10^9", "|x-10^9|"),
+        ("x-10^{15}", "|x-10^{15}|"),
         (r"x-20", r"\sqrt{(x-20)^2}"),
         ("(x-10)(x-20)", "|(x-10)(x-20)|"),
         ("y=12-x", "y=|12-x|"),
@@ -202,9 +212,11 @@ DIFFERENT = {
         (r"\lceil n/7\rceil-1", r"\lfloor n/7\rfloor"),
         (r"\lceil x\rceil-1", r"\lfloor x\rfloor"),
         (r"\lfloor x\rfloor", "x"),
+        (r"\lfloor x+1/2\rfloor", r"\lceil x-1/2\rceil"),
         (r"\lceil x/2\rceil", r"\lfloor (x+1)/2\rfloor"),
         (r"\frac{n-1}{2}", r"\lfloor n/2\rfloor"),
         (r"\lfloor n/2\rfloor", r"\lfloor n/3\rfloor"),
+        (r"\lfloor n^{9000}\rfloor", r"\lfloor n^{8000}\rfloor"),
         (r"\lceil (m+n)/2\rceil", r"\lfloor (m+n)/2\rfloor"),
         ("(-1)^n", "(-1)^{n+1}"),
         ("(-1)^{2n}", "(-1)^n"),
@@ -240,8 +252,8 @@ DIFFERENT = {
     ],
     "repeated members": [
         ("1,2", "1,1,2"),
-        ("1,1,2", "1,2"),
         ("1,1,2", "1,2,2"),
+        ("1,1,2,2", "1,1,2"),
         ("(1,2)", "(1,1,2)"),
         ("1", "1,1"),
         (r"\{1,2\}", r"\{1,2,3\}"),
@@ -317,3 +329,42 @@ def test_the_same_answer_is_credited(kind, answer, gold) -> None:
 @pytest.mark.parametrize("kind, answer, gold", _rows(DIFFERENT))
 def test_another_answer_is_not_credited(kind, answer, gold) -> None:
     assert not _is_correct(answer, gold)
+
+
+@pytest.mark.parametrize(
+    "answer, gold, question",
+    [
+        ("3 dozen", "3", "How many dozen eggs does she need?"),
+        ("5 quarters", "5", "How many quarters are left?"),
+        ("5 blorks", "5", "A tree has 5 blorks. How many blorks are on it?"),
+        ("5 blorks", "5 blorks", ""),
+    ],
+)
+def test_the_question_and_the_gold_say_what_is_counted(answer, gold, question) -> None:
+    assert _is_correct(answer, gold, question)
+
+
+@pytest.mark.parametrize(
+    "answer, gold, question",
+    [
+        ("3 dozen", "3", "A dozen eggs cost $4. How many eggs does she need?"),
+        ("3 squared", "3", "What is 3 squared, less 6?"),
+        ("5 or maybe", "5", "Is it 5 or maybe 6?"),
+    ],
+)
+def test_a_word_of_the_question_is_no_unit_if_it_changes_the_number(answer, gold, question) -> None:
+    assert not _is_correct(answer, gold, question)
+
+
+def test_samples_do_not_depend_on_what_was_graded_before() -> None:
+    answer, gold = r"\lceil n/2\rceil+f(|x|)", r"f(|-x|)+\lfloor (n+1)/2\rfloor"
+
+    def values() -> list[object]:
+        return [value(parse(gold, Reading(frozenset("f"))), point) for point in range(len(POINTS))]
+
+    first = values()
+    value.cache_clear()
+    _is_correct("|x|+n", "n+f(x)")
+    assert values() == first
+    assert any(number is not None for number in first)
+    assert _is_correct(answer, gold)
