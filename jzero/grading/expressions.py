@@ -23,6 +23,7 @@ r"""The tree of a parsed answer.
 | degree                   | a^\circ         | a                     | degree                     |
 | ratio                    | a:b             | all sides             | time, where b is as in :05 |
 | list, set, union         | a,b {a,b} a∪b   | all members           |                            |
+| intersection             | a∩b             | all sides             |                            |
 | tuple                    | (a,b] (0,1)     | all coordinates       | its two brackets           |
 | matrix, rows, row        | a&b\\c&d        | all rows, or entries  |                            |
 | relation                 | a<b≤c           | all sides             | its operators, here <≤     |

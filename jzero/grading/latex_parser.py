@@ -41,6 +41,7 @@ END = ""  # the token after the last
 DIGITS = tuple(digits)
 LETTERS = ('"', *ascii_letters)  # first characters of words and symbols
 RELATIONS = "=<>≤≥≠≈"
+NAMED_FUNCTION = "function"  # the kind of a word before a bracket, as in \\text{Var}(X)
 GIVEN = "given"  # the token of a bar that was found to stand for "given"
 OPENING_BRACKETS = ("(", "[", "{", "\\{")
 CLOSING_BRACKETS = (")", "]", "}", "\\}", END)
@@ -102,6 +103,8 @@ class Parser:
     def next_kind(self) -> str:
         """Returns the key of the next token in PREFIX and INFIX: numbers and words share one."""
         token = self.tokens[self.position]
+        if token[:1] == '"' and len(token) > 2 and self.tokens[self.position + 1] == "(":
+            return NAMED_FUNCTION
         return token[0] if token[:1] in ('"', *DIGITS) else token
 
     def accept(self, *wanted: str) -> str:
@@ -170,13 +173,13 @@ class Parser:
         return self.application(token + "".join(decorations))
 
     def word(self, binding: Binding) -> Node:
-        r"""Reads a symbol that is written as a word, or an application as \text{Var}(X)."""
-        name = self.last_token[1:]
-        if len(name) == 1:
-            return self.name(binding)
-        return self.application(name)
+        r"""Reads a symbol that is written as a word, \text{A}."""
+        if len(self.last_token) != 2:
+            raise Refused("a word in a formula")
+        return self.name(binding)
 
-    def opaque_function(self, _: Binding) -> Node:
+    def named_function(self, _: Binding) -> Node:
+        r"""Reads \text{Var}(X) or \gcd(m, n)."""
         return self.application(self.last_token[1:])
 
     def application(self, name: str) -> Node:
@@ -461,13 +464,16 @@ def _condition_of_set(given: Node) -> Node:
     """Returns the condition x > 2 of {x | x > 2}, which is compared as any other relation is."""
     head, condition = given.parts
     names = head.parts if head.kind == "tuple" else (head,)
-    relations = condition.parts if condition.kind == "list" else (condition,)
+    if condition.kind == "list":  # in which "x is real" says nothing
+        relations = tuple(part for part in condition.parts if part != REAL_LINE)
+    else:
+        relations = (condition,)
     for name in names:
         if name.kind != "symbol" or not mentions(condition, name):
             raise Refused("a condition on another name")
     if any(relation.kind != "relation" for relation in relations):
         raise Refused("a condition that is no relation")
-    return condition
+    return relations[0] if len(relations) == 1 else condition
 
 
 def _may_precede_number(left: Node, before: str, right: Node) -> bool:
@@ -522,7 +528,7 @@ PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
     **dict.fromkeys(CONSTANTS, Parser.name),
     **dict.fromkeys(("(", "[", "{", "\\{", "|", "⌊", "⌈", "\\begin"), Parser.group),
     **dict.fromkeys(_FUNCTION_COMMANDS, Parser.function),
-    **dict.fromkeys(_OPAQUE_COMMANDS, Parser.opaque_function),
+    **dict.fromkeys((*_OPAQUE_COMMANDS, NAMED_FUNCTION), Parser.named_function),
     "\\frac": Parser.fraction,
     "\\binom": Parser.binomial,
     "\\sqrt": Parser.root,
@@ -536,7 +542,9 @@ PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
 INFIX: dict[str, Infix] = {
     **dict.fromkeys(PREFIX, Infix(Binding.APPLY, Parser.factor)),
     # A bracket or function ends the argument of a function before it: \sin x (y) is sin(x) y.
-    **dict.fromkeys(("(", *_FUNCTION_COMMANDS), Infix(Binding.PRODUCT, Parser.factor)),
+    **dict.fromkeys(
+        ("(", NAMED_FUNCTION, *_FUNCTION_COMMANDS), Infix(Binding.PRODUCT, Parser.factor)
+    ),
     **dict.fromkeys(('"', "%", *CURRENCIES), Infix(Binding.UNIT, Parser.unit)),
     **dict.fromkeys(",;", _joining("list", Binding.LIST, Binding.RELATION)),
     "\\\\": _joining("rows", Binding.ROWS, Binding.ROW),
@@ -547,6 +555,7 @@ INFIX: dict[str, Infix] = {
     GIVEN: Infix(Binding.CONDITION, Parser.condition),
     "'": Infix(Binding.POSTFIX, Parser.prime),
     "∪": _joining("union", Binding.UNION, Binding.SUM),
+    "∩": _joining("intersection", Binding.UNION, Binding.SUM),
     "+": _joining("add", Binding.SUM, Binding.PRODUCT),
     "-": Infix(Binding.SUM, Parser.subtract),
     "\\choose": Infix(Binding.SUM, Parser.choose),

@@ -125,7 +125,7 @@ _NOUNS = words(
     pack package page painting pair pancake panel paper parent part party passenger path pattern
     patient pen pencil penny people percent permutation person pet phone photo picture pie piece
     pill pint pipe pizza place plane plant plate player plum point pole polygon pool post pot
-    potato potatoe pound present price problem program puppy puzzle
+    potato pound present price problem program puppy puzzle
     quart question
     rabbit radian rat ray rectangle ride ring road robot rock roll room root rose
     round row rpm rule
@@ -142,6 +142,13 @@ _NOUNS = words(
     am pm noon midnight
     remaining altogether overall hertz hz mg mm oz ml ft cm km kg lb hr sec min
     kmh cc squares
+    artist bale banknote beaker beetle berry biscuit blueberry bull bunny
+    carnation cherry cloud comic container cracker cricket daisy decoration dessert
+    driveway earring engineer eraser eye female firework flyer fry gemstone gnome goldfish
+    grandchild gumball hit instance jewel jellyfish kitten ladybug lamb legos load magazine male
+    mango marshmallow matchstick meatball minnow mushroom object oyster pastry peach peanut pebble
+    petal pillow plank portion portrait poster report sausage scarf scoop shark skip spoke
+    spot steak sunflower text tissue toad tomato touchdown tub tulip whisker
     c f j n v w"""
 )
 
@@ -157,6 +164,11 @@ _IRREGULAR_PLURALS = {
     "leaves": "leaf",
     "loaves": "loaf",
     "shelves": "shelf",
+    "scarves": "scarf",
+    "tomatoes": "tomato",
+    "potatoes": "potato",
+    "mangoes": "mango",
+    "grandchildren": "grandchild",
     "knives": "knife",
     "wolves": "wolf",
     "vertices": "vertex",
@@ -186,7 +198,7 @@ def unit_name(word: str) -> str:
     return UNITS.get(name, name)
 
 
-_KNOWN_NOUNS = frozenset(map(unit_name, _NOUNS | UNIT_WORDS)) - _MODIFIERS
+_KNOWN_NOUNS = frozenset(map(unit_name, _NOUNS | UNIT_WORDS)) - {"2", "3", "/"}
 _KNOWN_MODIFIERS = frozenset(map(unit_name, _MODIFIERS)) | _MODIFIERS
 
 

@@ -61,6 +61,7 @@ TOKENS = inverted(
         "±": "pm",
         "∓": "mp",
         "∪": "cup",
+        "∩": "cap",
         "∈": "in",
         ":": "colon {:}",
         ",": "{,} and or",
