@@ -9,20 +9,20 @@ from collections.abc import Callable
 
 from jzero.grading.evaluation import (
     CONSTANTS,
-    NUM_POINTS,
     Value,
     is_exact,
+    is_real,
     near,
     symbol_names,
     value,
 )
 from jzero.grading.expressions import INFINITY, Node, negative, split_unit
-from jzero.grading.formulas import is_literal, same_formula
+from jzero.grading.formulas import agree, is_literal, same_formula, sample_points
+from jzero.grading.intervals import merged
 from jzero.grading.vocabulary import FUNCTIONS
 
-# Relative differences that the links of a chain may have: x = 1/3 ≈ 0.333.
+# The relative difference that the links of a chain may have: x = 1/3 ≈ 0.333.
 TOLERANCE_OF_APPROXIMATION = 1e-2
-TOLERANCE_OF_EQUATION = 1e-20
 
 
 @functools.lru_cache(4096)
@@ -43,6 +43,8 @@ def equal(prediction: Node, gold: Node, strict: bool) -> bool:
         return False
     if _same_percentage(inside, unit, gold_inside, gold_unit):
         return True
+    if unit == "percent" and not gold_unit and _is_share(gold_inside):
+        return False
     for kind, compare in _STRUCTURES.items():
         if kind in (inside.kind, gold_inside.kind):
             return compare(inside, gold_inside, strict)
@@ -64,6 +66,15 @@ def _share(inside: Node, unit: str) -> Value | None:
     return number / 100
 
 
+def _is_share(gold: Node) -> bool:
+    """Returns whether a gold without a percent sign is a share of 1: 0.5% is not 0.5.
+
+    A gold of 1 or more may answer "what percent": there the sign can be left out.
+    """
+    number = None if symbol_names(gold) else value(gold)
+    return number is not None and is_real(number) and 0 < abs(number) < 1
+
+
 # Structures
 
 
@@ -78,10 +89,11 @@ def _same_parts(prediction: Node, gold: Node, strict: bool) -> bool:
 
 
 def _same_members(prediction: Node, gold: Node, strict: bool) -> bool:
-    """Compares as multisets. Members that are repeated on one side only count once."""
+    """Compares as multisets if the gold is a list that repeats a member, else as sets."""
     members, gold_members = _members(prediction), _members(gold)
-    if len(members) != len(gold_members):
-        members, gold_members = _without_repetitions(members), _without_repetitions(gold_members)
+    distinct = _without_repetitions(gold_members)
+    if gold.kind != "list" or len(distinct) == len(gold_members):
+        members, gold_members = _without_repetitions(members), distinct
     if len(members) != len(gold_members):
         return False
     for member in members:
@@ -89,6 +101,66 @@ def _same_members(prediction: Node, gold: Node, strict: bool) -> bool:
         if count == 0 or count != sum(equal(member, other, False) for other in members):
             return False
     return True
+
+
+def _same_union(prediction: Node, gold: Node, strict: bool) -> bool:
+    """Compares the numbers in two unions: (0, 2) ∪ (1, 3) is (0, 3)."""
+    pieces, gold_pieces = merged(_of_union(prediction)), merged(_of_union(gold))
+    if pieces is None or gold_pieces is None:
+        return _same_members(prediction, gold, strict)
+    if len(pieces) != len(gold_pieces):
+        return False
+    pairs = zip(pieces, gold_pieces, strict=True)
+    return all(equal(piece, gold_piece, strict) for piece, gold_piece in pairs)
+
+
+def _of_union(node: Node) -> tuple[Node, ...]:
+    """Returns the members of a union, of x < 0 or x > 1, or of what is one member."""
+    is_list_of_conditions = all(part.kind == "relation" for part in node.parts)
+    if node.kind == "union" or (node.kind == "list" and is_list_of_conditions):
+        return tuple(map(_solved, node.parts))
+    return (node,)
+
+
+def _same_ratio(prediction: Node, gold: Node, strict: bool) -> bool:
+    """Compares the proportions of two ratios, and the parts of two times: 2:15 is not 4:30."""
+    if prediction.kind != gold.kind:
+        has_time = "time" in (prediction.name, gold.name)
+        return not has_time and same_formula(prediction, gold, strict)
+    sides, gold_sides = prediction.parts, gold.parts
+    if len(sides) != len(gold_sides):
+        return False
+    is_time = "time" in (prediction.name, gold.name)
+    if is_time or (_may_be_time(prediction) and _may_be_time(gold)):
+        pairs = zip(sides, gold_sides, strict=True)
+        return all(equal(side, gold_side, strict) for side, gold_side in pairs)
+    if strict and all(map(is_literal, gold_sides)) and not all(map(is_literal, sides)):
+        return False
+    return _are_proportional(sides, gold_sides)
+
+
+def _may_be_time(ratio: Node) -> bool:
+    """Returns whether a ratio can be read as hours, minutes of two digits, and seconds."""
+    hours, *rest = ratio.parts
+    is_written = all(part.kind == "number" and part.value.denominator == 1 for part in ratio.parts)
+    if not is_written or len(rest) > 2:
+        return False
+    has_minutes = ratio.name == "time" or all(part.value >= 10 for part in rest)
+    return has_minutes and hours.value <= 24 and all(part.value < 60 for part in rest)
+
+
+def _are_proportional(sides: tuple[Node, ...], gold_sides: tuple[Node, ...]) -> bool:
+    for pivot, gold_pivot in zip(sides, gold_sides, strict=True):
+        if not value(pivot):  # zero, or without a value
+            continue
+        if not value(gold_pivot):
+            return False
+        for side, gold_side in zip(sides, gold_sides, strict=True):
+            product = Node("multiply", (side, gold_pivot))
+            if not equal(product, Node("multiply", (gold_side, pivot)), False):
+                return False
+        return True
+    return False
 
 
 def _members(node: Node) -> tuple[Node, ...]:
@@ -154,11 +226,14 @@ def _is_scaled(operator: str, difference: Node, gold_difference: Node) -> bool:
     if symbol_names(difference) != symbol_names(gold_difference):
         return False
     quotient = Node("divide", (difference, gold_difference))
-    values = [value(quotient, point) for point in range(NUM_POINTS)]
-    scales = [scale for scale in values if scale is not None]
+    scales = []
+    for point in sample_points(difference, gold_difference):
+        scale = value(quotient, point)
+        if scale is not None and scales and not agree(scales[0], scale, point):
+            return False
+        if scale is not None:
+            scales.append(scale)
     if len(scales) < 2 or not scales[0]:
-        return False
-    if not all(near(scales[0], scale) for scale in scales):
         return False
     return operator in ("=", "≠") or scales[0].real > 0
 
@@ -170,6 +245,8 @@ def _is_name(node: Node) -> bool:
     """
     if node.kind == "symbol":
         return node.name not in CONSTANTS
+    if node.kind == "apply":
+        return True
     if node.kind in ("multiply", "divide", "ratio", "tuple", "abs", *FUNCTIONS):
         return all(map(_is_name, node.parts))
     return False
@@ -188,14 +265,13 @@ def _solved(node: Node) -> Node:
 
 
 def _solved_equation(relation: Node) -> Node:
-    """Returns 3 for x = 3 or x = 6/2 = 3, and b for a = b."""
+    """Returns 3 for x = 3 or x = 6/2 = 3, b for a = b, and 3/4 for 3/4 = 0.75.
+
+    A relation whose sides are different numbers, as 2 = 3, is returned as it is.
+    """
     sides = relation.parts
     # Where all sides are names, the first is the name, and the others are its values.
     values = [side for side in sides if not _is_name(side)] or list(sides[1:])
-    has_name = any(_is_name(side) for side in sides)
-    is_approximate = "≈" in relation.name
-    if not has_name and not is_approximate:
-        return relation
 
     # x = x + 1 says nothing of x alone.
     names_in_values = frozenset[str]().union(*map(symbol_names, values))
@@ -203,17 +279,21 @@ def _solved_equation(relation: Node) -> Node:
         if side.kind == "symbol" and side not in values and side.name in names_in_values:
             return relation
 
-    tolerance = TOLERANCE_OF_APPROXIMATION if is_approximate else TOLERANCE_OF_EQUATION
-    return values[0] if _are_near(values, tolerance) else relation
+    if "≈" in relation.name:
+        return values[0] if _are_near(values) else relation
+    if not all(equal(side, values[0], False) for side in values[1:]):
+        return relation
+    literals = [side for side in values if is_literal(split_unit(side)[0])]
+    return (literals or values)[0]
 
 
-def _are_near(sides: list[Node], tolerance: float) -> bool:
+def _are_near(sides: list[Node]) -> bool:
     if len(sides) == 1:
         return True
     values = [value(split_unit(side)[0]) for side in sides]
     if any(number is None for number in values):
         return False
-    return all(near(number, values[0], tolerance) for number in values)
+    return all(near(number, values[0], TOLERANCE_OF_APPROXIMATION) for number in values)
 
 
 def _solved_inequality(relation: Node) -> Node:
@@ -240,8 +320,9 @@ _STRUCTURES: dict[str, Callable[[Node, Node, bool], bool]] = {
     "matrix": _same_parts,
     "rows": _same_parts,
     "row": _same_parts,
+    "ratio": _same_ratio,
+    "union": _same_union,
     "tuple": _same_parts,
     "list": _same_members,
     "set": _same_members,
-    "union": _same_members,
 }

@@ -1,8 +1,9 @@
 """Values of trees: exact where the tree is rational, else numbers of 140 digits.
 
-A formula has a value at a point: `point` numbers the places where its symbols are sampled, and a
-symbol's value follows from its name and the point alone, so that equal symbols of two formulas have
-equal values. Everything is sized before it is computed, because the trees are hostile.
+A formula has a value at a point: `point` numbers the places where its symbols are sampled
+(`sampling`), and a symbol's value follows from its name and the point alone, so that equal symbols
+of two formulas have equal values. Everything is sized before it is computed, because the trees are
+hostile.
 """
 
 import functools
@@ -16,6 +17,7 @@ from typing import Any
 import mpmath
 
 from jzero.grading.expressions import Node
+from jzero.grading.sampling import POINTS, sample
 from jzero.grading.vocabulary import FUNCTIONS
 
 MAX_BITS = 8192  # of the operands of one exact operation
@@ -24,16 +26,12 @@ MAX_BITS = 8192  # of the operands of one exact operation
 LARGEST = 1e40
 LARGEST_FACTORIAL = 450  # that is computed exactly
 
-# Where symbols are sampled: positive in the first half, of either sign in the second.
-_POSITIVE_RANGES = ((0.3, 1.0), (1.0, 3.0), (3.0, 8.0), (0.01, 0.3), (1.0, 2.0))
-RANGES = (*_POSITIVE_RANGES, *_POSITIVE_RANGES)
-NUM_POINTS = len(RANGES)
-
 # A context of our own: mpmath's default context is global, and others may change its precision.
 MP = mpmath.MPContext()
 MP.dps = 140
 TOLERANCE = 1e-80  # relative
-_ZERO_IMAGINARY_PART = 1e-100  # relative: a smaller imaginary part is a rounding error
+_ROUNDING_ERROR = 1e-100  # relative: a smaller imaginary part or distance to an integer is none
+_DIGITS_OF_ARGUMENTS = 60  # by which the arguments of an unknown function are told apart
 
 Value = Any  # Fraction, MP.mpf or MP.mpc; mpmath makes the classes of a context at run time
 
@@ -86,12 +84,30 @@ def _factorial(n: Value) -> Value:
     return MP.factorial(n)
 
 
+def _floor(x: Value) -> Value:
+    return Fraction(math.floor(x)) if is_exact(x) else MP.floor(_near_integer(x))
+
+
+def _ceil(x: Value) -> Value:
+    return Fraction(math.ceil(x)) if is_exact(x) else MP.ceil(_near_integer(x))
+
+
+def _near_integer(x: Value) -> Value:
+    """Returns the integer that x is but for a rounding error: the logarithm of 8 to base 2 is 3."""
+    nearest = MP.nint(x)
+    return nearest if abs(x - nearest) <= _ROUNDING_ERROR * abs(x) else x
+
+
+def _abs(x: Value) -> Value:
+    return abs(x) if is_exact(x) else MP.fabs(x)
+
+
 _OPERATIONS: dict[str, Callable[..., Value]] = {
     **{name: getattr(MP, name) for name in FUNCTIONS},
     "binomial": MP.binomial,
-    "floor": MP.floor,
-    "ceil": MP.ceil,
-    "abs": MP.fabs,
+    "floor": _floor,
+    "ceil": _ceil,
+    "abs": _abs,
     "degree": MP.radians,
     "root": _root,
     "factorial": _factorial,
@@ -99,13 +115,27 @@ _OPERATIONS: dict[str, Callable[..., Value]] = {
     "add": _sum,
     "mixed": _sum,
     "multiply": _product,
+    "scaled": _product,
     "divide": operator.truediv,
     "ratio": operator.truediv,
     "power": _power,
 }
 # Operations of rationals whose result is a rational, if it is not too large.
 _EXACT_OPERATIONS = frozenset(
-    ("negative", "add", "mixed", "multiply", "divide", "ratio", "power", "factorial")
+    (
+        "negative",
+        "add",
+        "mixed",
+        "multiply",
+        "scaled",
+        "divide",
+        "ratio",
+        "power",
+        "factorial",
+        "floor",
+        "ceil",
+        "abs",
+    )
 )
 
 
@@ -122,10 +152,14 @@ def value(node: Node, point: int = 0) -> Value | None:
     if node.kind == "symbol":
         return CONSTANTS[node.name] if node.name in CONSTANTS else _sample(node.name, point)
     operation = _OPERATIONS.get(node.kind)
+    if operation is None and node.kind != "apply":
+        return None
     values = [value(part, point) for part in node.parts]
-    if operation is None or any(part is None for part in values):
+    if any(part is None for part in values):
         return None
     try:
+        if operation is None:
+            return _value_of_unknown_function(node.name, values, point)
         if node.kind in _EXACT_OPERATIONS and is_exact(*values):
             result = _exact_result(operation, values)
         else:
@@ -136,10 +170,31 @@ def value(node: Node, point: int = 0) -> Value | None:
 
 
 def _sample(name: str, point: int) -> Value:
-    draw = random.Random(f"{name}/{point}")
-    size = draw.uniform(*RANGES[point])
-    signs = (1, -1) if point >= NUM_POINTS // 2 else (1, 1)
-    return MP.mpf(size * draw.choice(signs))
+    number = sample(name, point)
+    return number if is_exact(number) else MP.mpf(number)
+
+
+def _value_of_unknown_function(name: str, arguments: list[Value], point: int) -> Value:
+    """Returns a random value that depends on the function's name and on its arguments alone."""
+    written = [_written(argument) for argument in arguments]
+    draw = random.Random(f"{name}({'; '.join(written)})")
+    size = draw.uniform(0.3, 3.0)
+    sign = draw.choice((1, -1)) if POINTS[point].may_be_negative else 1
+    return MP.mpf(sign * size)
+
+
+def _written(argument: Value) -> str:
+    """Returns a number in fewer digits than it is computed with: equal numbers are written alike.
+
+    Raises:
+        ArithmeticError: The number has more digits than are computed with.
+    """
+    if _has_many_bits(argument):
+        raise ArithmeticError("an argument of too many digits")
+    argument = MP.convert(argument)
+    if abs(argument) < TOLERANCE:  # what is left of a difference
+        return "0"
+    return str(MP.nstr(argument, _DIGITS_OF_ARGUMENTS))
 
 
 def _exact_result(operation: Callable[..., Value], values: list[Value]) -> Value:
@@ -156,7 +211,7 @@ def _numeric_result(operation: Callable[..., Value], values: list[Value]) -> Val
 
 def _without_rounding_error(result: Value) -> Value:
     """Returns the real part of a number that is complex by a rounding error alone."""
-    if type(result) is MP.mpc and abs(result.imag) <= _ZERO_IMAGINARY_PART * abs(result):
+    if type(result) is MP.mpc and abs(result.imag) <= _ROUNDING_ERROR * abs(result):
         return result.real
     return result
 
@@ -180,7 +235,11 @@ def _has_many_bits(value: Value) -> bool:
 
 @functools.lru_cache(4096)
 def symbol_names(node: Node) -> frozenset[str]:
-    """Returns the names of the symbols in a tree, without constants such as pi."""
+    """Returns the names of the symbols in a tree, without constants such as pi.
+
+    The name of an unknown function is followed by brackets, "f()".
+    """
     if node.kind == "symbol":
         return frozenset({node.name} - CONSTANTS.keys())
-    return frozenset().union(*map(symbol_names, node.parts))
+    names = frozenset({f"{node.name}()"} if node.kind == "apply" else ())
+    return names.union(*map(symbol_names, node.parts))

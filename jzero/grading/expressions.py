@@ -16,15 +16,20 @@ r"""The tree of a parsed answer.
 | factorial, abs, floor... | a!, \|a\|       | a                     |                            |
 | binomial                 | \binom{n}{k}    | n, k                  |                            |
 | sin, log, ...            | \sin a, \log_b a| a, then b of a log    |                            |
+| apply                    | f(a, b), \gcd(a) | all arguments         | the function's name        |
+| scaled                   | a million        | a, 1000000            |                            |
+| given                    | A \mid B         | A, B                  |                            |
 | unit                     | a\text{ cm}     | a                     | the unit; _... is a base   |
 | degree                   | a^\circ         | a                     | degree                     |
-| ratio                    | a:b             | all sides             |                            |
+| ratio                    | a:b             | all sides             | time, where b is as in :05 |
 | list, set, union         | a,b {a,b} a∪b   | all members           |                            |
+| intersection             | a∩b             | all sides             |                            |
 | tuple                    | (a,b] (0,1)     | all coordinates       | its two brackets           |
 | matrix, rows, row        | a&b\\c&d        | all rows, or entries  |                            |
 | relation                 | a<b≤c           | all sides             | its operators, here <≤     |
 """
 
+import functools
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -68,6 +73,18 @@ def negative(node: Node) -> Node:
     if has_unit(node):
         return node._replace(parts=(negative(node.parts[0]),))
     return Node("negative", (node,))
+
+
+def mentions(node: Node, name: Node) -> bool:
+    """Returns whether a symbol occurs in a tree."""
+    return node == name or any(mentions(part, name) for part in node.parts)
+
+
+@functools.lru_cache(4096)
+def unit_names(node: Node) -> frozenset[str]:
+    """Returns the names of the units in a tree, without bases."""
+    names = frozenset[str]().union(*map(unit_names, node.parts))
+    return names | {node.name} if node.kind == "unit" and node.name[0] != "_" else names
 
 
 def joined(kind: str, left: Node, right: Node) -> Node:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 from jzero.errors import UserError
+from jzero.grading.characters import FRACTIONS
 
 LONGEST_ANSWER = 1200  # characters; a longer answer counts as no answer
 
@@ -21,7 +22,7 @@ _BOX_WITHOUT_BRACES = re.compile(r"(-?[0-9][0-9.,]*[0-9]|-?[0-9]|[A-Za-z])(?![A-
 _ANSWER_BLOCK = re.compile(
     r"\s*<answer>(.*)</answer>(?:\s|<\|(?:im_end|endoftext)\|>|</s>)*", re.DOTALL
 )
-_LAST_WORDS = re.compile(r"(?<=[0-9])[ ]+([A-Za-z]+(?:[ ][A-Za-z]+){0,5})[ .]*\Z")
+_LAST_WORDS = re.compile(rf"(?<=[0-9{FRACTIONS}])[ ]+([A-Za-z]+(?:[ ][A-Za-z]+){{0,5}})[ .]*\Z")
 _NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 
 

@@ -1,10 +1,11 @@
 """Whether two numbers or formulas are the same: exactly, numerically, or by their form."""
 
+import functools
 import operator
 from collections.abc import Callable
 
 from jzero.grading.evaluation import (
-    NUM_POINTS,
+    MP,
     Value,
     is_exact,
     is_real,
@@ -14,9 +15,27 @@ from jzero.grading.evaluation import (
     value,
 )
 from jzero.grading.expressions import Node
+from jzero.grading.sampling import (
+    BASIC_POINTS,
+    INDEX_POINTS,
+    PART_POINTS,
+    WHOLE_POINTS,
+    WIDE_POINTS,
+    is_index,
+)
+from jzero.grading.vocabulary import words
 
 LEAST_DIGITS = 6  # of a decimal that may stand for an exact constant
 MAX_BITS_OF_FORM = 64  # larger rationals are opaque to sympy
+LEAST_POINTS = 2  # where both formulas have a value
+LEAST_WHOLE_POINTS = 8  # at 0, 1 and -1 alone, n^9000 is n^8000
+# Relative, where symbols are large: differences of large terms have fewer digits there.
+TOLERANCE_OF_LARGE = 1e-40
+# Kinds of formulas that a few points tell apart.
+_IN_ONE_PIECE = words(
+    """number symbol negative add multiply divide mixed scaled ratio factorial binomial degree apply
+    sin cos tan cot sec csc sinh cosh tanh exp"""
+)
 
 
 def is_literal(node: Node) -> bool:
@@ -26,7 +45,7 @@ def is_literal(node: Node) -> bool:
     """
     if node.kind == "multiply":
         return len(node.parts) == 2 and _is_scientific(*node.parts)
-    if node.kind in ("negative", "divide", "ratio", "power"):
+    if node.kind in ("negative", "divide", "ratio", "power", "scaled"):
         return all(map(is_literal, node.parts))
     return node.kind in ("number", "mixed")
 
@@ -50,21 +69,87 @@ def same_formula(prediction: Node, gold: Node, strict: bool) -> bool:
     if strict and is_literal(gold) and not is_literal(prediction):
         return False
 
-    # Most formulas that differ, differ at the first point.
-    x, y = value(prediction), value(gold)
-    both_real = x is not None and y is not None and is_real(x) and is_real(y)
-    if both_real and not near(x, y):
-        return _stands_for(prediction, x, y)
-
-    num_points = NUM_POINTS if symbol_names(prediction) else 1
-    pairs = [(value(prediction, point), value(gold, point)) for point in range(num_points)]
-    known = [(x, y) for x, y in pairs if x is not None and y is not None]
-    real = [(x, y) for x, y in known if is_real(x) and is_real(y)]
-    for found in (real, known):
-        if len(found) >= min(2, num_points):
-            return all(near(x, y) for x, y in found)
-    has_no_value = all(x is None and y is None for x, y in pairs)
+    points = sample_points(prediction, gold)
+    known = []
+    num_real = 0
+    for point in points:
+        x, y = value(prediction, point), value(gold, point)
+        if x is None or y is None:
+            continue
+        both_real = is_real(x) and is_real(y)
+        if both_real and not agree(x, y, point):
+            # Most formulas that differ, differ at the first point.
+            return _stands_for(prediction, x, y)
+        num_real += both_real
+        known.append((x, y, point))
+    least = min(LEAST_WHOLE_POINTS if points[-1] in WHOLE_POINTS else LEAST_POINTS, len(points))
+    if num_real >= least:
+        return True
+    if len(known) >= least:
+        return all(agree(x, y, point) for x, y, point in known)
+    has_no_value = all(
+        value(prediction, point) is None and value(gold, point) is None for point in points
+    )
     return has_no_value and _form(prediction) == _form(gold)
+
+
+def agree(x: Value, y: Value, point: int) -> bool:
+    """Returns whether the values of two formulas at a point are the same."""
+    if point in BASIC_POINTS or is_exact(x, y):
+        return near(x, y)
+    return near(MP.convert(x), MP.convert(y), TOLERANCE_OF_LARGE)
+
+
+@functools.lru_cache(4096)
+def sample_points(prediction: Node, gold: Node) -> tuple[int, ...]:
+    """Returns the points where two formulas of the same symbols are compared.
+
+    Formulas that round letters such as n, or have them as powers of a negative number, are compared
+    where these are whole: the ceiling of n/2 is the floor of (n+1)/2.
+    """
+    names = symbol_names(prediction)
+    if not names:
+        return (0,)
+    kinds = _kinds(prediction) | _kinds(gold)
+    if kinds <= _IN_ONE_PIECE:
+        return tuple(BASIC_POINTS)
+    whole = _whole_names(prediction) | _whole_names(gold)
+    if whole and all(map(is_index, whole)):
+        only_indices = all(map(is_index, names))
+        return tuple(WHOLE_POINTS) if only_indices else (*INDEX_POINTS, *WHOLE_POINTS)
+    real = (*BASIC_POINTS, *WIDE_POINTS)
+    return (*real, *WHOLE_POINTS, *PART_POINTS) if kinds & {"floor", "ceil"} else real
+
+
+@functools.lru_cache(4096)
+def _kinds(node: Node) -> frozenset[str]:
+    """Returns the kinds of the nodes in a tree; powers count where the exponent is not whole."""
+    own = frozenset[str]() if _is_whole_power(node) else frozenset({node.kind})
+    return own.union(*map(_kinds, node.parts))
+
+
+def _is_whole_power(node: Node) -> bool:
+    if node.kind != "power":
+        return False
+    exponent = _constant(node.parts[1])
+    return exponent is not None and is_exact(exponent) and exponent.denominator == 1
+
+
+def _constant(node: Node) -> Value | None:
+    return None if symbol_names(node) else value(node)
+
+
+@functools.lru_cache(4096)
+def _whole_names(node: Node) -> frozenset[str]:
+    """Returns the symbols that are rounded, or are in the exponent of a negative constant."""
+    if node.kind in ("floor", "ceil"):
+        return symbol_names(node)
+    names = frozenset[str]().union(*map(_whole_names, node.parts))
+    if node.kind == "power":
+        base = _constant(node.parts[0])
+        if base is not None and not (is_real(base) and base >= 0):
+            names |= symbol_names(node.parts[1])
+    return names
 
 
 def _stands_for(prediction: Node, x: Value, y: Value) -> bool:

@@ -8,12 +8,9 @@ several spellings has one token: \cdot, \times and * are all "*".
 import functools
 import re
 
-from jzero.grading.vocabulary import (
-    COMMANDS_WITHOUT_BACKSLASH,
-    TOKENS,
-    TYPESETTING,
-    UNIT_WORDS,
-)
+from jzero.grading.characters import written_out
+from jzero.grading.units import MULTIPLIERS, UNIT_WORDS
+from jzero.grading.vocabulary import COMMANDS_WITHOUT_BACKSLASH, TOKENS, TYPESETTING
 
 # Rewrites of the whole text, before it is cut.
 _REWRITES = [
@@ -24,6 +21,8 @@ _REWRITES = [
         (r"(?<![0-9.])\.(?=[0-9])", "0."),
         (r"(\.[0-9]*)\\overline\s*\{?([0-9]+)\}?", r"\1¯\2"),  # 0.1\overline{6}
         (r"\^\s*\{?\s*\\circ\s*\}?", "°"),
+        (r"\^\s*\{?\s*\\prime\s*\}?", "'"),
+        (r"\bper cent\b", "percent"),
         (r"\\mathbb\s*\{?R\}?", "ℝ"),
         (
             r"(?:\\\\\s*)?\\(begin|end)\s*\{(?:[pb]?matrix|array)\}(?:\{[lcr|\s]*\})?",
@@ -40,7 +39,8 @@ _LEXER = re.compile(
         (?:(?:,|\{,\}|\\,|[ ]|,\s*\\!\s*|\\!\s*,\s*|\\[ ])[0-9]{3}(?![0-9]))+
         (?:\.[0-9]+)?)
     |(?P<number>[0-9]*\.[0-9]*¯[0-9]+
-        |(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[0-9]+|[-+][0-9]{2,}))?)
+        |(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)
+            (?:[eE](?:[0-9]+|[-+][0-9]{2,}|[-+][0-9](?![0-9]|\s*[A-Za-z.^!({\\])))?)
     |\\(?P<command>[a-zA-Z]+)
     |(?P<run>(?:[A-Za-z]\.){2,}|[A-Za-z]+)
     |(?P<other>\{[,:]\}|\\\\|\\[{}%&|$]|\*\*|<=|>=|!=|!!|.)""",
@@ -48,17 +48,38 @@ _LEXER = re.compile(
 )
 
 
+# Words that may follow a number without a space.
+_WORDS = UNIT_WORDS | MULTIPLIERS.keys()
+
+# 2e-3, which is 2·e - 3 where the answer has Euler's number, and 0.002 elsewhere.
+_AMBIGUOUS_NUMBER = re.compile(r"([0-9]+)e([-+])([0-9])")
+
+
 @functools.lru_cache(4096)
 def tokenize(text: str) -> list[str]:
     """Returns the tokens of `text`; the caller must not change the list."""
     if "\\begin" not in text:  # where \\ ends a row
         text = text.replace("\\\\", "\\")  # the text was escaped twice
+    text = written_out(text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     tokens = []
     for match in _LEXER.finditer(text.rstrip(" \n.,;\\")):
         tokens += _tokens_of_match(match, in_prose=False)
     return tokens
+
+
+def with_euler_number(tokens: list[str]) -> list[str]:
+    """Returns the tokens with 2e-3 as a difference.
+
+    1e-3 and 2.5e-3 stay numbers: the difference would be e-3 or, most likely, 2.5·e - 3.
+    """
+    result = []
+    for token in tokens:
+        match = _AMBIGUOUS_NUMBER.fullmatch(token)
+        is_ambiguous = match is not None and match[1] != "1"
+        result += [match[1], "e", match[2], match[3]] if match and is_ambiguous else [token]
+    return result
 
 
 def _tokens_of_match(match: re.Match[str], in_prose: bool) -> list[str]:
@@ -89,7 +110,7 @@ def _tokens_of_letters(match: re.Match[str], letters: str, in_prose: bool) -> li
     """
     start = match.start()
     stands_alone = start == 0 or match.string[start - 1] in " \n"
-    is_unit = len(letters) > 1 and letters.removesuffix("s") in UNIT_WORDS
+    is_unit = len(letters) > 1 and letters.removesuffix("s") in _WORDS
     is_abbreviation = letters.isupper() and len(letters) > 2
     if in_prose or is_unit or is_abbreviation or (stands_alone and len(letters) > 3):
         return ['"' + letters.replace(".", "")]

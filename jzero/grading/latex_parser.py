@@ -13,6 +13,7 @@ from fractions import Fraction
 from string import ascii_letters, digits
 from typing import NamedTuple
 
+from jzero.grading.applications import argument_start
 from jzero.grading.expressions import (
     EMPTY_SET,
     INFINITY,
@@ -20,12 +21,15 @@ from jzero.grading.expressions import (
     TWO,
     Node,
     Refused,
+    has_unit,
     joined,
+    mentions,
     negative,
     symbol,
 )
-from jzero.grading.latex_lexer import tokenize
-from jzero.grading.vocabulary import BRACKETS, FUNCTIONS, GREEK, HEDGES, UNITS
+from jzero.grading.latex_lexer import tokenize, with_euler_number
+from jzero.grading.units import MULTIPLIERS, POWERS, REFUSED_WORDS, UNITS, singular, unit_name
+from jzero.grading.vocabulary import BRACKETS, CURRENCIES, FUNCTIONS, GREEK, OPAQUE_FUNCTIONS
 
 # Limits: a hostile answer must cost a bounded time, and no recursion may reach Python's limit.
 MAX_TOKENS = 300
@@ -37,11 +41,17 @@ END = ""  # the token after the last
 DIGITS = tuple(digits)
 LETTERS = ('"', *ascii_letters)  # first characters of words and symbols
 RELATIONS = "=<>≤≥≠≈"
+NAMED_FUNCTION = "function"  # the kind of a word before a bracket, as in \\text{Var}(X)
+GIVEN = "given"  # the token of a bar that was found to stand for "given"
+OPENING_BRACKETS = ("(", "[", "{", "\\{")
+CLOSING_BRACKETS = (")", "]", "}", "\\}", END)
+UNIT_TOKENS = ('"', "%", "/", "^", *CURRENCIES)  # the kinds of tokens in the words of a unit
 
 
 class Binding(enum.IntEnum):
     """How tightly an operator binds, from the loosest to the tightest."""
 
+    CONDITION = -1
     LIST = 0
     ROWS = 1
     ROW = 2
@@ -57,13 +67,27 @@ class Binding(enum.IntEnum):
     ATOM = 12
 
 
+class Reading(NamedTuple):
+    """What decides between two meanings of one spelling."""
+
+    # Letters that are functions: f(x) is an application then, and not a product.
+    functions: frozenset[str] = frozenset()
+    has_euler_number: bool = True  # 2e-3 is 2·e - 3
+    # Multipliers that the question counts: after "how many dozen", "3 dozen" is 3.
+    counted: frozenset[str] = frozenset()
+
+
+DEFAULT_READING = Reading()
+
+
 class Parser:
     """Reads `tokens` from left to right. `position` is the index of the next token."""
 
-    def __init__(self, tokens: list[str]) -> None:
+    def __init__(self, tokens: list[str], reading: Reading) -> None:
         if len(tokens) > MAX_TOKENS:
             raise Refused("too many tokens")
         self.tokens = [*tokens, END]
+        self.reading = reading
         self.position = 0
         self.depth = 0
 
@@ -79,6 +103,8 @@ class Parser:
     def next_kind(self) -> str:
         """Returns the key of the next token in PREFIX and INFIX: numbers and words share one."""
         token = self.tokens[self.position]
+        if token[:1] == '"' and len(token) > 2 and self.tokens[self.position + 1] == "(":
+            return NAMED_FUNCTION
         return token[0] if token[:1] in ('"', *DIGITS) else token
 
     def accept(self, *wanted: str) -> str:
@@ -131,18 +157,68 @@ class Parser:
     def number(self, _: Binding) -> Node:
         return number(self.last_token)
 
-    def letter(self, _: Binding) -> Node:
-        return symbol(self.last_token)
+    def name(self, _: Binding) -> Node:
+        r"""Reads a symbol, or the application of a letter that is a function.
 
-    def constant(self, _: Binding) -> Node:
-        return CONSTANTS[self.last_token]
+        The symbol may be written as a word, \text{A}.
+        """
+        token = self.last_token.removeprefix('"')
+        start = -1
+        if token in self.reading.functions:
+            start = argument_start(self.tokens, self.position, token)
+        if start < 0:
+            return CONSTANTS[token] if token in CONSTANTS else symbol(token)
+        decorations = [token for token in self.tokens[self.position : start] if token not in "{}"]
+        self.position = start
+        return self.application(token + "".join(decorations))
 
-    def word(self, _: Binding) -> Node:
-        r"""Reads a symbol that is written as a word: \text{A}."""
-        name = self.last_token[1:]
-        if len(name) != 1:
+    def word(self, binding: Binding) -> Node:
+        r"""Reads a symbol that is written as a word, \text{A}."""
+        if len(self.last_token) != 2:
             raise Refused("a word in a formula")
-        return symbol(name)
+        return self.name(binding)
+
+    def named_function(self, _: Binding) -> Node:
+        r"""Reads \text{Var}(X) or \gcd(m, n)."""
+        return self.application(self.last_token[1:])
+
+    def application(self, name: str) -> Node:
+        """Reads the arguments of a function. Nothing is known of its values."""
+        if not self.accept("("):
+            raise Refused(f"no bracket after {name}")
+        self.mark_condition()
+        argument = self.group(Binding.ATOM)
+        is_list = argument.kind == "tuple" and argument.name == "()"
+        return Node("apply", argument.parts if is_list else (argument,), name=name)
+
+    def mark_condition(self) -> None:
+        r"""Marks the bar or colon that stands for "given" in a group that has just been opened.
+
+        This is the first bar if the number of bars is odd: P(A|B), \{x | |x| < 2\}. A colon does so
+        in \{x : x > 2\}. That x is real, x ∈ ℝ, is dropped.
+        """
+        start = self.position
+        depth, bars, colons, has_relation = 0, [], [], False
+        for index in range(start, len(self.tokens)):
+            token = self.tokens[index]
+            depth += (token in OPENING_BRACKETS) - (token in CLOSING_BRACKETS)
+            if depth < 0:
+                break
+            if depth == 0 and token == "|":
+                bars.append(index)
+            elif depth == 0 and token == ":":
+                colons.append(index)
+            has_relation = has_relation or (token in RELATIONS and token != END)
+        in_braces = self.last_token == "\\{"
+        if len(bars) % 2 == 1:
+            mark = bars[0]
+        elif in_braces and colons and has_relation:
+            mark = colons[0]
+        else:
+            return
+        self.tokens[mark] = GIVEN
+        if self.tokens[start + 1 : mark] == ["∈", "\\real"]:
+            del self.tokens[start + 1 : mark]
 
     def group(self, _: Binding) -> Node:
         """Reads what is between two brackets."""
@@ -152,12 +228,16 @@ class Parser:
             self.tokens[self.tokens.index("|", self.position)] = "\\|"
         if opening == "\\{" and self.accept("\\}"):
             return EMPTY_SET
-        inside = self.expression()
+        if opening == "\\{":
+            self.mark_condition()
+        inside = self.expression(Binding.CONDITION)
         brackets = opening + self.next_token
         if brackets not in BRACKETS:
             raise Refused(f"{brackets!r} is no pair of brackets")
         self.position += 1
         kind = BRACKETS[brackets]
+        if inside.kind == "given" and kind == "set":
+            return _condition_of_set(inside)
         items = inside.parts if inside.kind == "list" else (inside,)
         if len(items) == 1 and (brackets in ("{}", "()") or inside.kind == "matrix"):
             return inside
@@ -196,9 +276,10 @@ class Parser:
             degree = self.group(Binding.ATOM).parts[-1]
         return Node("root", (degree, self.expression(Binding.ATOM)))
 
-    def dollars(self, binding: Binding) -> Node:
+    def money(self, binding: Binding) -> Node:
+        name = UNITS[self.last_token]
         amount = self.expression(max(binding, Binding.PRODUCT))
-        return Node("unit", (amount,), name="dollar")
+        return Node("unit", (amount,), name=name)
 
     def plus(self, binding: Binding) -> Node:
         if binding >= Binding.ATOM:
@@ -230,8 +311,7 @@ class Parser:
                 right = Node("divide", (right, self.expression(Binding.POSTFIX)))
             if _is_proper_fraction(right):
                 return Node("mixed", (left, right))
-        is_power_of_number = right.kind == "power" and not before[0].isdigit()
-        if token[0].isdigit() and before != ")" and not is_power_of_number:
+        if token[0].isdigit() and not _may_precede_number(left, before, right):
             raise Refused("two numbers side by side")
         return joined("multiply", left, right)
 
@@ -240,6 +320,24 @@ class Parser:
 
     def subtract(self, left: Node) -> Node:
         return joined("add", left, negative(self.expression(Binding.PRODUCT)))
+
+    def ratio(self, left: Node) -> Node:
+        """Reads a side of 3:2, or of the time 4:05."""
+        right = self.expression(Binding.UNION)
+        written = self.last_token
+        is_time = right.kind == "number" and written.isdigit() and written[0] == "0" != written
+        is_time = is_time or (left.kind == "ratio" and left.name == "time")
+        return joined("ratio", left, right)._replace(name="time" if is_time else "")
+
+    def condition(self, left: Node) -> Node:
+        if left.kind == "given":
+            raise Refused("two conditions")
+        return Node("given", (left, self.expression(Binding.LIST)))
+
+    def prime(self, left: Node) -> Node:
+        if left.kind != "symbol":
+            raise Refused("a prime after what is no name")
+        return symbol(left.name + "'")
 
     def choose(self, left: Node) -> Node:
         return Node("binomial", (left, self.expression(Binding.SUM)))
@@ -270,17 +368,35 @@ class Parser:
         """Reads the words after a value, with / and powers among them.
 
         Spellings become one, and the words are sorted: "square feet" and "ft^2" are "foot 2".
+        Numerals multiply the value: "2 thirds" is 2/3, and "5 million dollars" are 5,000,000.
         """
         names: list[str] = []
+        num_words = 0
         self.position -= 1
-        while self.next_token[:1] in ('"', "%", "/", "^"):
+        while self.next_kind() in UNIT_TOKENS or (
+            self.last_token == "/" and self.next_token in UNITS  # the letter of km/h
+        ):
             token = self.next_token
             self.position += 1
-            name = self.unit_power() if token == "^" else token.lstrip('"').lower()
-            if name in HEDGES or len(names) >= MAX_UNIT_WORDS:
+            num_words += 1
+            word = token.lstrip('"').lower()
+            noun = singular(word)
+            if word in REFUSED_WORDS or num_words > MAX_UNIT_WORDS:
                 raise Refused("prose")
-            name = name.removesuffix("s") if len(name) > 2 else name
-            names.append(UNITS.get(name, name))
+            if token == "^":
+                names.append(self.unit_power())
+            elif word in POWERS and names:
+                names.append(str(POWERS[word]))
+            elif word in POWERS:
+                left = _raised(left, POWERS[word])
+            elif noun in MULTIPLIERS and noun not in self.reading.counted:
+                if names:
+                    raise Refused("a numeral after a unit")
+                left = _scaled(left, noun)
+            else:
+                names.append(unit_name(word))
+        if not names:
+            return left
         return Node("unit", (left,), name=" ".join(sorted(names, key=str.isdigit)))
 
     def unit_power(self) -> str:
@@ -330,6 +446,48 @@ def number(token: str) -> Node:
     return Node("number", value=value, decimal_place=place if is_decimal else 0)
 
 
+def _raised(node: Node, exponent: int) -> Node:
+    """Returns 3^2 for "3 squared"."""
+    if node.kind not in ("number", "symbol"):
+        raise Refused("a power of what is no number")
+    return Node("power", (node, number(str(exponent))))
+
+
+def _scaled(node: Node, numeral: str) -> Node:
+    """Returns the value of "5 million"; in "$5 million" the numeral goes inside the unit."""
+    if has_unit(node):
+        return node._replace(parts=(_scaled(node.parts[0], numeral),))
+    return Node("scaled", (node, Node("number", value=MULTIPLIERS[numeral])))
+
+
+def _condition_of_set(given: Node) -> Node:
+    """Returns the condition x > 2 of {x | x > 2}, which is compared as any other relation is."""
+    head, condition = given.parts
+    names = head.parts if head.kind == "tuple" else (head,)
+    if condition.kind == "list":  # in which "x is real" says nothing
+        relations = tuple(part for part in condition.parts if part != REAL_LINE)
+    else:
+        relations = (condition,)
+    for name in names:
+        if name.kind != "symbol" or not mentions(condition, name):
+            raise Refused("a condition on another name")
+    if any(relation.kind != "relation" for relation in relations):
+        raise Refused("a condition that is no relation")
+    return relations[0] if len(relations) == 1 else condition
+
+
+def _may_precede_number(left: Node, before: str, right: Node) -> bool:
+    """Returns whether a number or its power, `right`, may be a factor after `left`.
+
+    `before` is the last token of `left`. In x^2 2^n the digit before the factor is an exponent.
+    """
+    last = left.parts[-1] if left.kind == "multiply" else left
+    if before == ")" or (before == "}" and last.kind == "power"):
+        return True
+    is_number = before[0].isdigit() and last.kind not in ("power", "symbol")
+    return right.kind == "power" and not is_number
+
+
 def _is_proper_fraction(node: Node) -> bool:
     if node.kind != "divide":
         return False
@@ -361,18 +519,20 @@ CONSTANTS = {
     **{f"\\{name}": symbol(name) for name in GREEK},
 }
 _FUNCTION_COMMANDS = [f"\\{name}" for name in FUNCTIONS]
+_OPAQUE_COMMANDS = [f"\\{name}" for name in OPAQUE_FUNCTIONS]
 
 PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
     **dict.fromkeys(DIGITS, Parser.number),
-    **dict.fromkeys(ascii_letters, Parser.letter),
+    **dict.fromkeys(ascii_letters, Parser.name),
     '"': Parser.word,
-    **dict.fromkeys(CONSTANTS, Parser.constant),
+    **dict.fromkeys(CONSTANTS, Parser.name),
     **dict.fromkeys(("(", "[", "{", "\\{", "|", "⌊", "⌈", "\\begin"), Parser.group),
     **dict.fromkeys(_FUNCTION_COMMANDS, Parser.function),
+    **dict.fromkeys((*_OPAQUE_COMMANDS, NAMED_FUNCTION), Parser.named_function),
     "\\frac": Parser.fraction,
     "\\binom": Parser.binomial,
     "\\sqrt": Parser.root,
-    "\\$": Parser.dollars,
+    **dict.fromkeys(CURRENCIES, Parser.money),
     "-": Parser.minus,
     "+": Parser.plus,
     **dict.fromkeys("=≈,;", Parser.leading_sign),
@@ -382,15 +542,20 @@ PREFIX: dict[str, Callable[[Parser, Binding], Node]] = {
 INFIX: dict[str, Infix] = {
     **dict.fromkeys(PREFIX, Infix(Binding.APPLY, Parser.factor)),
     # A bracket or function ends the argument of a function before it: \sin x (y) is sin(x) y.
-    **dict.fromkeys(("(", *_FUNCTION_COMMANDS), Infix(Binding.PRODUCT, Parser.factor)),
-    **dict.fromkeys(('"', "%"), Infix(Binding.UNIT, Parser.unit)),
+    **dict.fromkeys(
+        ("(", NAMED_FUNCTION, *_FUNCTION_COMMANDS), Infix(Binding.PRODUCT, Parser.factor)
+    ),
+    **dict.fromkeys(('"', "%", *CURRENCIES), Infix(Binding.UNIT, Parser.unit)),
     **dict.fromkeys(",;", _joining("list", Binding.LIST, Binding.RELATION)),
     "\\\\": _joining("rows", Binding.ROWS, Binding.ROW),
     "&": _joining("row", Binding.ROW, Binding.RELATION),
     **dict.fromkeys(RELATIONS, Infix(Binding.RELATION, Parser.relation)),
     "∈": Infix(Binding.RELATION, Parser.membership),
-    ":": _joining("ratio", Binding.RATIO, Binding.UNION),
+    ":": Infix(Binding.RATIO, Parser.ratio),
+    GIVEN: Infix(Binding.CONDITION, Parser.condition),
+    "'": Infix(Binding.POSTFIX, Parser.prime),
     "∪": _joining("union", Binding.UNION, Binding.SUM),
+    "∩": _joining("intersection", Binding.UNION, Binding.SUM),
     "+": _joining("add", Binding.SUM, Binding.PRODUCT),
     "-": Infix(Binding.SUM, Parser.subtract),
     "\\choose": Infix(Binding.SUM, Parser.choose),
@@ -403,32 +568,35 @@ INFIX: dict[str, Infix] = {
 }
 
 
-def _parse_tokens(tokens: list[str]) -> Node:
+def _parse_tokens(tokens: list[str], reading: Reading) -> Node:
     """Returns the tree of all tokens. Plus-minus makes two items of one: 1±2 is the list 3, -1."""
     if "±" in tokens or "∓" in tokens:
-        return _parse_both_signs(tokens)
-    parser = Parser(tokens)
+        return _parse_both_signs(tokens, reading)
+    parser = Parser(tokens, reading)
     node = parser.expression()
     if parser.next_token != END:
         raise Refused("something is left over")
     return node
 
 
-def _parse_both_signs(tokens: list[str]) -> Node:
+def _parse_both_signs(tokens: list[str], reading: Reading) -> Node:
     items: dict[Node, None] = {}  # a set that keeps the order
     kind = ""
     for signs in ("+-", "-+"):
         table = str.maketrans("±∓", signs)
-        node = _parse_tokens([token.translate(table) for token in tokens])
+        node = _parse_tokens([token.translate(table) for token in tokens], reading)
         kind = kind or ("set" if node.kind == "set" else "list")
         items |= dict.fromkeys(node.parts if node.kind == kind else (node,))
     return Node(kind, tuple(items))
 
 
 @functools.lru_cache(4096)
-def parse(text: str) -> Node | None:
+def parse(text: str, reading: Reading = DEFAULT_READING) -> Node | None:
     """Returns the tree of `text`, None if the grammar or its limits refuse it."""
+    tokens = tokenize(text)
+    if reading.has_euler_number:
+        tokens = with_euler_number(tokens)
     try:
-        return _parse_tokens(tokenize(text))
+        return _parse_tokens(tokens, reading)
     except Refused:
         return None

@@ -7,7 +7,7 @@ Reasons of a grade:
 - correct
 - wrong value
 - no answer: there is none where the template wants it
-- unparsed: the answer is beyond the grammar or its limits
+- unparsed: the answer is beyond the grammar or its limits, or a word after its number is no unit
 - echo: the answer equals the gold, but is the question's own formula
 - no gold: there was nothing to compare with
 
@@ -16,11 +16,20 @@ The verifier "fast" takes only a number where the gold is written as a number. T
 stays ours.
 """
 
+import functools
+import re
+
+from jzero.grading.applications import function_names
 from jzero.grading.equivalence import equal
+from jzero.grading.expressions import Node, split_unit, unit_names
 from jzero.grading.extract import extract_answer
-from jzero.grading.latex_lexer import tokenize
-from jzero.grading.latex_parser import parse
+from jzero.grading.latex_lexer import tokenize, with_euler_number
+from jzero.grading.latex_parser import Reading, parse
+from jzero.grading.units import MULTIPLIERS, is_unit, singular, unit_name
 from jzero.types import Grade
+
+_WORD = re.compile("[a-z]+")
+_COUNTED = re.compile(r"\bhow many ([a-z]+)")
 
 
 def grade(
@@ -57,16 +66,46 @@ def _reason(answer: str, gold: str, question: str, strict: bool) -> str:
     gold = extract_answer(gold, "answer") or ""
     if tokenize(answer) and tokenize(answer) == tokenize(gold):
         return "correct"
-    tree, gold_tree = parse(answer), parse(gold)
+    functions, counted = function_names(answer, gold), _counted_numerals(question)
+    gold_tree = parse(gold, Reading(functions, True, counted))
+    tree = parse(answer, Reading(functions, _has_euler_number(gold), counted))
     if tree is None:
         return "unparsed"
     if gold_tree is None or not equal(tree, gold_tree, strict):
         return "wrong value"
-    # A number or a name may well occur in the question.
-    is_atom = tree.kind in ("number", "symbol", "text")
+    if not _has_known_units(tree, gold, question):
+        return "unparsed"
+    # A number or a name may well occur in the question, also with its unit.
+    is_atom = split_unit(tree)[0].kind in ("number", "symbol", "text")
     if tree == gold_tree or is_atom or not _is_in_question(answer, question):
         return "correct"
     return "echo"
+
+
+def _has_known_units(tree: Node, gold: str, question: str) -> bool:
+    """Returns whether the words after numbers are units, or are nouns of the question or gold."""
+    names = unit_names(tree)
+    if not names:
+        return True
+    nouns = _nouns(gold) | _nouns(question)
+    return all(is_unit(name, nouns) for name in names)
+
+
+@functools.lru_cache(4096)
+def _has_euler_number(gold: str) -> bool:
+    return "e" in with_euler_number(tokenize(gold))
+
+
+@functools.lru_cache(1024)
+def _nouns(text: str) -> frozenset[str]:
+    return frozenset(map(unit_name, _WORD.findall(text.lower())))
+
+
+@functools.lru_cache(1024)
+def _counted_numerals(question: str) -> frozenset[str]:
+    """Returns the numerals that a question counts: "dozen" for "How many dozen eggs ...?"."""
+    words = map(singular, _COUNTED.findall(question.lower()))
+    return frozenset(word for word in words if word in MULTIPLIERS)
 
 
 def _is_in_question(answer: str, question: str) -> bool:

@@ -27,6 +27,7 @@ from jzero.grading.extract import extract_answer
         ("r1", "<think> <answer> 5 </answer> </think> done", None),
         ("gsm8k", "#### 1\n#### 2", "2"),
         ("gsm8k", "so 5\n#### 5 red apples.\nDone", r"5\text{ red apples}"),
+        ("gsm8k", "#### 2½ cups", r"2½\text{ cups}"),
         ("gsm8k", "the answer is 5", None),
         ("number", "we get 1,234.5 apples", "1,234.5"),
         ("number", "none", None),
