@@ -22,8 +22,8 @@ def file_in(directory: Path, name: str) -> Path | None:
     """Returns the path of the file `name` in a model directory, or None if there is no such file.
 
     Raises UserError if `name` is not the plain name of a file, if it is a link that leads out of
-    the directory, or if it is something other than a file. The links of the Hugging Face cache, from
-    a snapshot to the blobs of the same model, are followed.
+    the directory, or if it is something other than a file. The links of the Hugging Face cache,
+    from a snapshot to the blobs of the same model, are followed.
     """
     if name != os.path.basename(name) or name in ("", ".", "..") or "\0" in name:
         raise UserError(

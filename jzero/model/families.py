@@ -143,7 +143,7 @@ def family_of(model_type: str | None) -> Family:
     """Returns the family of a `model_type`; raises UserError when the table has no such entry."""
     if model_type is None or model_type not in FAMILIES:
         raise UserError(
-            f"model_type={shown(repr(model_type))} is not one of {', '.join(FAMILIES)}: choose a model of these families, "
-            "or add its family to jzero.model.families.FAMILIES"
+            f"model_type={shown(repr(model_type))} is not one of {', '.join(FAMILIES)}: choose a "
+            "model of these families, or add its family to jzero.model.families.FAMILIES"
         )
     return FAMILIES[model_type]

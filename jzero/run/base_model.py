@@ -47,8 +47,8 @@ def check_vocabulary(
     num_ids = tokenizer.num_ids(tok)
     if num_ids > vocab_size:
         raise UserError(
-            f"{directory / 'config.json'} has vocab_size={vocab_size}, and the tokenizer has ids up "
-            f"to {num_ids - 1}: set model.tokenizer to the tokenizer of this model"
+            f"{directory / 'config.json'} has vocab_size={vocab_size}, and the tokenizer has ids "
+            f"up to {num_ids - 1}: set model.tokenizer to the tokenizer of this model"
         )
     for token in tokenizer.generation_eos_ids(directory):
         if token >= vocab_size:

@@ -2,7 +2,11 @@
 
 from dataclasses import asdict, dataclass, field
 
+from jzero.errors import shown
 from jzero.files import JsonObject
+
+# The types of the entries that every record has.
+KINDS = {"step": int, "eval": dict, "seconds": int | float, "seconds_by_phase": dict}
 
 
 @dataclass
@@ -25,6 +29,13 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, values: JsonObject) -> "RunRecord":
+        """Returns the record that `to_json` wrote. Raises ValueError if it is damaged."""
+        for name, kind in KINDS.items():
+            if not isinstance(values.get(name), kind):
+                raise ValueError(f"the record of the run has {name}={shown(values.get(name))}")
+        for name, evaluation in values["eval"].items():
+            if not isinstance(evaluation, dict):
+                raise ValueError(f"the record of the run has {shown(name)}={shown(evaluation)}")
         return cls(
             step=values["step"],
             evaluations=values["eval"],

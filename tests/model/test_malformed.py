@@ -1,4 +1,4 @@
-"""Model directories from elsewhere: each damage is one line that names the file, in little memory."""
+"""Model directories from elsewhere: each damage is one line with the file, in little memory."""
 
 import json
 import os
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import ml_dtypes
 import numpy as np
 import pytest
