@@ -136,9 +136,8 @@ def render(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, generate: bool = 
         )
     except Exception as error:  # a template is foreign, and may raise anything
         raise UserError(
-            f"the chat template of the tokenizer {tokenizer.name_or_path} fails "
-            f"({type(error).__name__}: {reason_of(error)}): mend it, or choose a task.template of "
-            "plain text"
+            f"the chat template of the tokenizer {tokenizer.name_or_path} does not take these "
+            f"messages ({type(error).__name__}: {reason_of(error)}): change them or the template"
         ) from None
     return str(text)
 
@@ -176,7 +175,12 @@ def reply_tokens(
         {"role": "assistant", "content": response},
         {"role": "user", "content": reply},
     ]
-    _, _, after = render(tokenizer, messages).partition(response)
+    _, found, after = render(tokenizer, messages).partition(response)
+    if not found:
+        raise UserError(
+            f"the chat template of the tokenizer {tokenizer.name_or_path} leaves out what the "
+            "assistant says: mend it, or choose a task.template of plain text"
+        )
     return encode(tokenizer, after)
 
 

@@ -548,6 +548,34 @@ def test_a_chat_template_that_fails_is_one_line(model: Path, template: str) -> N
     assert str(model) in str(caught.value)
 
 
+def test_a_chat_template_without_the_assistant_is_refused(model: Path) -> None:
+    (model / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    tok = tokenizer.load(str(model))
+
+    with pytest.raises(UserError, match="leaves out what the assistant says"):
+        tokenizer.reply_tokens(tok, "wrong", None)
+
+
+def test_no_python_file_of_a_model_directory_is_run(model: Path) -> None:
+    (model / "mine.py").write_text(f"open({str(model / 'ran')!r}, 'w')")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["auto_map"] = {"AutoTokenizer": ["mine.Tokenizer", "mine.Tokenizer"]}
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+
+    read_all(model)
+    entries(model, auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"})
+    assert_refused(model, str(model / "config.json"), "auto_map")
+
+    assert not (model / "ran").exists()
+
+
+def test_a_name_that_no_repository_can_have_is_one_line() -> None:
+    for name in ("a b/c", "a/b--c", "é/ü", "a" * 200 + "/b"):
+        with pytest.raises(UserError, match="no such directory") as caught:
+            huggingface.resolve(name)
+        assert "\n" not in str(caught.value)
+
+
 # -- bits at random --------------------------------------------------------------------------------
 
 
