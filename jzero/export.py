@@ -23,7 +23,7 @@ from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_model
 from jzero.run.metrics import METRICS, STEP_LINE
-from jzero.run.record import RunRecord
+from jzero.run.record import evaluations_of
 from jzero.tasks import suites
 from jzero.tasks.problem_sets import DEFAULT_SETS
 from jzero.types import JsonValue
@@ -77,7 +77,7 @@ def run(options: Options) -> str:
     base = read_base_model(settings.model)
     items, record = checkpoints.read_items(step, {"params": qwen.abstract(base.model)})
     try:
-        evaluations = RunRecord.from_json(record).evaluations
+        evaluations = evaluations_of(record)
     except ValueError as error:
         raise checkpoints.damaged(step, error) from None
 

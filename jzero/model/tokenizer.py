@@ -98,19 +98,18 @@ def damaged_file(directory: Path, names: set[str]) -> Path:
 
     The vocabulary is tried by itself. If it is whole, the settings around it are not.
     """
+    vocabulary = directory / ("tokenizer.json" if "tokenizer.json" in names else "vocab.json")
     try:
-        if "tokenizer.json" in names:
-            vocabulary = "tokenizer.json"
-            Tokenizer.from_file(str(directory / vocabulary))
+        if vocabulary.name == "tokenizer.json":
+            Tokenizer.from_file(str(vocabulary))
         else:
-            vocabulary = "vocab.json"
-            files = directory / vocabulary, directory / "merges.txt"
-            Tokenizer(BPE.from_file(*map(str, files)))
+            BPE.from_file(str(vocabulary), str(directory / "merges.txt"))
     except BaseException as error:  # a panic of the Rust library is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
-        return directory / vocabulary
-    return directory / ("tokenizer_config.json" if "tokenizer_config.json" in names else vocabulary)
+        return vocabulary
+    settings = "tokenizer_config.json"
+    return directory / settings if settings in names else vocabulary
 
 
 # -- text to tokens and back -----------------------------------------------------------------------

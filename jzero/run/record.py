@@ -33,13 +33,19 @@ class RunRecord:
         for name, kind in KINDS.items():
             if not isinstance(values.get(name), kind):
                 raise ValueError(f"the record of the run has {name}={shown(values.get(name))}")
-        for name, evaluation in values["eval"].items():
-            if not isinstance(evaluation, dict):
-                raise ValueError(f"the record of the run has {shown(name)}={shown(evaluation)}")
         return cls(
             step=values["step"],
-            evaluations=values["eval"],
+            evaluations=evaluations_of(values),
             seconds=values["seconds"],
             seconds_by_phase=values["seconds_by_phase"],
             streams=values.get("streams", []),
         )
+
+
+def evaluations_of(values: JsonObject) -> dict[str, dict[str, float]]:
+    """Returns what the evaluations of a run found. Raises ValueError if the record is damaged."""
+    evaluations = values.get("eval")
+    parts = evaluations.values() if isinstance(evaluations, dict) else [evaluations]
+    if not all(isinstance(part, dict) for part in parts):
+        raise ValueError(f"the record of the run has eval={shown(evaluations)}")
+    return dict(evaluations)

@@ -6,6 +6,7 @@ import shutil
 import struct
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from jzero.errors import UserError
 from jzero.model import huggingface, tokenizer
 from jzero.run.base_model import read_base_model
 
-MODEL = CONFIGS["qwen2-tied"].__class__(**(vars(CONFIGS["qwen2-tied"]) | {"vocab_size": 112}))
+MODEL = replace(CONFIGS["qwen2-tied"], vocab_size=112)
 NORM = "model.norm.weight"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -431,7 +432,7 @@ def test_the_links_of_the_hub_cache_are_followed(good: Path, tmp_path: Path) -> 
 
 def test_a_tokenizer_of_a_larger_vocabulary_is_refused(model: Path, tmp_path: Path) -> None:
     smaller = tmp_path / "smaller"
-    config = MODEL.__class__(**(vars(MODEL) | {"vocab_size": 111}))
+    config = replace(MODEL, vocab_size=111)
     huggingface.save(smaller, config, random_params(config), dtype="float32", hf_config_extra={})
 
     with pytest.raises(UserError, match="vocab_size=111, and the tokenizer has ids up to 111"):
