@@ -33,6 +33,14 @@ def file_in(directory: Path, name: str) -> Path | None:
     path = Path(directory, name)
     if not os.path.lexists(path):
         return None
+    check_inside(path, directory)
+    if not path.is_file():
+        raise UserError(f"{path} is not a file: {AGAIN}")
+    return path
+
+
+def check_inside(path: Path, directory: Path) -> None:
+    """Raises UserError if a path below a model directory leads out of it, through links."""
     try:
         target = Path(os.path.realpath(path, strict=True))
     except OSError as error:  # a link to nothing, or links in a circle
@@ -42,9 +50,6 @@ def file_in(directory: Path, name: str) -> Path | None:
             f"{path} is a link that leads out of its directory, to {shown(str(target))}: "
             "give the directory that it leads to, or replace the link by a copy or a hard link"
         )
-    if not target.is_file():
-        raise UserError(f"{path} is not a file: {AGAIN}")
-    return path
 
 
 def roots_of(directory: Path) -> list[Path]:

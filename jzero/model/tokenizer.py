@@ -22,11 +22,12 @@ from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
 from jzero.errors import UserError, reason_of, shown
 from jzero.model import hub
-from jzero.model.directory import file_in, read_json, read_text
+from jzero.model.directory import check_inside, file_in, read_json, read_text
 
 FILES = ("*.json", "*.txt", "*.jinja")  # of a model on the hub, without its weights
 GENERATION = "generation_config.json"
 SETTINGS = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
+MORE_TEMPLATES = "additional_chat_templates"  # a folder of chat templates with names
 LARGE_FILES = {"tokenizer.json", "vocab.json", "merges.txt"}
 MAX_BYTES = 128 << 20  # of a file with a vocabulary; the largest ones have 35 MB
 
@@ -90,6 +91,10 @@ def check_files(directory: Path) -> set[str]:
                 read_json(path)
             else:
                 read_text(path, MAX_BYTES)
+    if os.path.lexists(directory / MORE_TEMPLATES):
+        check_inside(directory / MORE_TEMPLATES, directory)
+        for path in (directory / MORE_TEMPLATES).glob("*"):
+            check_inside(path, directory)
     return names
 
 

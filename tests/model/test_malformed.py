@@ -404,6 +404,19 @@ def test_a_link_that_leads_out_of_the_directory_is_refused(model: Path, name: st
     assert_refused(model, str(model / name), "link")
 
 
+@pytest.mark.parametrize("link", ["additional_chat_templates", "additional_chat_templates/a.jinja"])
+def test_a_link_of_a_further_template_is_refused(model: Path, link: str) -> None:
+    outside = model.parent / "outside"
+    outside.mkdir()
+    (outside / "a.jinja").write_text("a secret")
+    (model / link).parent.mkdir(exist_ok=True)
+    (model / link).symlink_to(
+        outside if link == "additional_chat_templates" else outside / "a.jinja"
+    )
+
+    assert_refused(model, str(model / link), "link")
+
+
 def test_a_link_in_a_circle_is_refused(model: Path) -> None:
     (model / "config.json").unlink()
     (model / "config.json").symlink_to("config.json")
