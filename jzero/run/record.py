@@ -45,7 +45,9 @@ class RunRecord:
 def evaluations_of(values: JsonObject) -> dict[str, dict[str, float]]:
     """Returns what the evaluations of a run found. Raises ValueError if the record is damaged."""
     evaluations = values.get("eval")
-    parts = evaluations.values() if isinstance(evaluations, dict) else [evaluations]
-    if not all(isinstance(part, dict) for part in parts):
+    if not isinstance(evaluations, dict):
         raise ValueError(f"the record of the run has eval={shown(evaluations)}")
-    return dict(evaluations)
+    for name, metrics in evaluations.items():
+        if not isinstance(metrics, dict):
+            raise ValueError(f"the record of the run has {shown(name)}={shown(metrics)}")
+    return evaluations

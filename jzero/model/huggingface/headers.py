@@ -131,20 +131,21 @@ def read_header_json(file: Path) -> tuple[JsonObject, int]:
 
 def parse_entry(file: Path, name: str, entry: object) -> HeaderEntry:
     """Returns the tensor that an entry of a header describes."""
-    if isinstance(entry, dict):
-        dtype, shape, span = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
-        if isinstance(dtype, str) and are_sizes(shape) and are_sizes(span) and len(span) == 2:
-            begin, end = span
-            if begin <= end:
-                return HeaderEntry(file, dtype, tuple(shape), begin, end)
-    raise UserError(f"{file} is damaged: the entry of {shown(name)} in its header: {AGAIN}")
+    fields = entry if isinstance(entry, dict) else {}
+    dtype = fields.get("dtype")
+    shape, span = sizes(fields.get("shape")), sizes(fields.get("data_offsets"))
+    if not isinstance(dtype, str) or shape is None or span is None or len(span) != 2:
+        raise UserError(f"{file} is damaged: the entry of {shown(name)} in its header: {AGAIN}")
+    return HeaderEntry(file, dtype, shape, begin=span[0], end=span[1])
 
 
-def are_sizes(values: object) -> bool:
-    """Says whether a value of a header is a list of numbers that count something."""
+def sizes(values: object) -> tuple[int, ...] | None:
+    """Returns a list of numbers that count something as a tuple, or None for anything else."""
     if not isinstance(values, list):
-        return False
-    return all(type(value) is int and 0 <= value < 2**63 for value in values)
+        return None
+    if not all(type(value) is int and 0 <= value < 2**63 for value in values):
+        return None
+    return tuple(values)
 
 
 def check_type(name: str, tensor: HeaderEntry) -> None:
