@@ -23,6 +23,7 @@ from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_model
 from jzero.run.metrics import METRICS, STEP_LINE
+from jzero.run.record import evaluations_of
 from jzero.tasks import suites
 from jzero.tasks.problem_sets import DEFAULT_SETS
 from jzero.types import JsonValue
@@ -75,12 +76,16 @@ def run(options: Options) -> str:
     step = steps[-1] if options.step is None else options.step
     base = read_base_model(settings.model)
     items, record = checkpoints.read_items(step, {"params": qwen.abstract(base.model)})
+    try:
+        evaluations = evaluations_of(record)
+    except ValueError as error:
+        raise checkpoints.damaged(step, error) from None
 
     # The directory gets its name when it is complete.
     unfinished = options.out.with_name(f".{options.out.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
     export_model(unfinished, base, settings.rollout, items["params"], options.dtype)
-    card = make_card(settings, step, record["eval"], base, options)
+    card = make_card(settings, step, evaluations, base, options)
     card.save(unfinished / "README.md")
     shutil.rmtree(options.out, ignore_errors=True)
     os.replace(unfinished, options.out)

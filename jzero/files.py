@@ -53,7 +53,7 @@ def parse_json(text: str, path: Path, line: int | None = None) -> JsonObject:
         value = json.loads(text)
         if not isinstance(value, dict):
             raise ValueError("no JSON object")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         place = f"{path} line {line}" if line else str(path)
         raise UserError(f"{place} is damaged ({error}): restore or remove it") from None
     return value

@@ -14,17 +14,16 @@ more entry, from outside of this package too:
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 from flax import nnx
 from jaxtyping import PyTree
 
-from jzero.errors import UserError
+from jzero.errors import UserError, shown
 from jzero.model.architecture import QwenConfig
 from jzero.model.layers import Attend, DenseLayer, Rotary
-
-HuggingFaceConfig = Mapping[str, Any]  # the parsed config.json of a checkpoint
+from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
 
 class Layer(Protocol):
@@ -95,37 +94,33 @@ DENSE_TENSORS = {
 
 def dense_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
     """Yields what `DenseLayer` would silently compute differently from `transformers`."""
-    rope_type = rope_settings(hf_config).get("rope_type", "default")
-    if rope_type != "default":
-        yield f"{rope_type=}: only default is implemented"
-    hidden_act = hf_config.get("hidden_act", "silu")
+    yield from rope_refusals(hf_config)
+    hidden_act = hf_config.get("hidden_act") or "silu"
     if hidden_act != "silu":
-        yield f"{hidden_act=}: only silu is implemented"
-    layer_types = hf_config.get("layer_types") or ()
-    if hf_config.get("use_sliding_window") or "sliding_attention" in layer_types:
+        yield f"hidden_act={shown(hidden_act)}: only silu is implemented"
+    other_types = set(hf_config.get("layer_types") or ()) - {"full_attention"}
+    if hf_config.get("use_sliding_window") or "sliding_attention" in other_types:
         yield "sliding-window attention: set use_sliding_window to false"
+    elif other_types:
+        yield f"layer_types with {shown(min(other_types))}: only full_attention is implemented"
+    if hf_config.get("per_layer_config"):
+        yield "per_layer_config: all layers have the same settings here"
     if hf_config.get("quantization_config"):
         yield "quantization_config: load the unquantized checkpoint"
+    if hf_config.get("auto_map"):
+        yield (
+            "auto_map: the model has Python code of its own, and jzero runs no code of a model "
+            "directory"
+        )
 
 
 def qwen3_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
-    """Yields what `dense_refusals` does, and biases, which Qwen3's layer lacks here."""
+    """Yields what `dense_refusals` does, and what else Qwen3's layer lacks here."""
     yield from dense_refusals(hf_config)
     if hf_config.get("attention_bias"):
         yield "attention_bias=true on qwen3: only false is implemented"
-
-
-def rope_settings(hf_config: HuggingFaceConfig) -> dict[str, Any]:
-    """Returns `rope_theta` and `rope_type` where config.json has them.
-
-    transformers 5 writes them below rope_parameters. Version 4 writes rope_theta at the top, and
-    the kind of scaling below rope_scaling as `rope_type` or, in old files, as `type`.
-    """
-    rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
-    found = {name: hf_config[name] for name in ("rope_theta",) if name in hf_config}
-    if "type" in rope:
-        found["rope_type"] = rope["type"]
-    return found | {name: rope[name] for name in ("rope_theta", "rope_type") if name in rope}
+    if hf_config.get("head_dim") is None:
+        yield "no head_dim on qwen3: transformers takes 128 then, write the number that is meant"
 
 
 FAMILIES: dict[str, Family] = {
@@ -148,7 +143,7 @@ def family_of(model_type: str | None) -> Family:
     """Returns the family of a `model_type`; raises UserError when the table has no such entry."""
     if model_type is None or model_type not in FAMILIES:
         raise UserError(
-            f"{model_type=} is not one of {', '.join(FAMILIES)}: choose a model of these families, "
-            "or add its family to jzero.model.families.FAMILIES"
+            f"model_type={shown(repr(model_type))} is not one of {', '.join(FAMILIES)}: choose a "
+            "model of these families, or add its family to jzero.model.families.FAMILIES"
         )
     return FAMILIES[model_type]

@@ -22,7 +22,10 @@ def download(name: str, patterns: Sequence[str]) -> Path:
         HfApi().model_info(name, timeout=TIMEOUT_SECONDS)
     except Exception as error:  # anything that the network and the hub's client come up with
         return cached_copy(name, patterns, reason=first_line(error))
-    copy = snapshot_download(name, allow_patterns=list(patterns), etag_timeout=TIMEOUT_SECONDS)
+    try:
+        copy = snapshot_download(name, allow_patterns=list(patterns), etag_timeout=TIMEOUT_SECONDS)
+    except Exception as error:
+        raise OSError(first_line(error)) from error
     return Path(copy)
 
 
@@ -30,7 +33,7 @@ def cached_copy(name: str, patterns: Sequence[str], reason: str) -> Path:
     """Returns the copy in the cache; raises OSError with `reason` where there is none."""
     try:
         copy = snapshot_download(name, allow_patterns=list(patterns), local_files_only=True)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: the name is no id of a repository
         raise OSError(reason) from error
     return Path(copy)
 

@@ -11,18 +11,25 @@ used here: it imports torch.
 """
 
 import functools
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
-from jzero.errors import UserError
+from jzero.errors import UserError, reason_of, shown
 from jzero.model import hub
+from jzero.model.directory import check_inside, file_in, read_json, read_text
 
 FILES = ("*.json", "*.txt", "*.jinja")  # of a model on the hub, without its weights
+GENERATION = "generation_config.json"
+SETTINGS = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"}
+MORE_TEMPLATES = "additional_chat_templates"  # a folder of chat templates with names
+LARGE_FILES = {"tokenizer.json", "vocab.json", "merges.txt"}
+MAX_BYTES = 128 << 20  # of a file with a vocabulary; the largest ones have 35 MB
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 Prompt = str | Sequence[Message]
@@ -39,25 +46,75 @@ def countdown() -> PreTrainedTokenizerFast:
 def load(path: str) -> PreTrainedTokenizerFast:
     """Returns the tokenizer of a local directory or a hub id; "" is the countdown tokenizer.
 
-    Raises UserError where there is none that can be loaded.
+    Raises UserError where there is none that can be loaded, with the file that is damaged.
     """
     if not path:
         return countdown()
     try:
-        directory = path if os.path.isdir(path) else hub.download(path, FILES)
-        files = os.listdir(directory)
-        if "tokenizer.json" in files:
-            return PreTrainedTokenizerFast.from_pretrained(directory)
-        if "vocab.json" in files and "merges.txt" in files:
-            return Qwen2Tokenizer.from_pretrained(directory)
-        raise FileNotFoundError("no tokenizer files")
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+        directory = Path(path) if os.path.isdir(path) else hub.download(path, FILES)
+        names = check_files(directory)
+        if "tokenizer.json" not in names and not {"vocab.json", "merges.txt"} <= names:
+            raise FileNotFoundError("no tokenizer files")
+    except OSError as error:
         raise UserError(
-            f"no tokenizer in model.tokenizer={path} ({reason}): give a directory with "
+            f"no tokenizer in model.tokenizer={path} ({reason_of(error)}): give a directory with "
             "tokenizer.json or vocab.json and merges.txt, a hub id that can be reached, or "
             '"" for the countdown tokenizer'
         ) from None
+    try:
+        if "tokenizer.json" in names:
+            return PreTrainedTokenizerFast.from_pretrained(directory)
+        return Qwen2Tokenizer.from_pretrained(directory)
+    except BaseException as error:  # a panic of the Rust library is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        culprit = damaged_file(directory, names)
+        raise UserError(
+            f"{culprit} makes no tokenizer ({reason_of(error)}): download it again, or give "
+            "model.tokenizer another directory"
+        ) from None
+
+
+def check_files(directory: Path) -> set[str]:
+    """Returns the names of the tokenizer's files in a model directory.
+
+    Raises UserError for a link that leads out of it, and for a file that is not the JSON object or
+    the text that it should be.
+    """
+    names = set()
+    for name in sorted(os.listdir(directory)):
+        if name in SETTINGS or name in LARGE_FILES or name.endswith(".jinja"):
+            path = file_in(directory, name)
+            assert path is not None, f"{name=}"
+            names.add(name)
+            if name in SETTINGS:
+                read_json(path)
+            else:
+                read_text(path, MAX_BYTES)
+    if os.path.lexists(directory / MORE_TEMPLATES):
+        check_inside(directory / MORE_TEMPLATES, directory)
+        for path in (directory / MORE_TEMPLATES).glob("*"):
+            check_inside(path, directory)
+    return names
+
+
+def damaged_file(directory: Path, names: set[str]) -> Path:
+    """Returns the file to blame for a tokenizer that cannot be made.
+
+    The vocabulary is tried by itself. If it is whole, the settings around it are not.
+    """
+    vocabulary = directory / ("tokenizer.json" if "tokenizer.json" in names else "vocab.json")
+    try:
+        if vocabulary.name == "tokenizer.json":
+            Tokenizer.from_file(str(vocabulary))
+        else:
+            BPE.from_file(str(vocabulary), str(directory / "merges.txt"))
+    except BaseException as error:  # a panic of the Rust library is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        return vocabulary
+    settings = "tokenizer_config.json"
+    return directory / settings if settings in names else vocabulary
 
 
 # -- text to tokens and back -----------------------------------------------------------------------
@@ -77,7 +134,15 @@ def render(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, generate: bool = 
             "choose a task.template of plain text, or a model with a chat template"
         )
     messages = [dict(message) for message in prompt]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generate)
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=generate
+        )
+    except Exception as error:  # a template is foreign, and may raise anything
+        raise UserError(
+            f"the chat template of the tokenizer {tokenizer.name_or_path} does not take these "
+            f"messages ({type(error).__name__}: {reason_of(error)}): change them or the template"
+        ) from None
     return str(text)
 
 
@@ -114,7 +179,12 @@ def reply_tokens(
         {"role": "assistant", "content": response},
         {"role": "user", "content": reply},
     ]
-    _, _, after = render(tokenizer, messages).partition(response)
+    _, found, after = render(tokenizer, messages).partition(response)
+    if not found:
+        raise UserError(
+            f"the chat template of the tokenizer {tokenizer.name_or_path} leaves out what the "
+            "assistant says: mend it, or choose a task.template of plain text"
+        )
     return encode(tokenizer, after)
 
 
@@ -133,14 +203,33 @@ def eos_ids(tokenizer: PreTrainedTokenizerFast, directory: str = "") -> tuple[in
     own = tokenizer.eos_token_id
     assert own is None or isinstance(own, int), f"{own=}"
     ids: list[int | None] = [own]
-    path = Path(directory, "generation_config.json")
-    if directory and path.exists():
-        named = json.loads(path.read_bytes()).get("eos_token_id")
-        ids += named if isinstance(named, list) else [named]
+    if directory:
+        ids += generation_eos_ids(Path(directory))
     unique = tuple(dict.fromkeys(token for token in ids if token is not None))
     if not unique:
         raise UserError(
-            f"neither the tokenizer nor {path} names an end of sequence: name one there, "
-            "or set rollout.stop"
+            f"neither the tokenizer nor {Path(directory, GENERATION)} names an end of sequence: "
+            "name one there, or set rollout.stop"
         )
     return unique
+
+
+def generation_eos_ids(directory: Path) -> list[int]:
+    """Returns the ends of sequence that generation_config.json in a model's directory names."""
+    path = file_in(directory, GENERATION)
+    if path is None:
+        return []
+    named = read_json(path).get("eos_token_id")
+    if named is None:
+        return []
+    ids = named if isinstance(named, list) else [named]
+    if not all(type(token) is int and token >= 0 for token in ids):
+        raise UserError(
+            f"{path}: eos_token_id={shown(named)} is no token id and no list of token ids: mend it"
+        )
+    return ids
+
+
+def num_ids(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Returns the number of embeddings that a tokenizer needs: its largest token id, and one."""
+    return max(tokenizer.get_vocab().values(), default=-1) + 1

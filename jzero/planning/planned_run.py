@@ -114,7 +114,7 @@ def _models(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:
     if settings.model.path:
         model = architecture(settings.model.path)
     else:
-        vocab_size = len(tokenizer.load(settings.model.tokenizer))
+        vocab_size = tokenizer.num_ids(tokenizer.load(settings.model.tokenizer))
         model = QwenConfig(vocab_size=vocab_size, **vars(settings.model.arch))
     if not algorithms.needs_critic(settings.algorithm):
         return model, None

@@ -6,15 +6,20 @@ only what it needs:
   params     the parameter tree
   optimizer  {"opt_state": ..., "step": i32[]} and, where the algorithm has a critic,
              {"critic": {"params": ..., "opt_state": ..., "step": i32[]}}
-  host       JSON: {"host": the record of the run,
+  host       JSON: {"step": the step,
+                    "host": the record of the run,
+                    "host_crc": the CRC-32 of the record,
                     "leaves": {name of an array: [shape, dtype, sum of its bits]}}
 
 A step directory appears under its name only when it is complete. A kill leaves a directory
-`*.orbax-checkpoint-tmp*`, which the next run removes.
+`*.orbax-checkpoint-tmp*`, which the next run removes. A directory that is a copy of another step,
+or a link to one, is refused: the step is written inside, too.
 """
 
+import json
 import os
 import shutil
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +29,8 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from jax import lax
 
-from jzero.errors import UserError
-from jzero.files import JsonObject
+from jzero.errors import UserError, reason_of, shown
+from jzero.files import JsonObject, parse_json
 from jzero.types import JsonValue, State
 
 # The items of a checkpoint: a nested dict with arrays as leaves, or with their shapes and dtypes.
@@ -43,12 +48,22 @@ class Checkpoints:
 
     def __init__(self, workdir: str | os.PathLike[str], keep: int | None) -> None:
         self.path = Path(workdir).absolute() / "checkpoints"
+        options = ocp.CheckpointManagerOptions(max_to_keep=keep or None, create=keep is not None)
+        if os.path.lexists(self.path) and not self.path.is_dir():
+            raise UserError(f"{self.path} is not a directory: remove it, or use another workdir")
         if keep is not None and jax.process_index() == 0:
             # Of a run that was killed while it saved.
             for leftover in self.path.glob("*.orbax-checkpoint-tmp*"):
-                shutil.rmtree(leftover)
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep or None, create=keep is not None)
-        self._manager = ocp.CheckpointManager(self.path, options=options)
+                remove(leftover)
+        try:
+            self._manager = ocp.CheckpointManager(self.path, options=options)
+        except Exception as error:  # Orbax raises many types on damaged files
+            for metadata in sorted(self.path.glob("[0-9]*/_CHECKPOINT_METADATA")):
+                parse_json(metadata.read_text(encoding="utf-8", errors="replace"), metadata)
+            raise UserError(
+                f"{self.path} cannot be opened ({reason_of(error)}): restore that directory, or "
+                "use another workdir"
+            ) from error
 
     def latest(self) -> int | None:
         """Returns the step of the newest complete checkpoint, or None."""
@@ -69,7 +84,13 @@ class Checkpoints:
             arguments: dict[str, ocp.args.CheckpointArgs] = {
                 name: ocp.args.StandardSave(item) for name, item in items.items()
             }
-            arguments["host"] = ocp.args.JsonSave({"host": host, "leaves": _fingerprints(items)})
+            host_item = {
+                "step": step,
+                "host": host,
+                "host_crc": _crc(host),
+                "leaves": _fingerprints(items),
+            }
+            arguments["host"] = ocp.args.JsonSave(host_item)
             self._manager.save(step, args=ocp.args.Composite(**arguments))
         if wait:
             self._manager.wait_until_finished()
@@ -95,9 +116,9 @@ class Checkpoints:
 
         Every array is compared with the shape, dtype and sum of bits that were written beside it.
         """
-        host_item = self._read(step, host=ocp.args.JsonRestore())["host"]
+        host, leaves = self._read_host(step)
         written = {}
-        for name, fingerprint in host_item["leaves"].items():
+        for name, fingerprint in leaves.items():
             if name.split("/")[0] in items_like:
                 written[name] = fingerprint
         self._check_same_arrays(step, written, _shapes(items_like))
@@ -114,8 +135,8 @@ class Checkpoints:
         fingerprints = _fingerprints(items)
         changed = [name for name in written if fingerprints[name] != written[name]]
         if changed:
-            raise self._damaged(step, f"{changed[0]} is not what was saved")
-        return items, host_item["host"]
+            raise self.damaged(step, f"{changed[0]} is not what was saved")
+        return items, host
 
     def close(self) -> None:
         """Waits for a checkpoint that is being written."""
@@ -135,13 +156,34 @@ class Checkpoints:
                     "or use another workdir"
                 )
 
+    def _read_host(self, step: int) -> tuple[JsonObject, dict[str, list[JsonValue]]]:
+        """Returns the record and the fingerprints of a checkpoint, which must be that of `step`."""
+        item = self._read(step, host=ocp.args.JsonRestore())["host"]
+        if not isinstance(item, dict) or not item.keys() >= {"host", "leaves"}:
+            raise self.damaged(step, f"host/metadata holds {shown(item)}")
+        host, leaves = item["host"], item["leaves"]
+        if not isinstance(host, dict) or not isinstance(leaves, dict):
+            raise self.damaged(step, f"host/metadata holds {shown(item)}")
+        for name, fingerprint in leaves.items():
+            if not isinstance(fingerprint, list) or len(fingerprint) != 3:
+                raise self.damaged(
+                    step, f"host/metadata has {shown(fingerprint)} for {shown(name)}"
+                )
+        # Checkpoints of earlier versions have no CRC, and name their step in the record alone.
+        if item.get("host_crc", _crc(host)) != _crc(host):
+            raise self.damaged(step, "the record of the run is not what was saved")
+        written_step = item.get("step", host.get("step"))
+        if written_step != step:
+            raise self.damaged(step, f"it is of step {shown(written_step)}, a copy or a link")
+        return host, leaves
+
     def _read(self, step: int, **arguments: ocp.args.CheckpointArgs) -> Items:
         try:
             return self._manager.restore(step, args=ocp.args.Composite(**arguments))
         except Exception as error:  # Orbax and TensorStore raise many types on damaged files
-            raise self._damaged(step, error) from error
+            raise self.damaged(step, error) from error
 
-    def _damaged(self, step: int, reason: object) -> UserError:
+    def damaged(self, step: int, reason: object) -> UserError:
         """Returns the error of a checkpoint that cannot be read, with what the user can do."""
         earlier_steps = [other for other in self._manager.all_steps() if other < step]
         if earlier_steps:
@@ -154,6 +196,20 @@ class Checkpoints:
             f"checkpoint {self.path / str(step)} cannot be read "
             f"({lines[0][:LONGEST_REASON]}): delete that directory to {remedy}"
         )
+
+
+def remove(path: Path) -> None:
+    """Removes a directory and all that is in it, a file, or a link."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _crc(host: JsonObject) -> int:
+    """Returns the CRC-32 of a record, which is the same before and after it was JSON."""
+    as_read = json.loads(json.dumps(host))
+    return zlib.crc32(json.dumps(as_read, sort_keys=True).encode())
 
 
 def _to_items(state: State) -> Items:

@@ -2,7 +2,11 @@
 
 from dataclasses import asdict, dataclass, field
 
+from jzero.errors import shown
 from jzero.files import JsonObject
+
+# The types of the entries that every record has.
+KINDS = {"step": int, "eval": dict, "seconds": int | float, "seconds_by_phase": dict}
 
 
 @dataclass
@@ -25,10 +29,25 @@ class RunRecord:
 
     @classmethod
     def from_json(cls, values: JsonObject) -> "RunRecord":
+        """Returns the record that `to_json` wrote. Raises ValueError if it is damaged."""
+        for name, kind in KINDS.items():
+            if not isinstance(values.get(name), kind):
+                raise ValueError(f"the record of the run has {name}={shown(values.get(name))}")
         return cls(
             step=values["step"],
-            evaluations=values["eval"],
+            evaluations=evaluations_of(values),
             seconds=values["seconds"],
             seconds_by_phase=values["seconds_by_phase"],
             streams=values.get("streams", []),
         )
+
+
+def evaluations_of(values: JsonObject) -> dict[str, dict[str, float]]:
+    """Returns what the evaluations of a run found. Raises ValueError if the record is damaged."""
+    evaluations = values.get("eval")
+    if not isinstance(evaluations, dict):
+        raise ValueError(f"the record of the run has eval={shown(evaluations)}")
+    for name, metrics in evaluations.items():
+        if not isinstance(metrics, dict):
+            raise ValueError(f"the record of the run has {shown(name)}={shown(metrics)}")
+    return evaluations

@@ -106,7 +106,10 @@ class RunSession:
         """
         assert self.resume_step is not None, "there is no checkpoint to restore"
         state, record = self.checkpoints.restore(self.resume_step, state_like)
-        self.record = RunRecord.from_json(record)
+        try:
+            self.record = RunRecord.from_json(record)
+        except ValueError as error:
+            raise self.checkpoints.damaged(self.resume_step, error) from None
         self._started -= self.record.seconds
         for phase, seconds in self.record.seconds_by_phase.items():
             self.clock.totals[phase] += seconds

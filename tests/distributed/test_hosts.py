@@ -20,7 +20,7 @@ from runs import finish, launch, rows, timeless, wait_for
 from jzero import cli
 from jzero.distributed import collectives, interrupt, peers, processes
 from jzero.distributed.mesh import make_mesh, train_mesh
-from jzero.model.huggingface.reading import tensor_files
+from jzero.model.huggingface.headers import stored_tensors
 from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 
 Environment = dict[str, str]
@@ -211,7 +211,7 @@ def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
             assert got[name] == pytest.approx(want[name], rel=near, abs=1e-6), (want["step"], name)
     assert rows(tmp_path / "two/samples.jsonl") == rows(tmp_path / "one/samples.jsonl")
     got_export, want_export = (
-        tensor_files(tmp_path / name / f"export-{NUM_STEPS}") for name in ("two", "one")
+        stored_tensors(tmp_path / name / f"export-{NUM_STEPS}") for name in ("two", "one")
     )
     assert got_export.keys() == want_export.keys()
 

@@ -22,7 +22,9 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jzero import config
+from jzero.errors import UserError
 from jzero.run.checkpoint import Checkpoints
+from jzero.run.record import RunRecord
 from jzero.run.workdir import MAY_CHANGE, claim_workdir
 from jzero.types import Params, State
 
@@ -271,6 +273,157 @@ def test_a_damaged_checkpoint_is_one_clear_line(
         assert checkpoints.latest() == 1
     assert_same_bits(restored_state(workdir, 1, state), state)
     gc.collect()  # reports what TensorStore left open here, where the warning is ignored
+
+
+def copy_of_step_1(folder: Path) -> None:
+    shutil.rmtree(folder / "2")
+    shutil.copytree(folder / "1", folder / "2")
+
+
+def link_to_step_1(folder: Path) -> None:
+    shutil.rmtree(folder / "2")
+    (folder / "2").symlink_to("1")
+
+
+@pytest.mark.parametrize("replace", [copy_of_step_1, link_to_step_1])
+def test_a_copy_of_another_step_is_refused(
+    small_steps: tuple[Path, State], replace: Callable[[Path], None]
+) -> None:
+    workdir, state = small_steps
+    replace(workdir / "checkpoints")
+
+    with (
+        opened(workdir) as checkpoints,
+        pytest.raises(UserError, match="it is of step 1") as caught,
+    ):
+        checkpoints.restore(2, shapes_of(state))
+    assert str(workdir / "checkpoints/2") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def small_steps(tmp_path: Path) -> tuple[Path, State]:
+    """Returns a workdir with the steps 1 and 2, small ones, and the state of step 1."""
+    mesh = make_mesh(1, 8)
+    states = {step: State({"w": jnp.arange(8.0)}, {}, jnp.int32(step)) for step in (1, 2)}
+
+    def put(x: jax.Array) -> jax.Array:
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec()))
+
+    with opened(tmp_path) as checkpoints:
+        for step, state in states.items():
+            checkpoints.save(step, map_leaves(put, state), RECORD | {"step": step})
+    return tmp_path, map_leaves(put, states[1])
+
+
+RECORD = {"step": 2, "eval": {"before": {"eval/accuracy": 0.5}}, "seconds": 1.0}
+
+
+def change_host(workdir: Path, **changes: Any) -> None:
+    """Changes the JSON of step 2 beside the arrays. None removes an entry."""
+    file = workdir / "checkpoints/2/host/metadata"
+    values = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({name: x for name, x in values.items() if x is not None}))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"host": {}},
+        {"host": RECORD | {"seconds": 2.0}},
+        {"host": []},
+        {"host": None},
+        {"leaves": None},
+        {"leaves": []},
+        {"leaves": {"params/w": 3}},
+        {"leaves": {"params/w": ["a", "b", "c"]}},
+        {"leaves": {}},
+        {"step": 1},
+        {"step": "2"},
+        {"step": None, "host_crc": None, "host": {}},
+    ],
+    ids=str,
+)
+def test_a_damaged_record_is_one_clear_line(
+    small_steps: tuple[Path, State], changes: dict[str, Any]
+) -> None:
+    workdir, state = small_steps
+    change_host(workdir, **changes)
+
+    with opened(workdir) as checkpoints, pytest.raises(UserError) as caught:
+        checkpoints.restore(2, shapes_of(state))
+    assert str(workdir / "checkpoints/2") in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_record_of_an_earlier_version_is_read(small_steps: tuple[Path, State]) -> None:
+    workdir, state = small_steps
+    change_host(workdir, step=None, host_crc=None)
+
+    with opened(workdir) as checkpoints:
+        _, record = checkpoints.restore(2, shapes_of(state))
+
+    assert record == RECORD
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", "null", "[" * 100_000, ""], ids=len)
+def test_a_host_that_is_no_record_is_one_clear_line(
+    small_steps: tuple[Path, State], content: str
+) -> None:
+    workdir, state = small_steps
+    (workdir / "checkpoints/2/host/metadata").write_text(content)
+
+    with opened(workdir) as checkpoints, pytest.raises(UserError, match="delete that directory"):
+        checkpoints.restore(2, shapes_of(state))
+
+
+@pytest.mark.parametrize("content", ["[]", "[" * 100_000], ids=len)
+def test_damaged_metadata_of_a_step_is_one_clear_line(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "checkpoints/2/_CHECKPOINT_METADATA"
+    file.parent.mkdir(parents=True)
+    file.write_text(content)
+
+    with pytest.raises(UserError, match="is damaged") as caught:
+        Checkpoints(tmp_path, 2)
+    assert str(file) in str(caught.value)
+
+
+def test_a_file_in_place_of_the_checkpoints_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("")
+
+    with pytest.raises(UserError, match="checkpoints is not a directory"):
+        Checkpoints(tmp_path, 2)
+
+
+def test_whatever_a_kill_left_behind_is_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    (folder / "1.orbax-checkpoint-tmp/params").mkdir(parents=True)
+    (folder / "2.orbax-checkpoint-tmp").write_text("")
+    (folder / "3.orbax-checkpoint-tmp").symlink_to(tmp_path)
+
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.latest() is None
+    assert tmp_path.is_dir()
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": "2"},
+        {"eval": None},
+        {"eval": {"before": 1}},
+        {"seconds": []},
+        {"seconds_by_phase": 1},
+    ],
+    ids=str,
+)
+def test_a_record_of_other_types_is_refused(changes: dict[str, Any]) -> None:
+    whole = RunRecord(step=2, evaluations={"before": {"eval/accuracy": 0.5}}).to_json()
+    assert RunRecord.from_json(whole).to_json() == whole
+
+    with pytest.raises(ValueError, match="the record of the run has"):
+        RunRecord.from_json(whole | changes)
 
 
 def test_a_state_of_another_shape_is_refused(tmp_path: Path) -> None:

@@ -1,38 +1,53 @@
 """config.json of a Hugging Face checkpoint: read into a `QwenConfig`, and written from one."""
 
-from dataclasses import asdict, fields
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from jzero.errors import UserError
 from jzero.model.architecture import QwenConfig
-from jzero.model.families import HuggingFaceConfig, family_of, rope_settings
+from jzero.model.families import HuggingFaceConfig, family_of
+from jzero.model.huggingface.schema import problems, shape_problems
+from jzero.model.rope_entries import rope_theta
 
 OUR_OWN = {"value_head"}  # fields of QwenConfig that a config.json does not have
-DEFAULT_ROPE_THETA = 10000.0  # of transformers, where config.json names none
 
 
-def parse_config(hf_config: HuggingFaceConfig) -> QwenConfig:
+def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json") -> QwenConfig:
     """Returns the model that a config.json describes.
 
-    Raises UserError where the model's family is unknown, where the file has a setting that the
-    family's layer would silently compute differently, and where an entry is missing.
+    `source` is the file, for messages. Raises UserError where the model's family is unknown, where
+    an entry is missing or cannot be meant, and where the file has a setting that the family's layer
+    would silently compute differently from `transformers`.
     """
-    family = family_of(hf_config.get("model_type"))
+    wrong = list(problems(hf_config))
+    if wrong:
+        raise UserError(f"{source} {'; '.join(wrong)}: mend the file or download it again")
+    try:
+        family = family_of(hf_config["model_type"])
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
     reasons = list(family.refusals(hf_config))
     if reasons:
-        raise UserError(f"config.json has settings that are not implemented: {'; '.join(reasons)}")
+        raise UserError(f"{source} has settings that are not implemented: {'; '.join(reasons)}")
+    wrong = list(shape_problems(hf_config))
+    if wrong:
+        raise UserError(f"{source}: {'; '.join(wrong)}")
 
-    values = dict(hf_config)
-    values["rope_theta"] = rope_settings(hf_config).get("rope_theta") or DEFAULT_ROPE_THETA
-    values.setdefault("tie_word_embeddings", False)
-    if not values.get("head_dim") and "hidden_size" in values and "num_attention_heads" in values:
-        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
-
-    names = [field.name for field in fields(QwenConfig) if field.name not in OUR_OWN]
-    missing = [name for name in names if name not in values]
-    if missing:
-        raise UserError(f"config.json lacks {', '.join(missing)}")
-    return QwenConfig(**{name: values[name] for name in names})
+    num_heads = hf_config["num_attention_heads"]
+    return QwenConfig(
+        model_type=hf_config["model_type"],
+        vocab_size=hf_config["vocab_size"],
+        hidden_size=hf_config["hidden_size"],
+        intermediate_size=hf_config["intermediate_size"],
+        num_hidden_layers=hf_config["num_hidden_layers"],
+        num_attention_heads=num_heads,
+        num_key_value_heads=hf_config["num_key_value_heads"] or num_heads,
+        head_dim=hf_config.get("head_dim") or hf_config["hidden_size"] // num_heads,
+        tie_word_embeddings=bool(hf_config.get("tie_word_embeddings")),
+        rope_theta=rope_theta(hf_config),
+        rms_norm_eps=float(hf_config["rms_norm_eps"]),
+    )
 
 
 def config_json(

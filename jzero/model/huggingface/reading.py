@@ -1,7 +1,6 @@
 """Reads a Hugging Face checkpoint: config.json, and safetensors in one file or in several."""
 
-import json
-from collections.abc import Collection
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,21 +9,31 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from jzero.distributed import collectives
-from jzero.errors import UserError
+from jzero.errors import UserError, reason_of
 from jzero.model import hub
 from jzero.model.architecture import Params, QwenConfig
+from jzero.model.directory import AGAIN, file_in, read_json
 from jzero.model.huggingface.config_json import parse_config
+from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, stored_tensors
 from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten, unflatten
 
 DOWNLOADS = ("*.json", "*.safetensors", "*.txt", "*.jinja")  # config, weights, tokenizer
+HEAD = "lm_head.weight"
+ROWS = 4096  # of the head and the embedding, when the two are compared
+
+
+class Rows(Protocol):
+    """A tensor in an open file, of which some rows are read."""
+
+    def __getitem__(self, rows: slice) -> np.ndarray: ...
 
 
 class TensorFile(Protocol):
     """An open safetensors file."""
 
-    def keys(self) -> list[str]: ...
-
     def get_tensor(self, name: str) -> np.ndarray: ...
+
+    def get_slice(self, name: str) -> Rows: ...
 
 
 def resolve(path: str | Path) -> Path:
@@ -58,35 +67,41 @@ def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
 
     Raises UserError where the file is missing, is not JSON, or describes an unsupported model.
     """
-    file = Path(path) / "config.json"
-    if not file.is_file():
+    directory = Path(path)
+    file = file_in(directory, "config.json")
+    if file is None:
         raise UserError(f"no config.json in {path}: it is not a Hugging Face model directory")
-    try:
-        hf_config = json.loads(file.read_text())
-    except ValueError as error:
-        raise UserError(f"{file} is not JSON: {error}") from error
-    return parse_config(hf_config), hf_config
+    adapter = file_in(directory, "adapter_config.json")
+    if adapter is not None:
+        raise UserError(f"{adapter} is of an adapter, which is not read: merge it into the weights")
+    hf_config = read_json(file)
+    return parse_config(hf_config, file), hf_config
 
 
 def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -> Params:
     """Returns the fp32 parameters of a checkpoint.
 
     sharding: a tree like the parameters with the sharding of every leaf; None: the default device.
-    Only one parameter at a time is in the host's memory. Raises UserError where the checkpoint is
-    incomplete or does not hold the model of `config`.
+    Only one parameter at a time is in the host's memory, and none before the headers of all files
+    are checked. Raises UserError where the checkpoint is incomplete or damaged, where it does not
+    hold the model of `config`, and where a tensor is not finite.
     """
     path = Path(path)
-    files = tensor_files(path)
+    stored = stored_tensors(path)
     tensors = checkpoint_tensors(config)
-    check_names(path, config, files.keys(), tensors)
+    check_tensors(path, config, stored, tensors)
 
-    handles = {file: open_file(file) for file in set(files.values())}
+    handles = {file: open_file(file) for file in {tensor.file for tensor in stored.values()}}
+    if config.tie_word_embeddings and HEAD in stored:
+        check_head(handles, stored, tensors["embed"][0].name)
     shardings = flatten(sharding) if sharding is not None else {}
     params = {}
     for leaf, layers in tensors.items():
         host = np.empty((len(layers), *layers[0].shape), np.float32)
         for slot, tensor in zip(host, layers, strict=True):
-            slot[...] = read_tensor(path, handles[files[tensor.name]], tensor)
+            file = stored[tensor.name].file
+            slot[...] = tensor.to_ours(read_tensor(handles[file], file, tensor.name))
+            check_finite(slot, file, tensor.name)
         if layers[0].layer is None:
             host = host[0]
         if leaf in shardings:
@@ -97,65 +112,74 @@ def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -
     return unflatten(params)
 
 
-def tensor_files(path: Path) -> dict[str, Path]:
-    """Returns the file of every tensor in a checkpoint, by the tensor's name."""
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = json.loads(index.read_text())["weight_map"]
-        files = {name: path / file for name, file in weight_map.items()}
-        absent = {file.name for file in files.values() if not file.is_file()}
-        if absent:
-            raise UserError(
-                f"{path} lacks {name_some(absent)} named in {index.name}: "
-                "the download is incomplete"
-            )
-        return files
-    single = path / "model.safetensors"
-    if not single.is_file():
-        raise UserError(
-            f"no model.safetensors in {path}: convert the checkpoint with save_pretrained"
-        )
-    return dict.fromkeys(open_file(single).keys(), single)
-
-
-def check_names(
+def check_tensors(
     path: Path,
     config: QwenConfig,
-    names: Collection[str],
-    tensors: dict[str, list[Tensor]],
+    stored: Mapping[str, HeaderEntry],
+    tensors: Mapping[str, list[Tensor]],
 ) -> None:
     """Raises UserError unless the checkpoint holds exactly the tensors of the model."""
-    expected = {tensor.name for layers in tensors.values() for tensor in layers}
+    expected = {tensor.name: tensor for layers in tensors.values() for tensor in layers}
+    embedding = tensors["embed"][0].name
     # Some checkpoints of tied models repeat the embedding as the head.
-    redundant = {"lm_head.weight"} if config.tie_word_embeddings else set()
-    missing = expected - set(names)
+    redundant = {HEAD} if config.tie_word_embeddings else set()
+    missing = expected.keys() - stored.keys()
     if missing:
         raise UserError(f"{path} lacks {name_some(missing)}: config.json describes another model")
-    unexpected = set(names) - expected - redundant
+    unexpected = stored.keys() - expected.keys() - redundant
     if unexpected:
         raise UserError(
             f"{path} holds unexpected {name_some(unexpected)}: config.json describes another model"
         )
+    for name, found in stored.items():
+        wanted = expected[name if name in expected else embedding].stored_shape
+        if found.shape != wanted:
+            raise UserError(
+                f"{found.file}: {name} is {found.shape}, config.json says {wanted}: one of the two "
+                "is of another model"
+            )
+        check_type(name, found)
 
 
-def read_tensor(path: Path, file: TensorFile, tensor: Tensor) -> np.ndarray:
-    """Returns a tensor in our shape, in the checkpoint's dtype."""
-    stored = file.get_tensor(tensor.name)
-    if stored.shape != tensor.stored_shape:
+def check_head(
+    handles: Mapping[Path, TensorFile], stored: Mapping[str, HeaderEntry], embedding: str
+) -> None:
+    """Raises UserError if the head that a tied model repeats is not its embedding.
+
+    `transformers` does not tie the two then. They are compared a few rows at a time.
+    """
+    file = stored[HEAD].file
+    head_rows = handles[file].get_slice(HEAD)
+    embedding_rows = handles[stored[embedding].file].get_slice(embedding)
+    num_rows = stored[HEAD].shape[0]
+    for start in range(0, num_rows, ROWS):
+        part = slice(start, min(start + ROWS, num_rows))
+        if not np.array_equal(head_rows[part], embedding_rows[part]):
+            raise UserError(
+                f"{file}: {HEAD} is not {embedding}, and config.json says "
+                "tie_word_embeddings=true: set it to false, or remove the tensor"
+            )
+
+
+def read_tensor(handle: TensorFile, file: Path, name: str) -> np.ndarray:
+    """Returns a tensor as it is stored."""
+    try:
+        return handle.get_tensor(name)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} is damaged ({reason_of(error)}): {AGAIN}") from error
+
+
+def check_finite(array: np.ndarray, file: Path, name: str) -> None:
+    """Raises UserError if an array holds NaN or infinity. Copies nothing."""
+    if not np.isfinite(array.min()) or not np.isfinite(array.max()):
         raise UserError(
-            f"{path}: {tensor.name} is {stored.shape}, config.json says {tensor.stored_shape}"
+            f"{file}: {name} holds NaN or infinite numbers: the weights are of a run that failed, "
+            "or damaged"
         )
-    return tensor.to_ours(stored)
 
 
 def open_file(file: Path) -> TensorFile:
     try:
         return safe_open(file, framework="numpy")
-    except SafetensorError as error:
-        raise UserError(f"{file} is damaged: {error}") from error
-
-
-def name_some(names: set[str]) -> str:
-    """Lists the first three names and counts the others."""
-    listed = ", ".join(sorted(names)[:3])
-    return f"{listed} and {len(names) - 3} more" if len(names) > 3 else listed
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{file} is damaged ({reason_of(error)}): {AGAIN}") from error

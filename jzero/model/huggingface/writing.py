@@ -91,8 +91,19 @@ def write_weights(
             host = fetch(leaf)  # every host takes part, although only the first one writes
             block[name] = tensor.to_stored(host if tensor.layer is None else host[tensor.layer])
         if processes.is_first_process():
-            save_file(block, path / file, metadata={"format": "pt"})
+            write_tensors(path / file, block)
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         text = json.dumps(index, indent=2) + "\n"
         processes.write_once(path / "model.safetensors.index.json", text)
+
+
+def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Writes a safetensors file with the permissions that the umask gives to every new file.
+
+    The library makes a file that only its owner may read.
+    """
+    file.touch()
+    permissions = file.stat().st_mode
+    save_file(tensors, file, metadata={"format": "pt"})
+    file.chmod(permissions)
