@@ -2,13 +2,12 @@
 process or as a thread of this process."""
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -138,7 +137,12 @@ def server_process(
 ) -> Iterator[subprocess.Popen]:
     command = [sys.executable, "-m", "jzero.serve", "--model", model, *SETTINGS, *arguments]
     with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as server:
         yield server
         server.kill()
@@ -202,16 +206,9 @@ def read_all(connection: socket.socket) -> bytes:
     return received
 
 
-def wait_for(condition: object, seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
     """Waits until `condition()` is true."""
-    assert callable(condition)
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "the condition has not become true"
         time.sleep(0.01)
-
-
-def memory_bytes(pid: int) -> int:
-    """Returns the resident memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
