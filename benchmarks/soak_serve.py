@@ -28,7 +28,7 @@ from jzero.model import huggingface, qwen, tokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_GROWTH = 1024 * MEBIBYTE
-MOST_HEALTH_SECONDS = 5.0
+MOST_HEALTH_SECONDS = 10.0
 SETTLE_SECONDS = 120.0  # within which an honest request is answered after an attack
 HOST = "127.0.0.1"
 SETTINGS = [
@@ -70,7 +70,7 @@ class Target:
         """
         reader, writer = await self.connect()
         try:
-            with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
+            with contextlib.suppress(ConnectionError, EOFError, TimeoutError):
                 async with asyncio.timeout(leave_after or SETTLE_SECONDS):
                     writer.write(post(len(body)) + body)
                     await writer.drain()
@@ -78,7 +78,7 @@ class Target:
             if leave_after is not None:
                 return 0
             # A server that refuses a body may close the connection while the body is being sent.
-            with contextlib.suppress(ConnectionError, asyncio.TimeoutError):
+            with contextlib.suppress(ConnectionError, EOFError, TimeoutError):
                 async with asyncio.timeout(1):
                     return await read_answer(reader)
             return 0

@@ -45,6 +45,9 @@ def make_app(server: "Server", key: str | None = None) -> Starlette:
     async def list_models(_: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": [model]})
 
+    async def say_well(_: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
     middleware = []
     if key is not None:
         middleware = [
@@ -55,7 +58,7 @@ def make_app(server: "Server", key: str | None = None) -> Starlette:
             Route("/v1/completions", server.answer_completion, methods=["POST"]),
             Route("/v1/chat/completions", server.answer_chat, methods=["POST"]),
             Route("/v1/models", list_models),
-            Route("/health", list_models),
+            Route("/health", say_well),  # says nothing of the model to who has no key
         ],
         # A chat template may refuse messages. UserError and ValidationError are ValueErrors.
         exception_handlers={

@@ -145,3 +145,9 @@ def test_what_a_request_says_is_forgotten_once_it_is_admitted(server, threaded) 
             if isinstance(value, dict) and value.get("user") == label
         ]
         assert holders == []
+
+
+def test_a_client_that_sends_on_gets_to_read_why_its_body_is_refused(threaded) -> None:
+    """The connection is not reset under a client that is still sending."""
+    answer = ask(threaded, b"x" * 20_000_000)
+    assert answer.status_code == 413

@@ -74,8 +74,9 @@ def test_a_request_with_the_key_is_answered(threaded) -> None:
     assert httpx.post(f"{threaded.url}/v1/completions", headers=RIGHT).status_code == 400
 
 
-def test_health_is_open(threaded) -> None:
+def test_health_is_open_and_says_nothing_of_the_model(threaded) -> None:
     assert threaded.is_healthy()
+    assert httpx.get(f"{threaded.url}/health").json() == {"status": "ok"}
 
 
 def test_keys_are_compared_in_constant_time(threaded, monkeypatch) -> None:
