@@ -9,19 +9,26 @@ JetStream's gRPC server (extra `jetstream`) takes the place of HTTP, and decodin
 """
 
 import argparse
+import contextlib
 import os
+import socket
 import sys
 import threading
+from dataclasses import replace
 
 import jax
-import uvicorn
 
 from jzero import cli, config, evaluate
+from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, make_seed
-from jzero.serving.http import make_app
+from jzero.serving import keys, limits, sockets
+from jzero.serving.connections import BoundedConfig
+from jzero.serving.ending import GracefulServer
+from jzero.serving.http import Server, make_app
 from jzero.serving.jetstream import JetStreamEngine, serve_jetstream
+from jzero.serving.limits import Limits
 from jzero.serving.requests import RequestReader
 from jzero.serving.worker import DecodingWorker
 
@@ -34,14 +41,30 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     parser.add_argument(
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
     )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="name or address to listen on (default 127.0.0.1, this machine alone)",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=8000,
+        help="port to listen on, 0 for any that is free (default 8000)",
+    )
+    parser.add_argument(
+        "--api-key",
+        metavar="KEY",
+        help="answer only requests with this key; other users of the machine cannot see it if it "
+        f"is in the environment variable {keys.KEY_VARIABLE} instead (default: no key)",
+    )
     parser.add_argument(
         "--jetstream",
         type=int,
         metavar="PORT",
         help="serve gRPC there, on every interface; no HTTP",
     )
+    limits.add_flags(parser)
     options, rest = parser.parse_known_args(arguments)
 
     defaults = evaluate.defaults()
@@ -49,7 +72,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     defaults.rollout.keep_stop = False
     settings = cli.parse_settings(defaults, rest)
     settings.model.path = options.model
-    if options.jetstream:
+    if options.jetstream is not None:
         # JetStream takes one token a call and knows no preemption.
         settings.rollout.decode_steps = 1
         settings.rollout.num_pages = 0
@@ -61,34 +84,73 @@ def main() -> None:
     """Runs the command."""
     with cli.user_errors():
         options, settings = parse(cli.start_jax(sys.argv[1:]))
+        key = keys.read_key(options.api_key)
+        limits_of_server = limits.read_flags(options)
+        bound = take_port(options, key)
         sampler, params = evaluate.load(settings, Pool(0))
         seed = make_seed(sampler.engine, (settings.train.seed, 0))
-    if options.jetstream:
+        if options.jetstream is None:
+            sockets.listen(options.host, options.port, bound)
+    if options.jetstream is not None:
         engine = JetStreamEngine(sampler.engine, sampler.tokenizer, params, seed)
         serve_jetstream(options.jetstream, engine)
     else:
-        serve_http(options, sampler, params, seed)
+        serve_http(options.model, sampler, params, seed, bound, limits_of_server, key)
+
+
+def take_port(options: argparse.Namespace, key: str | None) -> list[socket.socket]:
+    """Returns the bound sockets of the HTTP server. Raises UserError if there can be none.
+
+    JetStream binds its port itself, later: the port is only tried, and there are no sockets.
+    """
+    if options.jetstream is None:
+        return sockets.bind(options.host, options.port)
+    if key is not None:
+        raise UserError(
+            f"--jetstream={options.jetstream}: JetStream's server knows no keys: "
+            f"leave out --api-key and {keys.KEY_VARIABLE}"
+        )
+    for tried in sockets.bind("", options.jetstream, "--jetstream"):
+        tried.close()
+    return []
 
 
 def serve_http(
-    options: argparse.Namespace, sampler: Sampler, params: qwen.Params, seed: jax.Array
+    model_name: str,
+    sampler: Sampler,
+    params: qwen.Params,
+    seed: jax.Array,
+    bound: list[socket.socket],
+    limits_of_server: Limits,
+    key: str | None,
 ) -> None:
     """Serves HTTP until Ctrl-C or an error of the decoding thread, and ends the process."""
-    worker = DecodingWorker(sampler.engine, sampler.tokenizer)
-    reader = RequestReader(options.model, sampler.engine, sampler.tokenizer)
+    allowed = sockets.allow_connections(limits_of_server.max_connections)
+    if allowed < limits_of_server.max_connections:
+        print(f"at most {allowed} connections: this process may not open more files (ulimit -n)")
+        limits_of_server = replace(limits_of_server, max_connections=allowed)
+
+    worker = DecodingWorker(
+        sampler.engine, sampler.tokenizer, limits_of_server.max_waiting_sequences
+    )
+    reader = RequestReader(
+        model_name, sampler.engine, sampler.tokenizer, limits_of_server.max_request_sequences
+    )
+    server = Server(reader, worker, limits_of_server)
     thread = threading.Thread(target=worker.run, args=(params, seed), daemon=True)
     thread.start()
-    print(f"{options.model} on http://{options.host}:{options.port}/v1 until Ctrl-C", flush=True)
-    uvicorn.run(
-        make_app(reader, worker),
-        host=options.host,
-        port=options.port,
-        log_level="warning",
-        timeout_graceful_shutdown=1,
-    )
+
+    def announce() -> None:
+        addresses = " and ".join(f"{sockets.url(opened)}/v1" for opened in bound)
+        print(f"{model_name}: listening on {addresses} until Ctrl-C", flush=True)
+
+    configuration = BoundedConfig(make_app(server, key), limits_of_server)
+    # uvicorn raises the signal that has ended it once more.
+    with contextlib.suppress(KeyboardInterrupt):
+        GracefulServer(configuration, server, announce).run(bound)
     # An orderly exit would wait for the thread, which may be inside a call. The status is 1 if the
     # thread has ended before, because of an error.
-    os._exit(0 if thread.is_alive() else 1)
+    os._exit(1 if worker.has_ended else 0)
 
 
 if __name__ == "__main__":

@@ -152,6 +152,13 @@ def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
 
 
+def encode_beside_others(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+    """Returns what `encode` does, and lets the other threads of the process run meanwhile."""
+    # The library holds Python's lock while it encodes one text, and not while it encodes a batch.
+    [encoding] = tokenizer.backend_tokenizer.encode_batch([text], add_special_tokens=False)
+    return encoding.ids
+
+
 def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
     """Returns the exact text of token ids, without end-of-sequence and padding tokens."""
     skipped = (tokenizer.eos_token_id, tokenizer.pad_token_id)

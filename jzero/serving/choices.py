@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.sequence import Sequence
-from jzero.serving.requests import CompletionRequest
+from jzero.serving.requests import ReplyOptions
 from jzero.serving.worker import Progress
 
 Choice = dict[str, object]  # a JSON value
@@ -22,15 +22,13 @@ class ChoiceWriter:
 
     def __init__(
         self,
-        request: CompletionRequest,
-        is_chat: bool,
+        options: ReplyOptions,
         sequence: Sequence,
         text_tokenizer: PreTrainedTokenizerFast,
         stop_strings: SequenceOf[str],
     ) -> None:
         """`stop_strings` are the server's; the request's own are in `sequence`."""
-        self.request = request
-        self.is_chat = is_chat
+        self.options = options
         self.sequence = sequence
         self.tokenizer = text_tokenizer
         self.num_read = 0  # tokens of the sequence that `text` has
@@ -63,7 +61,7 @@ class ChoiceWriter:
             "finish_reason": progress.finish_reason or None,
             "logprobs": None,
         }
-        if self.request.wants_logprobs:
+        if self.options.wants_logprobs:
             logps = self.sequence.logps[self.num_read : progress.num_tokens]
             choice["logprobs"] = self.write_logprobs(new_ids, logps, text_offset)
         choice |= self.write_body(safe_text[self.num_sent :], is_first=self.num_read == 0)
@@ -73,10 +71,10 @@ class ChoiceWriter:
 
     def write_body(self, text: str, is_first: bool) -> Choice:
         """Returns the field that holds the text. Only the first message of a chat has a role."""
-        if not self.is_chat:
+        if not self.options.is_chat:
             return {"text": text}
         role = {"role": "assistant"} if is_first else {}
-        name = "delta" if self.request.stream else "message"
+        name = "delta" if self.options.is_streamed else "message"
         return {name: role | {"content": text}}
 
     def write_logprobs(self, ids: list[int], logps: list[float], text_offset: int) -> Choice:
@@ -86,7 +84,7 @@ class ChoiceWriter:
             for token in ids
         ]
         pairs = list(zip(pieces, logps, strict=True))
-        if self.is_chat:
+        if self.options.is_chat:
             content = [
                 {"token": piece, "logprob": logp, "bytes": None, "top_logprobs": []}
                 for piece, logp in pairs

@@ -1,29 +1,42 @@
-"""OpenAI's HTTP API: routes, answers and errors."""
+"""OpenAI's HTTP API: routes, what is admitted, and errors."""
 
 import asyncio
-import json
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import jinja2
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive
 
 from jzero.rollout.sequence import Sequence
-from jzero.serving.choices import Choice, ChoiceWriter
-from jzero.serving.requests import CompletionRequest, RequestReader, parse_request
-from jzero.serving.worker import DecodingWorker, Progress, Submission
+from jzero.serving.connections import RETRY_SECONDS
+from jzero.serving.keys import KeyCheck
+from jzero.serving.limits import Limits
+from jzero.serving.replies import Reply, ReplyStream, error_body
+from jzero.serving.requests import ReplyOptions, RequestReader
+from jzero.serving.worker import DecodingWorker
+
+Result = TypeVar("Result")
+
+READING_THREADS = 2  # that parse and tokenize, so that one long request does not stop the others
+BODIES_HELD = 64  # bodies of the largest size that the server holds at once
+SECONDS_BETWEEN_LOOKS = 0.2  # whether the client of a request that is being read is still there
 
 
-def make_app(reader: RequestReader, worker: DecodingWorker) -> Starlette:
-    """Returns the application, whose answers come from the thread that runs `worker`."""
-    server = Server(reader, worker)
+def make_app(server: "Server", key: str | None = None) -> Starlette:
+    """Returns the application. With a key it answers only requests that have the key."""
     model = {
-        "id": reader.model_name,
+        "id": server.reader.model_name,
         "object": "model",
         "created": int(time.time()),
         "owned_by": "jzero",
@@ -32,46 +45,79 @@ def make_app(reader: RequestReader, worker: DecodingWorker) -> Starlette:
     async def list_models(_: Request) -> JSONResponse:
         return JSONResponse({"object": "list", "data": [model]})
 
+    async def say_well(_: Request) -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    middleware = []
+    if key is not None:
+        middleware = [
+            Middleware(AuthenticationMiddleware, backend=KeyCheck(key), on_error=refuse_key)
+        ]
     return Starlette(
         routes=[
             Route("/v1/completions", server.answer_completion, methods=["POST"]),
             Route("/v1/chat/completions", server.answer_chat, methods=["POST"]),
             Route("/v1/models", list_models),
-            Route("/health", list_models),
+            Route("/health", say_well),  # says nothing of the model to who has no key
         ],
         # A chat template may refuse messages. UserError and ValidationError are ValueErrors.
         exception_handlers={
             ValueError: refuse,
             HTTPException: refuse,
             jinja2.TemplateError: refuse,
+            ClientDisconnect: say_nothing,
         },
+        middleware=middleware,
     )
 
 
 async def refuse(_: Request, error: Exception) -> JSONResponse:
     """Says what is wrong with a request, in OpenAI's shape."""
     status, message, parameter = 400, str(error), None
+    headers = None
     if isinstance(error, HTTPException):
-        status, message = error.status_code, error.detail
+        status, message, headers = error.status_code, error.detail, error.headers
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         parameter = ".".join(str(name) for name in first["loc"])
         message = first["msg"]
-    fields = {
-        "message": message,
-        "type": "invalid_request_error",
-        "param": parameter,
-        "code": None,
-    }
-    return JSONResponse({"error": fields}, status)
+    return JSONResponse(error_body(message, status, parameter), status, headers)
+
+
+def refuse_key(_: HTTPConnection, error: Exception) -> JSONResponse:
+    """Says that a request has no key, or not the right one."""
+    return JSONResponse(error_body(str(error), 401), 401, {"WWW-Authenticate": "Bearer"})
+
+
+async def say_nothing(_: Request, error: Exception) -> Response:
+    """Ends the answer to a client that has left. Nobody receives the response."""
+    return Response(status_code=400)
+
+
+def overloaded(status: int, message: str) -> HTTPException:
+    """Returns the error that asks a client to come back later."""
+    return HTTPException(status, message, {"Retry-After": str(RETRY_SECONDS)})
+
+
+async def wait_until_left(receive: Receive) -> None:
+    """Returns when the client of a request, whose body has been read, has left."""
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
 
 
 class Server:
     """Answers requests. Its methods run in the event loop, beside the thread that decodes."""
 
-    def __init__(self, reader: RequestReader, worker: DecodingWorker) -> None:
+    def __init__(self, reader: RequestReader, worker: DecodingWorker, limits: Limits) -> None:
         self.reader = reader
         self.worker = worker
+        self.limits = limits
+        self.reading_threads = ThreadPoolExecutor(READING_THREADS, "read")
+        self.num_body_bytes = 0  # of the requests that are being read
+        self.replies: set[Reply] = set()  # that are being sent
+        self.is_stopping = False  # takes no more requests
 
     async def answer_completion(self, http_request: Request) -> Response:
         """Answers POST /v1/completions."""
@@ -81,95 +127,124 @@ class Server:
         """Answers POST /v1/chat/completions."""
         return await self.answer(http_request, is_chat=True)
 
+    def stop(self) -> None:
+        """Takes no more requests. Those that were admitted run on."""
+        self.is_stopping = True
+
+    def end_replies(self, reason: HTTPException) -> None:
+        """Ends what is being answered with an error."""
+        for reply in self.replies:
+            reply.end(reason)
+
+    # -- one request -------------------------------------------------------------------------------
+
     async def answer(self, http_request: Request, is_chat: bool) -> Response:
-        """Submits the sequences of a request.
+        """Submits the sequences of a request, and returns the reply or the stream of it.
 
-        The response is a StreamingResponse also where the client asked for no stream: it ends the
-        iterator of the body when the client leaves, and `write_reply` then frees the slots.
+        Raises ClientDisconnect if the client leaves before a reply that is not streamed.
         """
-        request = parse_request(await http_request.body())
-        sequences = self.reader.make_sequences(request, is_chat)
-        reports = self.submit(request, sequences)
-        media_type = "text/event-stream" if request.stream else "application/json"
-        body = self.write_reply(request, is_chat, sequences, reports)
-        return StreamingResponse(body, media_type=media_type)
+        options, sequences = await self.admit(http_request, is_chat)
+        reply = Reply(self.reader, options, sequences)
+        self.replies.add(reply)
+        self.worker.submit(reply.submission)
+        if options.is_streamed:
+            return ReplyStream(reply, self.replies.discard)
 
-    def submit(
-        self, request: CompletionRequest, sequences: list[Sequence]
-    ) -> "asyncio.Queue[Progress]":
-        """Gives sequences to the worker. The queue that is returned gets its reports."""
-        loop = asyncio.get_running_loop()
-        reports: asyncio.Queue[Progress] = asyncio.Queue()
-
-        def listener(progress: Progress) -> None:
-            loop.call_soon_threadsafe(reports.put_nowait, progress)
-
-        self.worker.submit(Submission(sequences, listener, request.stream))
-        return reports
-
-    async def write_reply(
-        self,
-        request: CompletionRequest,
-        is_chat: bool,
-        sequences: list[Sequence],
-        reports: "asyncio.Queue[Progress]",
-    ) -> AsyncIterator[str]:
-        """Yields the body: events of a stream, or one JSON value at the end."""
-        kind = "text_completion"
-        if is_chat:
-            kind = "chat.completion.chunk" if request.stream else "chat.completion"
-        head: dict[str, object] = {
-            "id": f"{kind}-{time.time_ns()}",
-            "object": kind,
-            "created": int(time.time()),
-            "model": self.reader.model_name,
-        }
-        writers = [
-            ChoiceWriter(
-                request,
-                is_chat,
-                sequence,
-                self.reader.tokenizer,
-                self.reader.engine.settings.stop,
-            )
-            for sequence in sequences
-        ]
-        choices: list[Choice | None] = [None] * len(sequences)
-        num_unfinished = len(sequences)
+        body = asyncio.ensure_future(reply.body())
+        left = asyncio.ensure_future(wait_until_left(http_request.receive))
         try:
-            while num_unfinished:
-                progress = await reports.get()
-                choice = writers[progress.sample_index].write(progress)
-                choices[progress.sample_index] = choice
-                if progress.finish_reason:
-                    num_unfinished -= 1
-                if request.stream and choice:
-                    yield to_event(head | {"choices": [choice]})
+            await asyncio.wait((body, left), return_when=asyncio.FIRST_COMPLETED)
+            if not body.done():
+                raise ClientDisconnect
+            return Response(body.result(), media_type="application/json")
         finally:
-            # If the client has left, each of its sequences ends with its next token.
-            for sequence in sequences:
-                sequence.length_limit = 0
+            body.cancel()
+            left.cancel()
+            reply.submission.cancel()
+            self.replies.discard(reply)
 
-        usage = count_tokens(request, sequences)
-        if not request.stream:
-            yield json.dumps(head | {"choices": choices, "usage": usage})
-            return
-        if request.stream_options.get("include_usage"):
-            yield to_event(head | {"choices": [], "usage": usage})
-        yield "data: [DONE]\n\n"
+    async def admit(
+        self, http_request: Request, is_chat: bool
+    ) -> tuple[ReplyOptions, list[Sequence]]:
+        """Reads a request, and returns its sequences, for which the worker has reserved room.
 
+        What the request says is forgotten here: sequences may wait for long, and their texts may
+        be large. Raises HTTPException, ValueError or jinja2.TemplateError if it is refused.
+        """
+        body = bytearray()
+        try:
+            async for chunk in http_request.stream():
+                body += chunk
+                self.num_body_bytes += len(chunk)
+                self.check_body(http_request, len(body))
+            if self.is_stopping:
+                raise overloaded(503, "the server is about to end: ask again when it is back")
+            return await self.make_sequences(http_request, bytes(body), is_chat)
+        finally:
+            self.num_body_bytes -= len(body)
 
-def to_event(value: dict[str, object]) -> str:
-    """Returns a JSON value as a server-sent event."""
-    return f"data: {json.dumps(value)}\n\n"
+    def check_body(self, http_request: Request, num_bytes: int) -> None:
+        """Refuses a body that is too large, and one more body than the server can hold.
 
+        Starlette has a middleware for the size of a body, but its answer names no limit.
+        """
+        limit = self.limits.max_body_bytes
+        announced = int(http_request.headers.get("content-length", 0))
+        if max(num_bytes, announced) > limit:
+            raise HTTPException(
+                413,
+                f"the body has more than {limit} bytes: send several requests, or start the "
+                "server with a larger --max-body-bytes",
+            )
+        if self.num_body_bytes > BODIES_HELD * limit:
+            raise overloaded(503, "the server is reading too many long requests: ask again later")
 
-def count_tokens(request: CompletionRequest, sequences: list[Sequence]) -> dict[str, int]:
-    """Returns the usage of a request. A prompt counts once, however many choices it has."""
-    prompt_tokens = sum(len(sequence.prompt_tokens) for sequence in sequences[:: request.n])
-    completion_tokens = sum(len(sequence.tokens) for sequence in sequences)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-    }
+    async def make_sequences(
+        self, http_request: Request, body: bytes, is_chat: bool
+    ) -> tuple[ReplyOptions, list[Sequence]]:
+        """Parses and tokenizes a request in another thread, between which the room is reserved."""
+        request = await self.in_thread(http_request, lambda _: self.reader.read(body, is_chat))
+        count = request.count_sequences(is_chat)
+        if not self.worker.reserve(count):
+            raise overloaded(
+                429,
+                f"{self.limits.max_waiting_sequences} sequences wait already, and this request has "
+                f"{count}: ask again later, or start the server with a larger "
+                "--max-waiting-sequences",
+            )
+        try:
+            sequences = await self.in_thread(
+                http_request,
+                lambda is_wanted: self.reader.make_sequences(request, is_chat, is_wanted),
+            )
+            if await http_request.is_disconnected():
+                raise ClientDisconnect
+        except BaseException:
+            self.worker.release(count)
+            raise
+        return request.reply_options(is_chat), sequences
+
+    async def in_thread(
+        self, http_request: Request, work: Callable[[Callable[[], bool]], Result]
+    ) -> Result:
+        """Returns the result of `work`, which runs in a reading thread.
+
+        `work` gets a function that returns false once the client has left. Raises ClientDisconnect
+        then, and does not begin work that has not begun.
+        """
+        has_left = threading.Event()
+
+        def is_wanted() -> bool:
+            return not has_left.is_set()
+
+        loop = asyncio.get_running_loop()
+        future = loop.run_in_executor(self.reading_threads, work, is_wanted)
+        try:
+            while not future.done():
+                await asyncio.wait((future,), timeout=SECONDS_BETWEEN_LOOKS)
+                if not future.done() and await http_request.is_disconnected():
+                    raise ClientDisconnect
+            return future.result()
+        finally:
+            has_left.set()
+            future.cancel()

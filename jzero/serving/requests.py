@@ -2,7 +2,8 @@
 
 import itertools
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -16,6 +17,9 @@ from jzero.rollout.engine import Engine
 from jzero.rollout.sequence import Sequence
 
 MAX_CHOICES = 128  # of a prompt
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARACTERS = 1000  # of one stop string
+MAX_OBJECT_FIELDS = 16  # of a message, and of stream_options
 DEFAULT_COMPLETION_TOKENS = 16  # OpenAI's own default; a chat takes what there is room for
 
 # Options that are accepted with any value, because they are notes of the client to itself.
@@ -37,85 +41,164 @@ NEUTRAL_VALUES: dict[str, object] = {
 }
 
 Text = Annotated[str, Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARACTERS)]
 Message = Annotated[dict[Literal["role", "content"], Text], Field(min_length=2)]
-TokenIds = list[int]
+
+# The errors of a long list would take far longer to write than the list: the first is enough.
+TokenIds = Annotated[list[int], Field(fail_fast=True)]
+Texts = Annotated[list[Text], Field(fail_fast=True)]
+TokenLists = Annotated[list[TokenIds], Field(fail_fast=True)]
+Messages = Annotated[list[Message], Field(fail_fast=True)]
+StopStrings = Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)]
+
+JSON_OBJECT = TypeAdapter(dict[str, object])
+
+
+@dataclass(frozen=True)
+class ReplyOptions:
+    """What a request says about the form of its reply. Kept while the request is answered."""
+
+    is_chat: bool
+    is_streamed: bool
+    wants_logprobs: bool
+    wants_usage: bool  # of a stream; other replies always have it
+    num_choices: int  # of each prompt
 
 
 class CompletionRequest(BaseModel, strict=True, extra="allow"):
     """The body of a completion or of a chat. Other options are in `model_extra`."""
 
     model: str
-    prompt: Text | list[Text] | TokenIds | list[TokenIds] = []
-    messages: list[Message] = []
+    prompt: Text | Texts | TokenIds | TokenLists = []
+    messages: Messages = []
     n: int = Field(1, ge=1, le=MAX_CHOICES)  # choices of each prompt
     max_tokens: int = Field(0, ge=1)  # 0, which no request can say: the default
     max_completion_tokens: int = Field(0, ge=1)  # the newer name of max_tokens
     temperature: float = Field(1.0, ge=0, le=2)
-    stop: Text | list[Text] = []
+    stop: StopString | StopStrings = []
     seed: int | None = None
     logprobs: bool | Literal[0, 1] = False  # of a completion a number, of a chat a boolean
     stream: bool = False
     stream_options: dict[Literal["include_usage"], bool] = {}
 
     @property
-    def wants_logprobs(self) -> bool:
-        """Returns whether log-probabilities were asked for. 0 asks for those of the tokens."""
-        return self.logprobs is not False
-
-    @property
     def stop_strings(self) -> list[str]:
         """Returns `stop` as a list."""
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
+    @property
+    def prompts(self) -> list[str | TokenIds]:
+        """Returns the prompts of a completion, as text or as tokens."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        texts = [item for item in prompt if isinstance(item, str)]
+        token_lists = [item for item in prompt if isinstance(item, list)]
+        if texts or token_lists:
+            return [*texts, *token_lists]
+        return [[item for item in prompt if isinstance(item, int)]]
 
-def parse_request(body: bytes) -> CompletionRequest:
-    """Reads a JSON body. A field that is null is as one that is not there.
+    def count_sequences(self, is_chat: bool) -> int:
+        """Returns how many sequences answer the request: `n` for each prompt."""
+        num_prompts = 1 if is_chat else len(self.prompts)
+        return num_prompts * self.n
 
-    Raises pydantic.ValidationError, which is a ValueError.
-    """
-    fields = TypeAdapter(dict[str, object]).validate_json(body)
-    stated = {name: value for name, value in fields.items() if value is not None}
-    return CompletionRequest.model_validate(stated)
+    def reply_options(self, is_chat: bool) -> ReplyOptions:
+        """Returns the form of the reply. logprobs=0 asks for those of the tokens, too."""
+        return ReplyOptions(
+            is_chat=is_chat,
+            is_streamed=self.stream,
+            wants_logprobs=self.logprobs is not False,
+            wants_usage=self.stream_options.get("include_usage", False),
+            num_choices=self.n,
+        )
+
+
+def always() -> bool:
+    """The `is_wanted` of sequences that somebody certainly wants."""
+    return True
 
 
 class RequestReader:
-    """Makes sequences of requests for one model, and numbers the prompts."""
+    """Reads requests for one model, and makes sequences of them. Numbers the prompts.
+
+    `read` refuses what is too large before it looks at it closely, and `make_sequences` before it
+    tokenizes it. Both may run in any thread.
+    """
 
     def __init__(
-        self, model_name: str, engine: Engine, text_tokenizer: PreTrainedTokenizerFast
+        self,
+        model_name: str,
+        engine: Engine,
+        text_tokenizer: PreTrainedTokenizerFast,
+        max_sequences: int,
     ) -> None:
+        """`max_sequences` is the number of sequences that one request may ask for."""
         self.model_name = model_name
         self.engine = engine
         self.tokenizer = text_tokenizer
+        self.max_sequences = max_sequences
         self.prompt_numbers: Iterator[int] = itertools.count()
+        # No token has more characters than its name in the vocabulary.
+        self.longest_token = max(map(len, text_tokenizer.get_vocab()))
 
-    def make_sequences(self, request: CompletionRequest, is_chat: bool) -> list[Sequence]:
-        """Returns one sequence for each choice, `request.n` for each prompt.
+    # -- reading -----------------------------------------------------------------------------------
 
-        Raises HTTPException 404 if the request names another model. Raises UserError if it asks for
-        something that the server does not do, or if a prompt does not fit.
+    def read(self, body: bytes, is_chat: bool) -> CompletionRequest:
+        """Reads a JSON body. A field that is null is as one that is not there.
+
+        Raises pydantic.ValidationError, which is a ValueError, if the body is not a request. Raises
+        HTTPException 404 if the request names another model. Raises UserError if it asks for
+        something that the server does not do, or for more than it does at once.
         """
+        fields = JSON_OBJECT.validate_json(body)
+        stated = {name: value for name, value in fields.items() if value is not None}
+        self.check_sizes(stated)
+        request = CompletionRequest.model_validate(stated)
         self.check_options(request, is_chat)
-        sequences: list[Sequence] = []
-        for index, prompt in enumerate(self.split_prompts(request, is_chat)):
-            is_text = isinstance(prompt, str)
-            ids = tokenizer.encode(self.tokenizer, prompt) if is_text else prompt
-            prompt_number = next(self.prompt_numbers)
-            num_new = self.count_new_tokens(request, is_chat, len(ids))
-            self.check_prompt(index, ids, num_new)
-            for choice in range(request.n):
-                sample_index = index * request.n + choice
-                sequence = Sequence(
-                    prompt_id=prompt_number,
-                    sample_index=sample_index,
-                    request_id=noise_number(request.seed, sample_index, prompt_number, choice),
-                    prompt_tokens=np.array(ids, np.int32),
-                    length_limit=len(ids) + num_new,
-                    temperature=request.temperature,
-                    stop_strings=request.stop_strings,
+
+        count = request.count_sequences(is_chat)
+        if count > self.max_sequences:
+            raise UserError(
+                f"the request has {count // request.n} prompts and n={request.n}: "
+                f"{count} sequences, and a request may have {self.max_sequences}. Send several "
+                "requests, or start the server with a larger --max-request-sequences"
+            )
+        if is_chat:
+            self.check_characters(0, sum(len(item["content"]) for item in request.messages))
+        else:
+            for index, prompt in enumerate(request.prompts):
+                if isinstance(prompt, str):
+                    self.check_characters(index, len(prompt))
+        return request
+
+    def check_sizes(self, fields: dict[str, object]) -> None:
+        """Refuses lists and objects that are too long, before their elements are looked at."""
+        longest = max(self.engine.max_sequence_tokens, self.max_sequences)
+        for name in ("prompt", "messages"):
+            items = fields.get(name)
+            if not isinstance(items, list):
+                continue
+            if len(items) > longest:
+                raise UserError(
+                    f"{name} has {len(items)} elements: a request may have {self.max_sequences} "
+                    f"prompts (--max-request-sequences) and {self.engine.max_sequence_tokens} "
+                    "tokens or messages a prompt (--config.rollout.max_episode_tokens)"
                 )
-                sequences.append(sequence)
-        return sequences
+            for index, item in enumerate(items):
+                if isinstance(item, list) and len(item) > self.engine.max_sequence_tokens:
+                    raise UserError(
+                        f"{name} {index} has {len(item)} tokens: there is room for "
+                        f"{self.engine.max_sequence_tokens} in all "
+                        "(--config.rollout.max_episode_tokens)"
+                    )
+                if isinstance(item, dict) and len(item) > MAX_OBJECT_FIELDS:
+                    raise UserError(
+                        f"{name} {index} has {len(item)} fields: send only role and content"
+                    )
+        options = fields.get("stream_options")
+        if isinstance(options, dict) and len(options) > MAX_OBJECT_FIELDS:
+            raise UserError(f"stream_options has {len(options)} fields: send only include_usage")
 
     def check_options(self, request: CompletionRequest, is_chat: bool) -> None:
         """Refuses what the server would otherwise have to ignore."""
@@ -136,22 +219,62 @@ class RequestReader:
                 "Ask for logprobs=0, which returns the sampled tokens."
             )
 
-    def split_prompts(self, request: CompletionRequest, is_chat: bool) -> list[str | TokenIds]:
-        """Returns the prompts of a request, as text or as tokens."""
-        if is_chat:
-            messages = [
-                {"role": message["role"], "content": message["content"]}
-                for message in request.messages
-            ]
-            return [tokenizer.render(self.tokenizer, messages)]
-        prompt = request.prompt
-        if isinstance(prompt, str):
-            return [prompt]
-        texts = [item for item in prompt if isinstance(item, str)]
-        token_lists = [item for item in prompt if isinstance(item, list)]
-        if texts or token_lists:
-            return [*texts, *token_lists]
-        return [[item for item in prompt if isinstance(item, int)]]
+    def check_characters(self, index: int, num_characters: int) -> None:
+        """Refuses a text that could not fit the context even if all of its tokens were long."""
+        tokens = self.engine.max_sequence_tokens
+        if num_characters > tokens * self.longest_token:
+            raise UserError(
+                f"prompt {index} has {num_characters} characters: there is room for {tokens} "
+                "tokens in all (--config.rollout.max_episode_tokens), and no token has more than "
+                f"{self.longest_token} characters"
+            )
+
+    # -- sequences ---------------------------------------------------------------------------------
+
+    def make_sequences(
+        self,
+        request: CompletionRequest,
+        is_chat: bool,
+        is_wanted: Callable[[], bool] = always,
+    ) -> list[Sequence]:
+        """Returns one sequence for each choice, `request.n` for each prompt.
+
+        Raises UserError if a prompt does not fit. Returns fewer sequences once `is_wanted()`, which
+        is asked before each prompt is tokenized, is false.
+        """
+        sequences: list[Sequence] = []
+        prompts = [self.render(request)] if is_chat else request.prompts
+        for index, prompt in enumerate(prompts):
+            if not is_wanted():
+                break
+            is_text = isinstance(prompt, str)
+            ids = tokenizer.encode_beside_others(self.tokenizer, prompt) if is_text else prompt
+            prompt_number = next(self.prompt_numbers)
+            num_new = self.count_new_tokens(request, is_chat, len(ids))
+            self.check_prompt(index, ids, num_new)
+            prompt_tokens = np.array(ids, np.int32)
+            for choice in range(request.n):
+                sample_index = index * request.n + choice
+                sequence = Sequence(
+                    prompt_id=prompt_number,
+                    sample_index=sample_index,
+                    request_id=noise_number(request.seed, sample_index, prompt_number, choice),
+                    prompt_tokens=prompt_tokens,
+                    length_limit=len(ids) + num_new,
+                    temperature=request.temperature,
+                    stop_strings=request.stop_strings,
+                )
+                sequences.append(sequence)
+        return sequences
+
+    def render(self, request: CompletionRequest) -> str:
+        """Returns the prompt of a chat as text."""
+        messages = [
+            {"role": message["role"], "content": message["content"]} for message in request.messages
+        ]
+        text = tokenizer.render(self.tokenizer, messages)
+        self.check_characters(0, len(text))
+        return text
 
     def count_new_tokens(self, request: CompletionRequest, is_chat: bool, num_prompt: int) -> int:
         """Returns how many tokens may follow a prompt of `num_prompt` tokens."""

@@ -9,54 +9,35 @@ import itertools
 import json
 import random
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 
 import httpx
-import jax
 import numpy as np
 import openai
 import pytest
-import reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AddedToken
+from servers import (
+    ROOM,
+    Alone,
+    byte_tokenizer,
+    free_port,
+    load_alone,
+    save_model,
+    server_process,
+)
 from transformers.convert_slow_tokenizer import bytes_to_unicode
-from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
 
-from jzero import cli, evaluate
-from jzero.grading.pool import Pool
-from jzero.model import huggingface, qwen, tokenizer
-from jzero.rollout.engine import Engine
-from jzero.rollout.sampler import make_seed
-from jzero.rollout.scheduler import Scheduler
+from jzero.model import tokenizer
 from jzero.rollout.sequence import Groups, Sequence
-from jzero.serving import choices, http, requests
+from jzero.serving import choices, requests
 from jzero.serving import worker as worker_module
+from jzero.serving.limits import Limits
+from jzero.serving.replies import Reply
 
-ROOT = Path(__file__).resolve().parents[2]
-ROOM = 96  # tokens of a prompt and its answer
-SETTINGS = [
-    "--config.model.dtype=float32",
-    "--config.rollout.max_prompt_tokens=32",
-    "--config.rollout.max_new_tokens=64",
-    "--config.rollout.num_slots=16",
-    "--config.rollout.page_size=32",
-    "--config.rollout.decode_steps=4",
-    "--config.rollout.kv_dtype=float32",
-]
-TEMPLATE = """{% for message in messages %}\
-{% if message.role == 'system' %}{{ raise_exception('no') }}{% endif %}\
-<{{ message.role }}>{{ message.content }}
-{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 GREETING = [{"role": "user", "content": "Grüße"}]
 
 Ask = Callable[..., object]  # options -> the client's answer
@@ -64,81 +45,16 @@ Ask = Callable[..., object]  # options -> the client's answer
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
-@cache
-def byte_tokenizer() -> Qwen2Tokenizer:
-    """Every byte is a token, so that incomplete characters are common."""
-    special = ["<|endoftext|>", "<|pad|>", *(f"<|{i}|>" for i in range(14))]
-    pieces = [*bytes_to_unicode().values(), *special]
-    ids = {piece: i for i, piece in enumerate(pieces)}
-    tok = Qwen2Tokenizer(ids, [], eos_token="<|endoftext|>")
-    tok.add_special_tokens({"pad_token": AddedToken("<|pad|>")})
-    tok.chat_template = TEMPLATE
-    return tok
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The directory of a tiny model with random weights."""
-    path, tok = tmp_path_factory.mktemp("serve") / "model", byte_tokenizer()
-    arch = qwen.QwenConfig("qwen2", len(tok), 32, 64, 2, 2, 1, 16, True, 10000.0, 1e-6)
-    huggingface.save(path, arch, reference.random_params(arch), dtype="float32", hf_config_extra={})
-    tok.save_pretrained(path)
-    return str(path)
-
-
-@dataclass
-class Alone:
-    """The same model in this process, where the scheduler is called without a server."""
-
-    engine: Engine
-    tokenizer: tokenizer.PreTrainedTokenizerFast
-    params: qwen.Params
-    seed: jax.Array
-
-    def new_scheduler(self) -> Scheduler:
-        return Scheduler(
-            self.engine, self.params, lambda ids: tokenizer.decode(self.tokenizer, ids)
-        )
-
-    def complete_all(self, prompts: list[str], limits: list[int]) -> list[Sequence]:
-        """Decodes prompts greedily, each up to `limits` new tokens."""
-        sequences = []
-        for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
-            ids = np.array(tokenizer.encode(self.tokenizer, prompt), np.int32)
-            sequences.append(Sequence(i, 0, i, ids, len(ids) + limit))
-        groups = [[sequence] for sequence in sequences]
-        list(self.new_scheduler().run(groups, 1, 0.0, self.seed))
-        return sequences
-
-    def complete(self, prompt: str, limit: int) -> Sequence:
-        return self.complete_all([prompt], [limit])[0]
+    return save_model(tmp_path_factory.mktemp("serve") / "model")
 
 
 @pytest.fixture(scope="module")
 def alone(model) -> Alone:
-    values = cli.parse_settings(evaluate.defaults(), SETTINGS)
-    values.model.path = model
-    sampler, params = evaluate.load(values, Pool(0))
-    seed = make_seed(sampler.engine, (0, 0))
-    return Alone(sampler.engine, sampler.tokenizer, params, seed)
-
-
-def free_port() -> int:
-    with contextlib.closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
-@contextlib.contextmanager
-def server_process(
-    model: str, environment: dict[str, str], *arguments: str
-) -> Iterator[subprocess.Popen]:
-    command = [sys.executable, "-m", "jzero.serve", "--model", model, *SETTINGS, *arguments]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True
-    ) as server:
-        yield server
-        server.kill()
+    """The same model in this process."""
+    return load_alone(model)
 
 
 @pytest.fixture(scope="module")
@@ -477,9 +393,8 @@ def test_sent_text_has_whole_characters_and_no_stop_string(data) -> None:
     sequence.stop_strings = stop_strings
     sequence.turn_text = want
 
-    writer = choices.ChoiceWriter(
-        requests.CompletionRequest(model="m", prompt="a"), False, sequence, tok, ()
-    )
+    options = requests.CompletionRequest(model="m", prompt="a").reply_options(is_chat=False)
+    writer = choices.ChoiceWriter(options, sequence, tok, ())
     sent = ""
     for num_tokens in sorted(data.draw(st.sets(st.integers(0, max(0, len(tokens) - 1))))):
         choice = writer.write(worker_module.Progress(0, num_tokens, ""))
@@ -515,9 +430,8 @@ def test_sequences_may_each_have_a_temperature_and_stop_strings(alone) -> None:
 
 
 def test_a_client_that_leaves_frees_its_slot(alone) -> None:
-    reader = requests.RequestReader("m", alone.engine, alone.tokenizer)
-    worker = worker_module.DecodingWorker(alone.engine, alone.tokenizer)
-    server = http.Server(reader, worker)
+    reader = alone.new_reader(Limits())
+    worker = alone.new_worker(Limits())
     request = requests.CompletionRequest(
         model="m", prompt="Once", max_tokens=90, temperature=0.0, n=2, stream=True
     )
@@ -534,14 +448,17 @@ def test_a_client_that_leaves_frees_its_slot(alone) -> None:
 
     def decode() -> None:
         scheduler = alone.new_scheduler()
-        finished.extend(scheduler.run([], 1, 1.0, alone.seed, admit_more=admit_more))
+        for sequence in scheduler.run([], 1, 1.0, alone.seed, admit_more=admit_more):
+            worker.finish(sequence)
+            finished.append(sequence)
 
     async def leave() -> None:
-        reports = server.submit(request, sequences)
+        reply = Reply(reader, request.reply_options(is_chat=False), sequences)
+        assert worker.reserve(len(sequences))
+        worker.submit(reply.submission)
         decoding = asyncio.get_running_loop().run_in_executor(None, decode)
-        body = server.write_reply(request, False, sequences, reports)
-        assert (await anext(body)).startswith("data: {")
-        await body.aclose()
+        assert (await anext(reply.events())).startswith("data: {")
+        reply.submission.cancel()
         has_left.set()
         await decoding
 
@@ -549,6 +466,7 @@ def test_a_client_that_leaves_frees_its_slot(alone) -> None:
     assert set(finished) == set(sequences)
     assert all(0 < len(sequence.tokens) < 40 for sequence in sequences)
     assert not alone.engine.placements
+    assert worker.num_reserved == 0
 
 
 def test_jetstreams_client_gets_the_same_greedy_tokens(

@@ -1,0 +1,61 @@
+"""The API key of the HTTP server: where it comes from, and how a request's key is compared."""
+
+import hmac
+import os
+
+from starlette.authentication import (
+    AuthCredentials,
+    AuthenticationBackend,
+    AuthenticationError,
+    BaseUser,
+)
+from starlette.requests import HTTPConnection
+
+from jzero.errors import UserError
+
+KEY_VARIABLE = "JZERO_API_KEY"
+OPEN_PATHS = ("/health",)  # answered without a key, for probes
+
+
+def read_key(flag: str | None) -> str | None:
+    """Returns the key of `--api-key`, or else of the environment; None if neither is given.
+
+    Raises UserError if the key is empty, because everybody could use the server then, or has a
+    character that a header cannot carry.
+    """
+    source, key = "--api-key", flag
+    if key is None:
+        source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
+    if key is None:
+        return None
+    is_printable = all("!" <= character <= "~" for character in key)
+    if not key or not is_printable:
+        raise UserError(
+            f"{source}: the key has to be printable ASCII characters without spaces, at least one. "
+            "To serve without a key, leave it out"
+        )
+    return key
+
+
+class KeyCheck(AuthenticationBackend):
+    """Starlette's AuthenticationMiddleware asks this about every request, before its body."""
+
+    def __init__(self, key: str) -> None:
+        self.key = key.encode()
+
+    async def authenticate(self, conn: HTTPConnection) -> tuple[AuthCredentials, BaseUser] | None:
+        """Raises AuthenticationError unless the request has the key, or asks for an open path.
+
+        The comparison takes the same time wherever two keys differ.
+        """
+        # Not conn.url.path, which a hostile Host header can change.
+        if conn.scope["path"] in OPEN_PATHS:
+            return None
+        scheme, _, sent = conn.headers.get("authorization", "").partition(" ")
+        is_right = hmac.compare_digest(sent.strip().encode(), self.key)
+        if scheme.lower() != "bearer" or not is_right:
+            raise AuthenticationError(
+                "this server wants its API key: send it as `Authorization: Bearer KEY`, "
+                "which OpenAI's client does with api_key=KEY"
+            )
+        return None

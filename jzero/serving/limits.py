@@ -1,0 +1,98 @@
+"""What the HTTP server accepts, holds and waits for. Every limit is a flag of `jzero.serve`."""
+
+import argparse
+import math
+from dataclasses import dataclass, field, fields
+
+from jzero.errors import UserError
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The limits of the HTTP server.
+
+    A field's metadata has the help text of its flag, and `least`, the smallest value that the flag
+    takes.
+    """
+
+    max_body_bytes: int = field(
+        default=1 << 20,
+        metadata={"least": 1, "help": "bytes of the body of one request"},
+    )
+    max_request_sequences: int = field(
+        default=256,
+        metadata={"least": 1, "help": "prompts times n of one request"},
+    )
+    max_waiting_sequences: int = field(
+        default=2048,
+        metadata={"least": 1, "help": "sequences of all requests that wait for a slot"},
+    )
+    max_connections: int = field(
+        default=2048,
+        metadata={
+            "least": 1,
+            "help": "open connections; one more closes the oldest that has sent no whole request",
+        },
+    )
+    request_seconds: float = field(
+        default=20.0,
+        metadata={
+            "least": 0.001,
+            "help": "seconds in which a request has to arrive, headers and body",
+        },
+    )
+    idle_seconds: float = field(
+        default=30.0,
+        metadata={
+            "least": 0.001,
+            "help": "seconds after which a client that sends no further request, or does not read "
+            "its answer, is disconnected",
+        },
+    )
+    grace_seconds: float = field(
+        default=30.0,
+        metadata={
+            "least": 0,
+            "help": "seconds that requests may run on after Ctrl-C or TERM; a second Ctrl-C ends "
+            "them at once",
+        },
+    )
+
+    def check(self) -> None:
+        """Raises UserError if a limit is too small or not a number."""
+        for item in fields(self):
+            value = getattr(self, item.name)
+            least = item.metadata["least"]
+            if not (math.isfinite(value) and value >= least):
+                raise UserError(f"{flag_name(item.name)}={value}: give a number from {least} on")
+        if self.max_waiting_sequences < self.max_request_sequences:
+            raise UserError(
+                f"--max-waiting-sequences={self.max_waiting_sequences}: a request may have "
+                f"{self.max_request_sequences} sequences and could never wait: raise this limit, "
+                "or lower --max-request-sequences"
+            )
+
+
+def flag_name(limit: str) -> str:
+    """Returns the flag of a limit, such as --max-body-bytes."""
+    return "--" + limit.replace("_", "-")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag for every limit. `--help` says its meaning and its default."""
+    group = parser.add_argument_group("limits of the HTTP server")
+    for item in fields(Limits):
+        group.add_argument(
+            flag_name(item.name),
+            type=type(item.default),
+            default=item.default,
+            metavar="N",
+            help=f"{item.metadata['help']} (default {item.default})",
+        )
+
+
+def read_flags(options: argparse.Namespace) -> Limits:
+    """Returns the limits that the flags of `add_flags` give. Raises UserError as `check` does."""
+    limits = Limits(**{item.name: getattr(options, item.name) for item in fields(Limits)})
+    limits.check()
+    return limits

@@ -1,0 +1,143 @@
+"""The reply to one request: events of a stream, or one JSON value at the end."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+
+from starlette.exceptions import HTTPException
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from jzero.rollout.sequence import Sequence
+from jzero.serving.choices import Choice, ChoiceWriter
+from jzero.serving.requests import ReplyOptions, RequestReader
+from jzero.serving.worker import Progress, Submission
+
+
+class Reply:
+    """Waits for the sequences of a request, and writes what their client gets to see.
+
+    Create it in the event loop, give its `submission` to the worker, and read either `events` or
+    `body`. Cancel the submission when nobody reads on.
+    """
+
+    def __init__(
+        self, reader: RequestReader, options: ReplyOptions, sequences: list[Sequence]
+    ) -> None:
+        self.options = options
+        self.sequences = sequences
+        self.loop = asyncio.get_running_loop()
+        self.reports: asyncio.Queue[Progress | HTTPException] = asyncio.Queue()
+        self.submission = Submission(sequences, self.hear, options.is_streamed)
+        self.num_unfinished = len(sequences)
+
+        kind = "text_completion"
+        if options.is_chat:
+            kind = "chat.completion.chunk" if options.is_streamed else "chat.completion"
+        self.head: dict[str, object] = {
+            "id": f"{kind}-{time.time_ns()}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": reader.model_name,
+        }
+        self.writers = [
+            ChoiceWriter(options, sequence, reader.tokenizer, reader.engine.settings.stop)
+            for sequence in sequences
+        ]
+
+    def hear(self, progress: Progress) -> None:
+        """Takes a report. The worker calls this in its own thread."""
+        self.loop.call_soon_threadsafe(self.reports.put_nowait, progress)
+
+    def end(self, reason: HTTPException) -> None:
+        """Ends the reply with an error, because its sequences will not be decoded any further."""
+        self.reports.put_nowait(reason)
+
+    async def choices(self) -> AsyncIterator[Choice]:
+        """Yields what is new of a choice, until every choice has ended.
+
+        Raises HTTPException if the server ends the reply.
+        """
+        while self.num_unfinished:
+            progress = await self.reports.get()
+            if isinstance(progress, HTTPException):
+                raise progress
+            choice = self.writers[progress.sample_index].write(progress)
+            if progress.finish_reason:
+                self.num_unfinished -= 1
+            if choice:
+                yield choice
+
+    async def body(self) -> str:
+        """Returns the JSON value of a reply that is not streamed."""
+        choices = [choice async for choice in self.choices()]
+        by_index = {choice["index"]: choice for choice in choices}
+        in_order = [by_index[index] for index in range(len(self.sequences))]
+        return json.dumps(self.head | {"choices": in_order, "usage": self.count_tokens()})
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yields the events of a stream. The last one is an error if the server ends the reply."""
+        try:
+            async for choice in self.choices():
+                yield to_event(self.head | {"choices": [choice]})
+        except HTTPException as error:
+            yield to_event(error_body(error.detail, error.status_code))
+            return
+        if self.options.wants_usage:
+            yield to_event(self.head | {"choices": [], "usage": self.count_tokens()})
+        yield "data: [DONE]\n\n"
+
+    def count_tokens(self) -> dict[str, int]:
+        """Returns the usage. A prompt counts once, however many choices it has."""
+        one_of_each = self.sequences[:: self.options.num_choices]
+        prompt_tokens = sum(len(sequence.prompt_tokens) for sequence in one_of_each)
+        completion_tokens = sum(len(sequence.tokens) for sequence in self.sequences)
+        return {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens,
+        }
+
+
+class ReplyStream(StreamingResponse):
+    """Sends the events of a reply, and cancels its submission when the stream ends or breaks off.
+
+    The iterator of the events could not do that: it is never started if the client has left before.
+    """
+
+    def __init__(self, reply: Reply, on_end: Callable[[Reply], None]) -> None:
+        super().__init__(reply.events(), media_type="text/event-stream")
+        self.reply = reply
+        self.on_end = on_end
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Sends the response."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.reply.submission.cancel()
+            self.on_end(self.reply)
+
+
+def to_event(value: dict[str, object]) -> str:
+    """Returns a JSON value as a server-sent event."""
+    return f"data: {json.dumps(value)}\n\n"
+
+
+# OpenAI's names of the errors that are not mistakes in a request, by status.
+ERROR_TYPES = {429: "rate_limit_error", 500: "server_error", 503: "server_error"}
+MOST_ERROR_CHARACTERS = 1000  # of a message, which may repeat a value of the request
+
+
+def error_body(message: str, status: int, parameter: str | None = None) -> dict[str, object]:
+    """Returns an error in OpenAI's shape. `parameter` is the field of the request."""
+    if len(message) > MOST_ERROR_CHARACTERS:
+        message = f"{message[:MOST_ERROR_CHARACTERS]}..."
+    fields = {
+        "message": message,
+        "type": ERROR_TYPES.get(status, "invalid_request_error"),
+        "param": parameter,
+        "code": "invalid_api_key" if status == 401 else None,
+    }
+    return {"error": fields}

@@ -1,0 +1,214 @@
+"""A tiny model for tests of the server, the same model without a server, and the server as a
+process or as a thread of this process."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import httpx
+import jax
+import numpy as np
+import reference
+from starlette.types import ASGIApp
+from transformers import AddedToken
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.models.qwen2.tokenization_qwen2 import Qwen2Tokenizer
+
+from jzero import cli, evaluate
+from jzero.grading.pool import Pool
+from jzero.model import huggingface, qwen, tokenizer
+from jzero.rollout.engine import Engine
+from jzero.rollout.sampler import make_seed
+from jzero.rollout.scheduler import Scheduler
+from jzero.rollout.sequence import Sequence
+from jzero.serving import sockets
+from jzero.serving.connections import BoundedConfig
+from jzero.serving.ending import GracefulServer
+from jzero.serving.http import Server, make_app
+from jzero.serving.limits import Limits
+from jzero.serving.requests import RequestReader
+from jzero.serving.worker import DecodingWorker
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOM = 96  # tokens of a prompt and its answer
+NUM_SLOTS = 16
+SETTINGS = [
+    "--config.model.dtype=float32",
+    "--config.rollout.max_prompt_tokens=32",
+    "--config.rollout.max_new_tokens=64",
+    f"--config.rollout.num_slots={NUM_SLOTS}",
+    "--config.rollout.page_size=32",
+    "--config.rollout.decode_steps=4",
+    "--config.rollout.kv_dtype=float32",
+]
+TEMPLATE = """{% for message in messages %}\
+{% if message.role == 'system' %}{{ raise_exception('no') }}{% endif %}\
+<{{ message.role }}>{{ message.content }}
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@cache
+def byte_tokenizer() -> Qwen2Tokenizer:
+    """Every byte is a token, so that incomplete characters are common."""
+    special = ["<|endoftext|>", "<|pad|>", *(f"<|{i}|>" for i in range(14))]
+    pieces = [*bytes_to_unicode().values(), *special]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    tok = Qwen2Tokenizer(ids, [], eos_token="<|endoftext|>")
+    tok.add_special_tokens({"pad_token": AddedToken("<|pad|>")})
+    tok.chat_template = TEMPLATE
+    return tok
+
+
+def save_model(path: Path) -> str:
+    """Writes a tiny model with random weights. Returns its directory."""
+    tok = byte_tokenizer()
+    arch = qwen.QwenConfig("qwen2", len(tok), 32, 64, 2, 2, 1, 16, True, 10000.0, 1e-6)
+    huggingface.save(path, arch, reference.random_params(arch), dtype="float32", hf_config_extra={})
+    tok.save_pretrained(path)
+    return str(path)
+
+
+@dataclass
+class Alone:
+    """The same model in this process, where the scheduler is called without a server."""
+
+    engine: Engine
+    tokenizer: tokenizer.PreTrainedTokenizerFast
+    params: qwen.Params
+    seed: jax.Array
+
+    def new_scheduler(self) -> Scheduler:
+        return Scheduler(
+            self.engine, self.params, lambda ids: tokenizer.decode(self.tokenizer, ids)
+        )
+
+    def complete_all(self, prompts: list[str], limits: list[int]) -> list[Sequence]:
+        """Decodes prompts greedily, each up to `limits` new tokens."""
+        sequences = []
+        for i, (prompt, limit) in enumerate(zip(prompts, limits, strict=True)):
+            ids = np.array(tokenizer.encode(self.tokenizer, prompt), np.int32)
+            sequences.append(Sequence(i, 0, i, ids, len(ids) + limit))
+        groups = [[sequence] for sequence in sequences]
+        list(self.new_scheduler().run(groups, 1, 0.0, self.seed))
+        return sequences
+
+    def complete(self, prompt: str, limit: int) -> Sequence:
+        return self.complete_all([prompt], [limit])[0]
+
+    def new_reader(self, limits: Limits) -> RequestReader:
+        return RequestReader("m", self.engine, self.tokenizer, limits.max_request_sequences)
+
+    def new_worker(self, limits: Limits) -> DecodingWorker:
+        return DecodingWorker(self.engine, self.tokenizer, limits.max_waiting_sequences)
+
+    def new_server(self, limits: Limits) -> Server:
+        """Returns the parts that answer requests; nothing is decoded before a thread does it."""
+        return Server(self.new_reader(limits), self.new_worker(limits), limits)
+
+
+def load_alone(model: str) -> Alone:
+    """Loads the model of a directory."""
+    values = cli.parse_settings(evaluate.defaults(), SETTINGS)
+    values.model.path = model
+    sampler, params = evaluate.load(values, Pool(0))
+    seed = make_seed(sampler.engine, (0, 0))
+    return Alone(sampler.engine, sampler.tokenizer, params, seed)
+
+
+# -- the server as a process ----------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with contextlib.closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        return taken.getsockname()[1]
+
+
+@contextlib.contextmanager
+def server_process(
+    model: str, environment: dict[str, str], *arguments: str
+) -> Iterator[subprocess.Popen]:
+    command = [sys.executable, "-m", "jzero.serve", "--model", model, *SETTINGS, *arguments]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as server:
+        yield server
+        server.kill()
+
+
+# -- the server as a thread -----------------------------------------------------------------------
+
+
+@dataclass
+class Threaded:
+    """A server of this process, on a port of its own."""
+
+    uvicorn: GracefulServer
+    thread: threading.Thread
+    address: tuple[str, int]
+
+    @property
+    def url(self) -> str:
+        host, port = self.address
+        return f"http://{host}:{port}"
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        """Opens a connection, and sends the beginning of a request."""
+        connection = socket.create_connection(self.address, timeout=60)
+        connection.sendall(sent)
+        return connection
+
+    def is_healthy(self) -> bool:
+        with httpx.Client(timeout=60) as client:
+            return client.get(f"{self.url}/health").status_code == 200
+
+
+@contextlib.contextmanager
+def threaded_server(
+    server: Server, limits: Limits, key: str | None = None, app: ASGIApp | None = None
+) -> Iterator[Threaded]:
+    """Runs a server in a thread. `app` takes the place of the API of `server`."""
+    bound = sockets.bind("127.0.0.1", 0)
+    sockets.listen("127.0.0.1", 0, bound)
+    is_listening = threading.Event()
+    configuration = BoundedConfig(app or make_app(server, key), limits)
+    uvicorn_server = GracefulServer(configuration, server, is_listening.set)
+    thread = threading.Thread(target=uvicorn_server.run, args=(bound,), daemon=True)
+    thread.start()
+    assert is_listening.wait(60)
+    try:
+        yield Threaded(uvicorn_server, thread, bound[0].getsockname()[:2])
+    finally:
+        uvicorn_server.should_exit = True
+        uvicorn_server.force_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """Returns what a connection receives until the server closes it."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while piece := connection.recv(1 << 16):
+            received += piece
+    return received
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+    """Waits until `condition()` is true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "the condition has not become true"
+        time.sleep(0.01)

@@ -1,0 +1,111 @@
+"""The sequences that wait for a slot: how many there may be, and what becomes of them."""
+
+import numpy as np
+import pytest
+from servers import NUM_SLOTS
+
+from jzero.rollout.sequence import Sequence
+from jzero.serving.limits import Limits
+from jzero.serving.worker import DecodingWorker, Progress, Submission
+
+LIMITS = Limits(max_waiting_sequences=2 * NUM_SLOTS, max_request_sequences=NUM_SLOTS)
+
+
+@pytest.fixture
+def worker(alone) -> DecodingWorker:
+    """A worker whose thread is this one."""
+    return alone.new_worker(LIMITS)
+
+
+def submit(worker: DecodingWorker, count: int, is_streamed: bool = False) -> list[Progress]:
+    """Submits sequences. Returns the list that gets their reports."""
+    sequences = [
+        Sequence(i, i, i, np.arange(1, 4, dtype=np.int32), length_limit=20) for i in range(count)
+    ]
+    reports: list[Progress] = []
+    assert worker.reserve(count)
+    worker.submit(Submission(sequences, reports.append, is_streamed))
+    return reports
+
+
+def submission_of(worker: DecodingWorker, index: int) -> Submission:
+    """Returns the submission of a waiting sequence."""
+    return worker.waiting[index][1]
+
+
+def test_no_more_can_be_reserved_than_may_wait_and_decode(worker) -> None:
+    assert worker.reserve(3 * NUM_SLOTS - 1)
+    assert not worker.reserve(2)
+    assert worker.reserve(1)
+    assert not worker.reserve(1)
+    worker.release(2)
+    assert worker.reserve(2)
+
+
+def test_the_scheduler_gets_no_more_than_its_slots_in_the_order_of_submissions(worker) -> None:
+    submit(worker, NUM_SLOTS - 1)
+    submit(worker, 4)
+    [*first, last] = [sequence for [sequence] in worker.admit_more()]
+    assert [sequence.sample_index for sequence in first] == list(range(NUM_SLOTS - 1))
+    assert last.sample_index == 0
+    assert worker.admit_more() == []
+
+    worker.finish(first[3])
+    worker.finish(first[5])
+    assert [group[0].sample_index for group in worker.admit_more()] == [1, 2]
+    assert len(worker.live) == NUM_SLOTS and len(worker.waiting) == 1
+
+
+def test_what_waits_for_a_client_that_left_is_dropped_and_its_room_is_free(worker) -> None:
+    submit(worker, NUM_SLOTS)
+    worker.admit_more()
+    for _ in range(2):
+        submit(worker, NUM_SLOTS)
+    worker.admit_more()
+    assert not worker.reserve(1)
+
+    leaving, staying = submission_of(worker, 0), submission_of(worker, -1)
+    leaving.cancel()
+    assert worker.admit_more() == []
+    assert {submission for _, submission in worker.waiting} == {staying}
+    assert worker.reserve(NUM_SLOTS)
+    assert not worker.reserve(1)
+
+
+def test_what_left_before_the_worker_looked_is_never_decoded(worker) -> None:
+    submit(worker, NUM_SLOTS)
+    admitted = worker.admit_more()
+    submit(worker, 3)
+    submission = worker.inbox.get()
+    submission.cancel()
+    worker.submit(submission)
+    worker.finish(admitted[0][0])
+    assert worker.admit_more() == []
+    assert worker.num_reserved == NUM_SLOTS - 1
+
+
+def test_a_stream_hears_of_new_tokens_only(worker) -> None:
+    """A report of every sequence for every call was 80,000 queue entries a call."""
+    reports = submit(worker, NUM_SLOTS + 4, is_streamed=True)
+    live = [sequence for [sequence] in worker.admit_more()]
+    for _ in range(3):
+        worker.admit_more()
+    assert reports == []
+
+    live[2].tokens += [5, 6]
+    for _ in range(3):
+        worker.admit_more()
+    assert reports == [Progress(2, 2, "")]
+
+
+def test_nobody_hears_of_a_cancelled_submission(worker) -> None:
+    reports = submit(worker, 2, is_streamed=True)
+    [[first], [second]] = worker.admit_more()
+    submission = worker.live[first]
+    submission.cancel()
+    first.tokens += [5]
+    second.finish_reason = "length"
+    worker.submit(Submission([], reports.append, False))
+    worker.admit_more()
+    worker.finish(second)
+    assert reports == []
