@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 import jaxtyping
 import pytest
+import skips
 from jax.experimental.compilation_cache import compilation_cache
 
 # Modules of pure array functions. Beartype checks their jaxtyping annotations in every call that a
@@ -51,11 +52,15 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow")
     parser.addoption("--network", action="store_true", help="run the tests marked network")
+    skips.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # huggingface_hub reads this variable when it is imported, which happens after this call.
     os.environ["HF_HUB_OFFLINE"] = "0" if config.getoption("--network") else "1"
+    is_worker = hasattr(config, "workerinput")
+    if config.getoption("--strict-skips") and not is_worker:
+        config.pluginmanager.register(skips.StrictSkips(config.getoption("--without")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
