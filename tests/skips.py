@@ -2,8 +2,7 @@
 
 A test that is skipped because its package is missing looks like a test that passed. `.ci/run`
 therefore runs `pytest --strict-skips`: a reason that `ALLOWED_SKIPS` does not list fails the
-session. A package that the extra `dev` of pyproject.toml brings is never a reason, so no reason here
-names one.
+session. The list names no package that the extra `dev` of pyproject.toml brings.
 
 `pytest --strict-skips --without torch` also allows the tests of the package torch to be skipped, in
 an environment that was set up without torch on purpose.
@@ -35,9 +34,7 @@ ALLOWED_SKIPS = [
         "these packages belong to other extras than dev: each is large or has a conflict",
     ),
     AllowedSkip("wandb is not installed: .*", "wandb belongs to the extra wandb"),
-    AllowedSkip(
-        r"pip install -e '\.\[jetstream\]'", "JetStream belongs to the extra jetstream"
-    ),
+    AllowedSkip(r"pip install -e '\.\[jetstream\]'", "JetStream belongs to the extra jetstream"),
     AllowedSkip(
         "jax-cuda12-plugin(, whose compiler this is,)? is not installed",
         "JAX for NVIDIA GPUs belongs to the extra cuda12 and takes gigabytes",

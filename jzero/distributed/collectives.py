@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
+from jaxtyping import PyTree
 
 from jzero.distributed.processes import has_peers
 from jzero.errors import UserError
@@ -72,3 +73,14 @@ def fetch_global(x: jax.Array) -> np.ndarray:
     if x.is_fully_addressable or x.is_fully_replicated:
         return np.asarray(jax.device_get(x))
     return multihost_utils.process_allgather(x, tiled=True)
+
+
+def start_fetch(arrays: PyTree) -> None:
+    """Starts the copy of a tree of arrays to this host, and waits for nothing. Not a collective.
+
+    The copy is meant, so a transfer guard that forbids implicit transfers does not forbid it. JAX
+    0.12 takes the copy of several arrays that `jax.copy_to_host_async` starts for an implicit
+    transfer; `jax.device_get`, which reads the arrays later, is an explicit one.
+    """
+    with jax.transfer_guard_device_to_host("allow"):
+        jax.copy_to_host_async(arrays)

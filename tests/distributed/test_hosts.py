@@ -14,6 +14,7 @@ import pytest
 import reference
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from runs import finish, launch, rows, timeless, wait_for
 
 from jzero import cli
@@ -59,6 +60,18 @@ def test_alone_everything_is_immediate(tmp_path: Path) -> None:
     interrupt.raise_if_any_host_stopped()
     with pytest.raises(interrupt.Interrupted, match="enough"):
         interrupt.raise_if_any_host_stopped("enough")
+
+
+def test_a_copy_to_the_host_is_started_where_implicit_transfers_are_forbidden() -> None:
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    arrays = {name: jax.device_put(np.arange(16), split) for name in ("a", "b")}
+
+    with jax.transfer_guard("disallow"):
+        collectives.start_fetch(arrays)
+        fetched = jax.device_get(arrays)
+
+    np.testing.assert_array_equal(fetched["b"], np.arange(16))
 
 
 def test_a_workdir_that_hosts_do_not_share_is_refused(tmp_path: Path) -> None:
