@@ -64,8 +64,13 @@ def sum_over_hosts(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def put_global(x: np.ndarray | np.generic, sharding: Sharding) -> jax.Array:
-    """Puts an array that every host has on all hosts' devices: each host puts its own shards."""
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: np.asarray(x)[index])
+    """Puts an array that every host has on all hosts' devices: each host puts its own shards.
+
+    The copy is meant, so a transfer guard that forbids implicit transfers does not forbid it. JAX
+    takes what `jax.make_array_from_callback` copies for an implicit transfer.
+    """
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: np.asarray(x)[index])
 
 
 def fetch_global(x: jax.Array) -> np.ndarray:
