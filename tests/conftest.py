@@ -5,6 +5,8 @@ Fixtures for tests that compile programs:
   quick_runs         the same, and programs are compiled once for the whole test worker
   programs           the directory in which the worker keeps the compiled programs
   environment        the environment variables of a run that a test starts as a process
+Fixture for tests of whole runs in this process:
+  explicit_transfers forbids copies between the host and the devices that the code does not ask for
 Fixture for tests that want reference material:
   shared             the folder beside the repository; the test is skipped where there is none
 """
@@ -137,6 +139,17 @@ def quick_runs(quick_compilation: None, programs: str) -> Iterator[None]:
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def explicit_transfers() -> Iterator[None]:
+    """Forbids JAX to copy between the host and the devices unless the code asks for the copy.
+
+    On a TPU or a GPU such a copy may wait for the device. JAX 0.12 finds more of them on CPUs than
+    JAX 0.10 does.
+    """
+    with jax.transfer_guard("disallow"):
+        yield
 
 
 @pytest.fixture(scope="session")
