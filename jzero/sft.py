@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import jax
+
 from jzero.config import Config, to_json, validate
 from jzero.distributed import interrupt, processes
 from jzero.distributed.mesh import train_mesh
@@ -213,12 +215,12 @@ def encode_rows(
 
 def update_metrics(stats: Stats) -> dict[str, float]:
     """Returns the metrics of one optimizer step from the sums that the update returns."""
-    tokens = float(stats["tokens"])
+    sums = {name: float(value) for name, value in jax.device_get(stats).items()}
     return {
-        "sft/loss": float(stats["nll"]) / tokens,
-        "sft/tokens": tokens,
-        "optimizer/grad_norm": float(stats["grad_norm"]),
-        "optimizer/skipped": float(stats["skipped"]),
+        "sft/loss": sums["nll"] / sums["tokens"],
+        "sft/tokens": sums["tokens"],
+        "optimizer/grad_norm": sums["grad_norm"],
+        "optimizer/skipped": sums["skipped"],
     }
 
 

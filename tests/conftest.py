@@ -5,6 +5,8 @@ Fixtures for tests that compile programs:
   quick_runs         the same, and programs are compiled once for the whole test worker
   programs           the directory in which the worker keeps the compiled programs
   environment        the environment variables of a run that a test starts as a process
+Fixture for tests of whole runs in this process:
+  explicit_transfers forbids copies between the host and the devices that the code does not ask for
 Fixture for tests that want reference material:
   shared             the folder beside the repository; the test is skipped where there is none
 """
@@ -26,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import jax
 import jaxtyping
 import pytest
+import skips
 from jax.experimental.compilation_cache import compilation_cache
 
 # Modules of pure array functions. Beartype checks their jaxtyping annotations in every call that a
@@ -51,11 +54,15 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--slow", action="store_true", help="run the tests marked slow")
     parser.addoption("--network", action="store_true", help="run the tests marked network")
+    skips.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     # huggingface_hub reads this variable when it is imported, which happens after this call.
     os.environ["HF_HUB_OFFLINE"] = "0" if config.getoption("--network") else "1"
+    is_worker = hasattr(config, "workerinput")
+    if config.getoption("--strict-skips") and not is_worker:
+        config.pluginmanager.register(skips.StrictSkips(config.getoption("--without")))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -132,6 +139,17 @@ def quick_runs(quick_compilation: None, programs: str) -> Iterator[None]:
     for name, value in before.items():
         jax.config.update(name, value)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture
+def explicit_transfers() -> Iterator[None]:
+    """Forbids JAX to copy between the host and the devices unless the code asks for the copy.
+
+    On a TPU or a GPU such a copy may wait for the device. JAX 0.12 finds more of them on CPUs than
+    JAX 0.10 does.
+    """
+    with jax.transfer_guard("disallow"):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from jzero.config import ArchitectureConfig, Config
 from jzero.model import tokenizer
 from jzero.types import JsonValue
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
+pytestmark = pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 
 
 # -- runs that are processes -----------------------------------------------------------------------

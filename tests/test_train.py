@@ -12,7 +12,7 @@ from jzero.config import ArchitectureConfig, Config
 from jzero.rollout.collect import ROUND_STRIDE
 from jzero.types import JsonValue
 
-pytestmark = pytest.mark.usefixtures("quick_runs")
+pytestmark = pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 
 
 def tiny_run(steps: int, algorithm: Algorithm) -> Config:

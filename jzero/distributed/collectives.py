@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Sharding
+from jaxtyping import PyTree
 
 from jzero.distributed.peers import has_peers
 from jzero.errors import UserError
@@ -63,8 +64,13 @@ def sum_over_hosts(counts: Mapping[str, float]) -> dict[str, float]:
 
 
 def put_global(x: np.ndarray | np.generic, sharding: Sharding) -> jax.Array:
-    """Puts an array that every host has on all hosts' devices: each host puts its own shards."""
-    return jax.make_array_from_callback(x.shape, sharding, lambda index: np.asarray(x)[index])
+    """Puts an array that every host has on all hosts' devices: each host puts its own shards.
+
+    The copy is meant, so a transfer guard that forbids implicit transfers does not forbid it. JAX
+    takes what `jax.make_array_from_callback` copies for an implicit transfer.
+    """
+    with jax.transfer_guard_host_to_device("allow"):
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: np.asarray(x)[index])
 
 
 def fetch_global(x: jax.Array) -> np.ndarray:
@@ -72,3 +78,14 @@ def fetch_global(x: jax.Array) -> np.ndarray:
     if x.is_fully_addressable or x.is_fully_replicated:
         return np.asarray(jax.device_get(x))
     return multihost_utils.process_allgather(x, tiled=True)
+
+
+def start_fetch(arrays: PyTree) -> None:
+    """Starts the copy of a tree of arrays to this host, and waits for nothing. Not a collective.
+
+    The copy is meant, so a transfer guard that forbids implicit transfers does not forbid it. JAX
+    0.12 takes the copy of several arrays that `jax.copy_to_host_async` starts for an implicit
+    transfer; `jax.device_get`, which reads the arrays later, is an explicit one.
+    """
+    with jax.transfer_guard_device_to_host("allow"):
+        jax.copy_to_host_async(arrays)

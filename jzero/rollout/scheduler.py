@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from jzero.distributed import collectives
 from jzero.model import qwen
 from jzero.rollout import stop_strings
 from jzero.rollout.decode_state import Prefix, ResultTokens
@@ -385,7 +386,7 @@ class Scheduler:
             slot: len(placement.forced_tokens) for slot, placement in self.engine.placements.items()
         }
         self.state, result = self.engine.generate(self.params, self.state, self.seed)
-        jax.copy_to_host_async(result)
+        collectives.start_fetch(result)
         newly_placed = self.newly_placed
         self.newly_placed = {}
         return CallInFlight(result, turns, num_reply_tokens, newly_placed)

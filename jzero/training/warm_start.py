@@ -7,6 +7,7 @@ often wrong (warm_start.tries).
 
 from dataclasses import replace
 
+import jax
 from tqdm import tqdm
 
 from jzero.config import Config
@@ -64,6 +65,7 @@ def warm_start(
 
         # Reading a number waits for the device, so the bar shows only every 20th loss.
         if step % 20 == 0:
-            nll = float(stats["nll"]) / float(stats["tokens"])
+            sums = jax.device_get(stats)
+            nll = float(sums["nll"]) / float(sums["tokens"])
             progress.set_postfix(nll=f"{nll:.3f}", refresh=False)
     return state.params

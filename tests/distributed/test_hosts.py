@@ -15,6 +15,7 @@ import pytest
 import reference
 from hypothesis import given
 from hypothesis import strategies as st
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from runs import finish, launch, rows, timeless, wait_for
 
 from jzero import cli
@@ -60,6 +61,19 @@ def test_alone_everything_is_immediate(tmp_path: Path) -> None:
     interrupt.raise_if_any_host_stopped()
     with pytest.raises(interrupt.Interrupted, match="enough"):
         interrupt.raise_if_any_host_stopped("enough")
+
+
+def test_copies_are_made_where_implicit_transfers_are_forbidden() -> None:
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    split = NamedSharding(mesh, PartitionSpec("data"))
+    numbers = np.arange(16)
+
+    with jax.transfer_guard("disallow"):
+        arrays = {name: collectives.put_global(numbers, split) for name in ("a", "b")}
+        collectives.start_fetch(arrays)
+        fetched = [collectives.fetch_global(x) for x in arrays.values()]
+
+    np.testing.assert_array_equal(fetched, [numbers, numbers])
 
 
 def test_a_workdir_that_hosts_do_not_share_is_refused(tmp_path: Path) -> None:

@@ -471,13 +471,11 @@ def test_minibatches_and_epochs_are_clipped_steps_of_adamw() -> None:
 
     reference_params = jax.tree.map(shift, PARAMS)
 
-    result = update_on_rollouts(
-        trainer,
-        policy.start(reference.placed(policy, PARAMS)),
-        ROLLOUTS,
-        1,
-        reference.placed(policy, reference_params),
-    )
+    state = policy.start(reference.placed(policy, PARAMS))
+    reference_on_mesh = reference.placed(policy, reference_params)
+
+    with jax.transfer_guard("disallow"):  # of implicit transfers
+        result = update_on_rollouts(trainer, state, ROLLOUTS, 1, reference_on_mesh)
 
     # The same four optimizer steps: two passes over the two halves of the groups.
     slow = SlowGradient(config, PARAMS, reference_params)
@@ -581,7 +579,8 @@ def test_values_and_their_loss_are_those_of_each_sequence_alone() -> None:
     critic_state = start(trainer.critic, critic_params)
     state = replace(start(trainer.policy, PARAMS), critic=critic_state)
 
-    result = update_on_rollouts(trainer, state, ROLLOUTS, 1)
+    with jax.transfer_guard("disallow"):  # of implicit transfers
+        result = update_on_rollouts(trainer, state, ROLLOUTS, 1)
 
     loss, gradient, advantages = slow_critic_step(model, critic_params, config.algorithm)
     assert result.state.critic is not None

@@ -52,7 +52,8 @@ def test_packed_losses_are_those_of_examples_alone(num_devices: int) -> None:
 
     on_mesh = reference.placed(learner, params)
     [logp_rows] = learner.score(on_mesh, *learner.put([packed]), [trainer.layout])
-    loss = trainer.loss(on_mesh, packed)
+    with jax.transfer_guard("disallow"):  # of implicit transfers
+        loss = trainer.loss(on_mesh, packed)
 
     logps = [np.zeros(len(example.tokens), np.float32) for example in examples]
     packed.from_rows(np.asarray(logp_rows), logps)
@@ -119,7 +120,9 @@ def test_the_warm_start_is_adamw_on_the_mean_negative_log_likelihood() -> None:
         nonlocal times_stop_was_checked
         times_stop_was_checked += 1
 
-    warmed = warm_start(policy, config, TOKENIZER, reference.placed(policy, params), check_stop)
+    on_mesh = reference.placed(policy, params)
+    with jax.transfer_guard("disallow"):  # of implicit transfers
+        warmed = warm_start(policy, config, TOKENIZER, on_mesh, check_stop)
 
     schedule = replace(config.optimizer, lr=0.02, warmup_steps=2, schedule="cosine")
     rates = [learning_rate(schedule, step, STEPS) for step in range(STEPS)]

@@ -1,0 +1,120 @@
+"""The reasons for which a test may be skipped, and an option that fails the session at any other.
+
+A test that is skipped because its package is missing looks like a test that passed. `.ci/run`
+therefore runs `pytest --strict-skips`: a reason that `ALLOWED_SKIPS` does not list fails the
+session. The list names no package that the extra `dev` of pyproject.toml brings.
+
+`pytest --strict-skips --without torch` also allows the tests of the package torch to be skipped, in
+an environment that was set up without torch on purpose.
+"""
+
+import re
+from typing import NamedTuple
+
+import pytest
+
+
+class AllowedSkip(NamedTuple):
+    """A reason for which a test may be skipped in `.ci/run`."""
+
+    reason: str  # a regular expression that the whole reason has to match
+    why: str  # why `.ci/run` may do without the test
+
+
+ALLOWED_SKIPS = [
+    AllowedSkip("slow: run with --slow", "whole recipes take up to an hour"),
+    AllowedSkip("downloads: run with --network", "the tests run without a network"),
+    AllowedSkip("needs a (TPU|GPU), this is .*", "the machine has no such device"),
+    AllowedSkip(
+        r".*[/\\]shared([/\\].*)? does not exist",
+        "reference material beside the repository is not part of it",
+    ),
+    AllowedSkip(
+        "could not import '(trl|math_verify|wandb|jetstream|grpc)[a-z0-9_.]*'.*",
+        "these packages belong to other extras than dev: each is large or has a conflict",
+    ),
+    AllowedSkip("wandb is not installed: .*", "wandb belongs to the extra wandb"),
+    AllowedSkip(r"pip install -e '\.\[jetstream\]'", "JetStream belongs to the extra jetstream"),
+    AllowedSkip(
+        "jax-cuda12-plugin(, whose compiler this is,)? is not installed",
+        "JAX for NVIDIA GPUs belongs to the extra cuda12 and takes gigabytes",
+    ),
+    AllowedSkip("cuDNN is not installed", "cuDNN comes with JAX for NVIDIA GPUs"),
+    AllowedSkip("no browser: .*", "a browser is no Python package"),
+    AllowedSkip(r"needs flock \(util-linux\)", "macOS does not have the program flock"),
+    AllowedSkip("root may write anywhere", "no directory can be closed to root"),
+]
+
+
+def is_allowed(reason: str, without: list[str]) -> bool:
+    """Returns whether a test may be skipped for `reason`.
+
+    Args:
+        reason: what the test said, without pytest's "Skipped: ".
+        without: names of packages that are missing on purpose.
+    """
+    if any(re.fullmatch(allowed.reason, reason, re.DOTALL) for allowed in ALLOWED_SKIPS):
+        return True
+    for package in without:
+        missing = rf"could not import '{re.escape(package)}[a-z0-9_.]*'.*"
+        if re.fullmatch(missing, reason, re.DOTALL) or reason == f"{package} is not installed":
+            return True
+    return False
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Adds the two options of this module to pytest's command line."""
+    parser.addoption(
+        "--strict-skips",
+        action="store_true",
+        help="fail if a test is skipped for a reason that tests/skips.py does not list",
+    )
+    parser.addoption(
+        "--without",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="with --strict-skips: tests of this package may be skipped",
+    )
+
+
+class StrictSkips:
+    """A pytest plugin that fails the session if a test is skipped for an unlisted reason.
+
+    Under pytest-xdist it belongs in the process that collects the workers' reports.
+    """
+
+    def __init__(self, without: list[str]) -> None:
+        self.without = without
+        self.unexpected: dict[str, str] = {}  # test or module -> reason
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._note(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        self._note(report)
+
+    def _note(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        """Keeps the reason of a report of a skipped test or module, unless the reason is listed."""
+        is_expected_failure = hasattr(report, "wasxfail")  # pytest calls this skipped, too
+        if not report.skipped or is_expected_failure:
+            return
+        assert isinstance(report.longrepr, tuple), f"{report.longrepr=}"
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not is_allowed(reason, self.without):
+            self.unexpected[report.nodeid] = reason
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self.unexpected and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if not self.unexpected:
+            return
+        terminalreporter.section("unexpected skips", red=True)
+        for test, reason in sorted(self.unexpected.items()):
+            terminalreporter.line(f"{test}: {reason}")
+        terminalreporter.line(
+            "Install what is missing (pip install -c constraints.txt -e '.[dev]'), or list the "
+            "reason in tests/skips.py with why it is allowed."
+        )
