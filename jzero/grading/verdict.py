@@ -13,9 +13,11 @@ Reasons of a grade:
 
 The verifier "fast" takes only a number where the gold is written as a number. The verifier
 "math_verify" takes arithmetic, too, and notes where the package math-verify disagrees; the score
-stays ours.
+stays ours. The verifier "last_number" is oat's for GSM8K (`jzero.grading.last_number`): it reads
+the response without its template.
 """
 
+from jzero.grading import last_number
 from jzero.grading.equivalence import equal
 from jzero.grading.extract import extract_answer
 from jzero.grading.latex_lexer import tokenize
@@ -37,6 +39,8 @@ def grade(
     marks its answer (`extract.TEMPLATES`). A formula that occurs in `question` does not count,
     unless it is the gold as it is written.
     """
+    if verifier == "last_number":
+        return last_number.grade(response, gold)
     answer = extract_answer(response, template)
     if answer is None:
         return Grade(0.0, False, "no answer")
