@@ -3,7 +3,8 @@
 Evaluates a model on one or more suites. Writes every problem's responses to
 OUT/<suite>-<kind>.jsonl and the metrics to OUT/summary.json, and prints a table. By default each
 problem gets one greedy response, as in the tables that model cards publish. --config.eval.samples=K
-adds K responses at --config.rollout.temperature, and with them avg@K, pass@k and maj@K.
+adds K responses at --config.rollout.temperature or, if it is set, --config.eval.temperature, and
+with them avg@K, pass@k and maj@K.
 """
 
 import json

@@ -165,7 +165,7 @@ METRICS: dict[str, Metric] = {
         ".4f",
     ),
     "eval[/<suite>]/accuracy": Metric(
-        "Mean accuracy over `eval.samples` samples a problem, at the sampling temperature.", "share"
+        "Mean accuracy over `eval.samples` samples a problem, at `eval.temperature`.", "share"
     ),
     "eval[/<suite>]/stderr": Metric("Standard error of the accuracy over problems.", "share"),
     "eval[/<suite>]/length": Metric("Mean length of a response.", "tokens"),
