@@ -3,7 +3,8 @@
 Evaluates a model on one or more suites. Writes every problem's responses to
 OUT/<suite>-<kind>.jsonl and the metrics to OUT/summary.json, and prints a table. By default each
 problem gets one greedy response, as in the tables that model cards publish. --config.eval.samples=K
-adds K responses at --config.rollout.temperature, and with them avg@K, pass@k and maj@K.
+adds K responses at --config.rollout.temperature or, if it is set, --config.eval.temperature, and
+with them avg@K, pass@k and maj@K.
 """
 
 import json
@@ -25,8 +26,8 @@ from jzero.rollout.evaluation import accuracy_metrics, evaluation_kinds
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import read_base_model
 from jzero.run.environment import versions
+from jzero.run.samples import problem_rows
 from jzero.tasks import math_problems, suites
-from jzero.types import Rollout, grade_of
 
 
 class SuiteSummary(TypedDict):
@@ -129,7 +130,13 @@ def evaluate_suite(
     kinds = evaluation_kinds(settings.eval, settings.rollout.temperature)
     for kind, (num_samples, temperature) in kinds.items():
         rollouts, _ = sampler.sample_rollouts(
-            params, problems, num_samples, temperature, key=(settings.train.seed, 0), version=0
+            params,
+            problems,
+            num_samples,
+            temperature,
+            key=(settings.train.seed, 0),
+            version=0,
+            top_p=settings.eval.top_p if kind == "eval" else 0.0,
         )
         rollouts = sampler.gather_rollouts(rollouts)
         label = "greedy" if kind == "eval_greedy" else f"avg@{num_samples}"
@@ -137,36 +144,6 @@ def evaluate_suite(
         lines = [json.dumps(row) + "\n" for row in problem_rows(rollouts, num_samples)]
         processes.write_once(out / f"{name}-{label}.jsonl", "".join(lines))
     return metrics
-
-
-def problem_rows(rollouts: list[Rollout], num_samples: int) -> list[dict[str, object]]:
-    """Returns one JSON value for each problem, with all of its `num_samples` responses."""
-    rows: list[dict[str, object]] = []
-    for start in range(0, len(rollouts), num_samples):
-        of_problem = rollouts[start : start + num_samples]
-        problem = of_problem[0].problem
-        rows.append(
-            {
-                "id": problem.id,
-                "prompt": problem.prompt,
-                "gold": problem.gold,
-                "accuracy": float(np.mean([grade_of(rollout).correct for rollout in of_problem])),
-                "samples": [sample_row(rollout) for rollout in of_problem],
-            }
-        )
-    return rows
-
-
-def sample_row(rollout: Rollout) -> dict[str, object]:
-    """Returns one response as a JSON value."""
-    grade = grade_of(rollout)
-    return {
-        "response": rollout.text,
-        "correct": grade.correct,
-        "reason": grade.reason,
-        "tokens": rollout.response_length,
-        "finish": rollout.finish_reason,
-    }
 
 
 def table(summary: Mapping[str, SuiteSummary]) -> str:

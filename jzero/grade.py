@@ -50,6 +50,7 @@ class RowSettings:
     verifier: str
     grade_seconds: float = 5.0
     format_score: float = 0.0
+    malformed_score: float = 0.0
 
 
 class Row(NamedTuple):

@@ -84,6 +84,46 @@ def check_warm_start(config: Config) -> None:
         )
 
 
+# -- settings that are computed --------------------------------------------------------------------
+
+
+def with_stop_strings(config: Config) -> Config:
+    """Returns the config with the stop strings of its template, if it names none of its own."""
+    template = find_task(config.task.name).find_template(config.task.template)
+    if config.rollout.stop or not template.stop:
+        return config
+    return replace(config, rollout=replace(config.rollout, stop=template.stop))
+
+
+def with_steps(config: Config) -> Config:
+    """Returns the config with the RL steps that train.prompt_epochs passes over the problems take.
+
+    Loads the problems. Of that number and train.steps, the smaller counts.
+
+    Raises:
+        UserError: the task makes its problems without end.
+    """
+    train, num_prompts = config.train, config.rollout.num_prompts
+    if not train.prompt_epochs:
+        return config
+    num_problems = find_task(config.task.name).num_train_problems(config.task)
+    if num_problems is None:
+        raise UserError(
+            f"train.prompt_epochs={train.prompt_epochs:g}: the problems of task.name="
+            f"{config.task.name} have no end without task.data; set train.prompt_epochs=0 and "
+            "train.steps"
+        )
+    steps = max(1, int(train.prompt_epochs * num_problems / num_prompts))
+    processes.print_once(
+        f"train.prompt_epochs={train.prompt_epochs:g}: {num_problems} problems, {num_prompts} in a "
+        f"step, take {steps} steps"
+    )
+    if 0 < train.steps < steps:
+        processes.print_once(f"train.steps={train.steps} ends the run before that")
+        return config
+    return replace(config, train=replace(train, steps=steps))
+
+
 # -- building --------------------------------------------------------------------------------------
 
 

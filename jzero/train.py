@@ -13,6 +13,8 @@ around a program of the whole mesh.
 """
 
 import contextlib
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -26,9 +28,9 @@ from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.model import qwen
 from jzero.rollout.collect import collect_rollouts
-from jzero.rollout.evaluation import evaluate
+from jzero.rollout.evaluation import Evaluated, evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
-from jzero.run.samples import sample_row
+from jzero.run.samples import problem_rows, sample_row
 from jzero.run.session import RunSession
 from jzero.run.trajectories import write_trajectories
 from jzero.setup import (
@@ -40,6 +42,8 @@ from jzero.setup import (
     initial_state,
     restore_stream,
     stream_states,
+    with_steps,
+    with_stop_strings,
 )
 from jzero.training.reference import load_reference, reference_step
 from jzero.training.step import UpdateResult, save_batches, update_on_rollouts
@@ -52,7 +56,9 @@ HeldOut = dict[str, list[EncodedProblem]]
 
 def train(config: Config, workdir: Path) -> JsonObject:
     """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
+    config = with_stop_strings(config)
     check(config, workdir)
+    config = with_steps(config)
     with (
         Pool(config.task.grade_workers) as pool,
         interrupt.StopSignal() as stop,
@@ -200,9 +206,26 @@ def evaluate_policy(
     with run.clock("eval"):
         weights = run.publish(params)
         temperature = run.config.rollout.temperature
-        metrics = evaluate(run.sampler, weights, held_out, run.config.eval, temperature, check_stop)
+        evaluated = evaluate(
+            run.sampler, weights, held_out, run.config.eval, temperature, check_stop
+        )
+        metrics = evaluation_metrics(evaluated)
+    if run.config.eval.save_responses:
+        write_responses(session.workdir / "evaluations" / name, evaluated)
     session.record_evaluation(name, metrics)
     return metrics
+
+
+def write_responses(directory: Path, evaluated: Sequence[Evaluated]) -> None:
+    """Writes all responses of an evaluation: a file for each suite and kind, a line for a problem.
+
+    The file of the task's own problems is called problems-<kind>.jsonl.
+    """
+    for name, kind, num_samples, rollouts in evaluated:
+        label = "greedy" if kind == "eval_greedy" else f"avg@{num_samples}"
+        rows = problem_rows(rollouts, num_samples)
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        processes.write_once(directory / f"{name or 'problems'}-{label}.jsonl", "".join(lines))
 
 
 def current_reference(run: Run, session: RunSession, step: int, params: qwen.Params) -> qwen.Params:

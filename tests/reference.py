@@ -125,7 +125,7 @@ def score(rollout: Rollout, algorithm: Algorithm, max_new: int) -> float:
     assert rollout.grade is not None
     value = rollout.grade.score
     if rollout.finish_reason == "length":
-        if algorithm.truncated == "fixed":
+        if algorithm.truncated in ("fixed", "ignore"):
             value = algorithm.truncated_score
         value -= algorithm.truncated_penalty
     # DAPO eq. 13: the buffer is L_cache.
@@ -257,7 +257,7 @@ def token_weights(
     chosen = range(len(rollouts)) if chosen is None else chosen
     is_trained = []
     for rollout in rollouts:
-        is_masked = algorithm.truncated == "mask" and rollout.finish_reason == "length"
+        is_masked = algorithm.truncated in ("mask", "ignore") and rollout.finish_reason == "length"
         is_trained.append([sampled and not is_masked for sampled in rollout.sampled.tolist()])
     counts = [sum(row) for row in is_trained]
 

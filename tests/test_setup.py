@@ -1,5 +1,6 @@
 """What a run refuses before it starts, and the State that it starts from."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import reference
 
 from jzero import algorithms, setup
 from jzero.config import Config
+from jzero.errors import UserError
 from jzero.model import huggingface, qwen
 from jzero.setup import Run
 from jzero.types import State
@@ -45,6 +47,68 @@ Changes = dict[str, dict[str, object]]
 def test_a_run_that_cannot_be_built_is_refused(changes: Changes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         setup.build(reference.settings(**changes), None)
+
+
+# -- settings that are computed --------------------------------------------------------------------
+
+
+@pytest.fixture
+def ten_questions(tmp_path: Path) -> str:
+    """Returns a set of ten questions."""
+    rows = [json.dumps({"problem": f"{i}?", "answer": str(i)}) for i in range(10)]
+    (tmp_path / "ten.jsonl").write_text("\n".join(rows))
+    return str(tmp_path / "ten.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("train", "steps"),
+    [
+        ({"steps": 7}, 7),
+        ({"steps": 0, "prompt_epochs": 3.0}, 7),  # 30 problems, 4 in a step
+        ({"steps": 5, "prompt_epochs": 3.0}, 5),  # train.steps is the most there may be
+        ({"steps": 200, "prompt_epochs": 3.0}, 7),
+        ({"steps": 0, "prompt_epochs": 0.1}, 1),
+    ],
+)
+def test_the_steps_follow_from_the_passes_over_the_problems(
+    train: dict[str, object], steps: int, ten_questions: str
+) -> None:
+    task = {"name": "math", "template": "no", "data": ten_questions}
+    settings = reference.settings(task=task, train=train, rollout={"num_prompts": 4})
+
+    assert setup.with_steps(settings).train.steps == steps
+
+
+def test_passes_over_problems_without_end_are_refused() -> None:
+    settings = reference.settings(train={"prompt_epochs": 3.0})
+    with pytest.raises(UserError, match="train.prompt_epochs=3: .*task.name=countdown have no end"):
+        setup.with_steps(settings)
+
+
+def test_passes_over_the_problems_are_refused_where_examples_are_learned() -> None:
+    with pytest.raises(UserError, match="train.prompt_epochs=3.0 counts passes of RL"):
+        reference.settings(train={"prompt_epochs": 3.0}, sft={"data": "countdown"})
+
+
+@pytest.mark.parametrize(
+    ("template", "stop", "expected"),
+    [
+        ("r1", (), ("</answer>",)),
+        ("r1", ("END",), ("END",)),
+        ("qwen_math", (), ()),
+    ],
+)
+def test_training_stops_where_the_template_says(
+    template: str, stop: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    task = {"name": "math", "template": template}
+    settings = reference.settings(task=task, rollout={"stop": stop})
+
+    assert setup.with_stop_strings(settings).rollout.stop == expected
+    assert settings.rollout.stop == stop
+
+
+# -- workdirs and models ---------------------------------------------------------------------------
 
 
 @pytest.fixture

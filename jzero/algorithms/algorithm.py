@@ -18,11 +18,12 @@ class Algorithm:
     truncated: str = setting(
         "grade",
         "Score of a truncated response: its grade, or truncated_score (fixed). With mask the "
-        "response keeps its grade, and counts in its group, but is not trained on.",
-        choices=("grade", "fixed", "mask"),
+        "response keeps its grade, and counts in its group, but is not trained on. With ignore it "
+        "scores truncated_score, counts in its group, and is not trained on (oat's ignore_no_eos).",
+        choices=("grade", "fixed", "mask", "ignore"),
     )
     truncated_score: float = setting(
-        0.0, "Score of a truncated response if truncated=fixed.", at_least=None
+        0.0, "Score of a truncated response if truncated is fixed or ignore.", at_least=None
     )
     truncated_penalty: float = setting(
         0.0, "Subtracted from the score of a truncated response.", at_least=None
@@ -105,7 +106,7 @@ def shape_score(
     `score` is the grader's, `length` counts the sampled tokens. The overlong penalty falls linearly
     from 0 to -1 over the last `overlong_share` of `max_new_tokens` (DAPO, arXiv:2503.14476 eq. 13).
     """
-    if is_truncated and algorithm.truncated == "fixed":
+    if is_truncated and algorithm.truncated in ("fixed", "ignore"):
         score = algorithm.truncated_score
     if is_truncated:
         score -= algorithm.truncated_penalty

@@ -7,7 +7,8 @@ A weight function takes
     max_length   the configured length of a response (L_max)
 
 and returns f64[n], the weight of every token of each rollout. A rollout that is not trained (a
-truncated one, if `algorithm.truncated=mask`) has length 0 and still counts among the n.
+truncated one, if `algorithm.truncated` is mask or ignore) has length 0, and still counts among the
+n.
 """
 
 from collections.abc import Callable

@@ -203,6 +203,16 @@ def check_schedule_of_a_step(config: Config) -> Iterator[str]:
         )
 
 
+def check_length_of_the_run(config: Config) -> Iterator[str]:
+    """Passes over the problems are of RL; supervised fine-tuning has its own."""
+    epochs = config.train.prompt_epochs
+    if epochs and config.sft.data:
+        yield (
+            f"train.prompt_epochs={epochs} counts passes of RL, and this run has sft.data: "
+            "set train.prompt_epochs=0 and sft.epochs"
+        )
+
+
 def check_evaluation(config: Config) -> Iterator[str]:
     """Evaluations during the run need problems."""
     settings = config.eval
@@ -222,5 +232,6 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_algorithm_numbers,
     check_lengths,
     check_schedule_of_a_step,
+    check_length_of_the_run,
     check_evaluation,
 )

@@ -141,6 +141,12 @@ class TaskConfig:
     answer_column: str = setting(
         "", "Column with the answer. Empty: the first of the usual names that the set has."
     )
+    train_split: str = setting(
+        "train", "Split of task.data to train on. A set with a single split has its only one."
+    )
+    max_train: int = setting(
+        0, "Trains on the first rows of each set only, at most this many. 0: on all."
+    )
     level_min: int = setting(0, "Lowest level, for sets that have levels. 0: no limit.")
     level_max: int = setting(0, "Highest level, for sets that have levels. 0: no limit.")
     template: str = setting(
@@ -153,8 +159,10 @@ class TaskConfig:
     )
     verifier: str = setting(
         "fast",
-        "How mathematical answers are compared: by jzero, or by the package math-verify.",
-        choices=("fast", "math_verify"),
+        "How mathematical answers are compared: by jzero (fast), by the package math-verify, or as "
+        "oat compares GSM8K's: last_number takes the last number of the response, wherever it is, "
+        "and compares it as text.",
+        choices=("fast", "math_verify", "last_number"),
     )
     options: tuple[str, ...] = setting(
         (), "Settings of a task's own, as name=value, with one flag for each."
@@ -165,6 +173,11 @@ class TaskConfig:
     target_max: int = setting(99, "Countdown: targets are between 1 and this.")
     format_score: float = setting(
         0.1, "Countdown: score of a well-formed but wrong equation.", at_least=None
+    )
+    malformed_score: float = setting(
+        0.0,
+        "Countdown: score of an answer in its tags that is no equation. oat: 0.1.",
+        at_least=None,
     )
     stop_on_success: bool = setting(True, "A right answer ends an episode of several turns.")
     turn_reward: str = setting(
@@ -238,7 +251,9 @@ class RolloutConfig:
         0.0, "Drops tokens below this share of the likeliest token's probability."
     )
     stop: tuple[str, ...] = setting(
-        (), "Strings that end a response, besides the tokenizer's end-of-sequence tokens."
+        (),
+        "Strings that end a response, besides the tokenizer's end-of-sequence tokens. "
+        "Empty: those of task.template, such as </answer> of r1 for mathematics.",
     )
     keep_stop: bool = setting(True, "Keeps the stop string in the response.")
     num_slots: int = setting(256, "Sequences decoded at the same time (S).", at_least=1)
@@ -366,7 +381,14 @@ class TrainConfig:
     """
 
     steps: int = setting(
-        200, "RL steps. Each samples rollouts, then makes minibatches * epochs optimizer steps."
+        200,
+        "RL steps. Each samples rollouts, then makes minibatches * epochs optimizer steps. With "
+        "prompt_epochs these are the most there may be, and 0 is no limit.",
+    )
+    prompt_epochs: float = setting(
+        0.0,
+        "Passes over the training problems, from which the number of RL steps is computed: "
+        "problems * prompt_epochs / rollout.num_prompts. 0: train.steps alone says it.",
     )
     minibatches: int = setting(
         1,
@@ -408,9 +430,11 @@ class EvalConfig:
     """Evaluation on held-out problems, during a run and by `jzero.evaluate`."""
 
     problems: int = setting(512, "Held-out problems of the task.")
-    samples: int = setting(
-        4, "Samples of each problem (avg@k) at rollout.temperature. 0: greedy decoding alone."
+    samples: int = setting(4, "Samples of each problem (avg@k). 0: greedy decoding alone.")
+    temperature: float = setting(
+        0.0, "Sampling temperature of eval.samples. 0: rollout.temperature."
     )
+    top_p: float = setting(0.0, "The same for top_p. 0: rollout.top_p.", at_most=1)
     every: int = setting(
         0, "RL steps between evaluations, besides those before and after the run. 0: none."
     )
@@ -420,6 +444,11 @@ class EvalConfig:
         "Further test sets: keys of jzero.tasks.suites.SUITES, or name=path of a local set.",
     )
     limit: int = setting(0, "Most problems of a suite. 0: all.")
+    save_responses: bool = setting(
+        False,
+        "Writes every response of an evaluation in training to "
+        "evaluations/<step>/<suite>-<kind>.jsonl of the workdir.",
+    )
 
 
 @dataclass

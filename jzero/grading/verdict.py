@@ -13,12 +13,14 @@ Reasons of a grade:
 
 The verifier "fast" takes only a number where the gold is written as a number. The verifier
 "math_verify" takes arithmetic, too, and notes where the package math-verify disagrees; the score
-stays ours.
+stays ours. The verifier "last_number" is oat's for GSM8K (`jzero.grading.last_number`): it reads
+the response without its template.
 """
 
 import functools
 import re
 
+from jzero.grading import last_number
 from jzero.grading.applications import function_names
 from jzero.grading.equivalence import equal
 from jzero.grading.expressions import Node, split_unit, unit_names
@@ -46,6 +48,8 @@ def grade(
     marks its answer (`extract.TEMPLATES`). A formula that occurs in `question` does not count,
     unless it is the gold as it is written.
     """
+    if verifier == "last_number":
+        return last_number.grade(response, gold)
     answer = extract_answer(response, template)
     if answer is None:
         return Grade(0.0, False, "no answer")

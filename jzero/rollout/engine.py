@@ -19,8 +19,9 @@ The mesh has the axes (slots, tensor). The devices of one index of `slots` are a
 of its own with its own slots and pages.
 """
 
+import contextlib
 import math
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -44,7 +45,7 @@ from jzero.rollout.decode_state import (
     ResumePoint,
 )
 from jzero.rollout.pages import PageAllocator
-from jzero.rollout.program_settings import make_program_settings
+from jzero.rollout.program_settings import make_program_settings, with_top_p
 from jzero.rollout.programs import Programs, compile_programs
 
 SMALLEST_INSERT = 8  # samples; an insert of fewer is padded, so that few shapes are compiled
@@ -153,16 +154,32 @@ class Engine:
             for _ in range(self.num_shards)
         ]
         self.placements: dict[int, Placement] = {}
+        self._top_p = settings.top_p
+        self._programs: dict[float, Programs] = {}  # by their top_p, which is compiled in
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
         """Returns the tokens that end a response."""
         return self.program_settings.stop_ids
 
-    @cached_property
+    @property
     def jitted(self) -> Programs:
         """Returns the programs, which are compiled at their first call with each shape."""
-        return compile_programs(self.program_settings, self.mesh)
+        if self._top_p not in self._programs:
+            settings = self.program_settings
+            if self._top_p != self.settings.top_p:
+                settings = with_top_p(settings, self._top_p, self.settings, self.mesh)
+            self._programs[self._top_p] = compile_programs(settings, self.mesh)
+        return self._programs[self._top_p]
+
+    @contextlib.contextmanager
+    def sampling_with(self, top_p: float) -> Iterator[None]:
+        """Samples with this top_p in place of rollout.top_p, by programs of their own."""
+        self._top_p = top_p
+        try:
+            yield
+        finally:
+            self._top_p = self.settings.top_p
 
     # -- device state -----------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ other.
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -95,13 +96,25 @@ def accuracy_metrics(rollouts: list[Rollout], num_samples: int) -> dict[str, flo
 def evaluation_kinds(
     settings: config.EvalConfig, temperature: float
 ) -> dict[str, tuple[int, float]]:
-    """Returns the kinds of evaluation by name: (samples for each problem, temperature)."""
+    """Returns the kinds of evaluation by name: (samples for each problem, temperature).
+
+    `temperature` is that of the rollouts, which eval.temperature=0 takes over.
+    """
     kinds: dict[str, tuple[int, float]] = {}
     if settings.samples:
-        kinds["eval"] = settings.samples, temperature
+        kinds["eval"] = settings.samples, settings.temperature or temperature
     if settings.greedy:
         kinds["eval_greedy"] = 1, 0.0
     return kinds
+
+
+class Evaluated(NamedTuple):
+    """The graded responses to one problem set, of one kind of evaluation."""
+
+    name: str  # of the problem set; "" for the task's own
+    kind: str  # "eval" or "eval_greedy"
+    num_samples: int  # of each problem, next to each other in `rollouts`
+    rollouts: list[Rollout]
 
 
 def evaluate(
@@ -111,14 +124,12 @@ def evaluate(
     settings: config.EvalConfig,
     temperature: float,
     check_stop: interrupt.StopCheck = interrupt.never_stop,
-) -> dict[str, float]:
-    """Evaluates `params` on every problem set and returns the metrics by name.
+) -> list[Evaluated]:
+    """Samples the answers of `params` to every problem set, in every kind of evaluation.
 
-    Names are "eval/math500/accuracy" or, for the problem set named "", "eval/accuracy"; likewise
-    "eval_greedy/...". The noise is the same at every call, so two evaluations differ by their
-    weights alone.
+    The noise is the same at every call, so two evaluations differ by their weights alone.
     """
-    values: dict[str, float] = {}
+    evaluated = []
     for name, problems in problem_sets.items():
         for kind, (num_samples, kind_temperature) in evaluation_kinds(
             settings, temperature
@@ -131,9 +142,29 @@ def evaluate(
                 key=(0, 0),
                 version=0,
                 check_stop=check_stop,
+                top_p=settings.top_p if kind == "eval" else 0.0,
             )
             rollouts = sampler.gather_rollouts(rollouts)
-            prefix = f"{kind}/{name}" if name else kind
-            for metric, value in accuracy_metrics(rollouts, num_samples).items():
-                values[f"{prefix}/{metric}"] = value
+            evaluated.append(Evaluated(name, kind, num_samples, rollouts))
+    return evaluated
+
+
+def evaluation_metrics(evaluated: Sequence[Evaluated]) -> dict[str, float]:
+    """Returns the metrics of evaluations by name.
+
+    Names are "eval/math500/accuracy" or, for the problem set named "", "eval/accuracy"; likewise
+    "eval_greedy/...". Of two or more suites "eval/average" is the mean accuracy, in which every
+    suite has the same weight, as in published tables.
+    """
+    values: dict[str, float] = {}
+    accuracies: dict[str, list[float]] = {}
+    for name, kind, num_samples, rollouts in evaluated:
+        prefix = f"{kind}/{name}" if name else kind
+        for metric, value in accuracy_metrics(rollouts, num_samples).items():
+            values[f"{prefix}/{metric}"] = value
+        if name:
+            accuracies.setdefault(kind, []).append(values[f"{prefix}/accuracy"])
+    for kind, of_suites in accuracies.items():
+        if len(of_suites) > 1:
+            values[f"{kind}/average"] = float(np.mean(of_suites))
     return values

@@ -1,6 +1,6 @@
 """What is fixed when the decoder is compiled, and how it follows from the config and the mesh."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -53,14 +53,7 @@ def make_program_settings(
     device = mesh.devices.flat[0]
     tensor = mesh.shape["tensor"]
     filters = sampling.Filters(settings.top_k, settings.top_p, settings.min_p)
-
-    # A filter needs all logits of a slot on one device and in one part.
-    splits_logits = filters.allow_all and tensor > 1 and model.vocab_size % tensor == 0
-    has_small_vmem = device.device_kind in KINDS_WITH_SMALL_VMEM
-    makes_parts = filters.allow_all and tensor == 1 and has_small_vmem
-    part_size = sampling.PART if makes_parts else model.vocab_size
-    part_starts = range(0, model.vocab_size, part_size)
-    part_ends = [min(start + part_size, model.vocab_size) for start in part_starts]
+    logits_axis, vocabulary_parts = split_logits(filters, model.vocab_size, mesh)
 
     # KV heads lie as the weights do: every device has all heads if `tensor` does not divide them.
     splits_heads = model.num_key_value_heads % tensor == 0
@@ -71,8 +64,8 @@ def make_program_settings(
         attention=attention.choose(attention_name, mesh),
         kv_storage=attention.kv_storage(settings.kv_dtype, device.platform),
         kv_axis="tensor" if splits_heads else None,
-        logits_axis="tensor" if splits_logits else "",
-        vocabulary_parts=tuple(map(slice, part_starts, part_ends)),
+        logits_axis=logits_axis,
+        vocabulary_parts=vocabulary_parts,
         filters=filters,
         stop_ids=tuple(stop_ids),
         max_turns=settings.max_turns,
@@ -82,3 +75,32 @@ def make_program_settings(
         decode_steps=settings.decode_steps,
         tensor=tensor,
     )
+
+
+def split_logits(
+    filters: sampling.Filters, vocab_size: int, mesh: Mesh
+) -> tuple[str, tuple[slice, ...]]:
+    """Returns the mesh axis that logits are split over, and the parts of the vocabulary.
+
+    A filter needs all logits of a slot on one device and in one part.
+    """
+    tensor = mesh.shape["tensor"]
+    splits_logits = filters.allow_all and tensor > 1 and vocab_size % tensor == 0
+    has_small_vmem = mesh.devices.flat[0].device_kind in KINDS_WITH_SMALL_VMEM
+    makes_parts = filters.allow_all and tensor == 1 and has_small_vmem
+    part_size = sampling.PART if makes_parts else vocab_size
+    part_starts = range(0, vocab_size, part_size)
+    part_ends = [min(start + part_size, vocab_size) for start in part_starts]
+    return "tensor" if splits_logits else "", tuple(map(slice, part_starts, part_ends))
+
+
+def with_top_p(
+    program_settings: ProgramSettings, top_p: float, settings: RolloutConfig, mesh: Mesh
+) -> ProgramSettings:
+    """Returns the program settings of the same decoder with another top_p.
+
+    The state of the decoder does not depend on it, so both programs can work on one state.
+    """
+    filters = sampling.Filters(settings.top_k, top_p, settings.min_p)
+    axis, parts = split_logits(filters, program_settings.model.vocab_size, mesh)
+    return replace(program_settings, filters=filters, logits_axis=axis, vocabulary_parts=parts)

@@ -90,13 +90,15 @@ class Sampler:
         key: tuple[int, int],
         version: int,
         check_stop: interrupt.StopCheck = interrupt.never_stop,
+        top_p: float = 0.0,
     ) -> tuple[list[Rollout], DecodeCounters]:
         """Samples `group_size` graded rollouts of each problem in this host's share of `problems`.
 
         The rollouts come in the order of the problems. The noise of a token is a function of `key`
         (two integers), the problem's place in `problems`, the sample's index in its group, and the
         token's position: so it depends neither on the number of hosts nor on what else is decoded.
-        `version` is the policy version of `params`.
+        `version` is the policy version of `params`, and `top_p` replaces rollout.top_p unless it is
+        0.
         """
         share = collectives.local_share(len(problems))
         mine = problems[share]
@@ -110,9 +112,17 @@ class Sampler:
         def problem_of(prompt_id: int) -> Problem:
             return mine[prompt_id].problem
 
-        counters = self.decode(
-            params, groups, group_size, problem_of, temperature, key, version, check_stop=check_stop
-        )
+        with self.engine.sampling_with(top_p or self.engine.settings.top_p):
+            counters = self.decode(
+                params,
+                groups,
+                group_size,
+                problem_of,
+                temperature,
+                key,
+                version,
+                check_stop=check_stop,
+            )
         sequences = [sequence for group in groups for sequence in group]
         rollouts = [to_rollout(problem_of(s.prompt_id), s) for s in sequences]
         return rollouts, counters

@@ -165,7 +165,7 @@ METRICS: dict[str, Metric] = {
         ".4f",
     ),
     "eval[/<suite>]/accuracy": Metric(
-        "Mean accuracy over `eval.samples` samples a problem, at the sampling temperature.", "share"
+        "Mean accuracy over `eval.samples` samples a problem, at `eval.temperature`.", "share"
     ),
     "eval[/<suite>]/stderr": Metric("Standard error of the accuracy over problems.", "share"),
     "eval[/<suite>]/length": Metric("Mean length of a response.", "tokens"),
@@ -180,11 +180,18 @@ METRICS: dict[str, Metric] = {
         "Probability that the most frequent of k answers is correct; ties are broken evenly.",
         "share",
     ),
+    "eval/average": Metric(
+        "Mean of the suites' accuracies, where there are two or more; each has the same weight.",
+        "share",
+    ),
     "eval_greedy[/<suite>]/accuracy": Metric("Accuracy of greedy responses.", "share"),
     "eval_greedy[/<suite>]/stderr": Metric("Standard error of the greedy accuracy.", "share"),
     "eval_greedy[/<suite>]/length": Metric("Mean length of a greedy response.", "tokens"),
     "eval_greedy[/<suite>]/truncated": Metric(
         "Share of greedy responses whose last turn ran into the token limit.", "share"
+    ),
+    "eval_greedy/average": Metric(
+        "Mean of the suites' greedy accuracies, where there are two or more.", "share"
     ),
     # -- Time. Evaluations, exports and checkpoints come after the measurement of a step ends.
     "time/step": Metric(

@@ -1,4 +1,6 @@
-"""Rows of samples.jsonl: a few rollouts of every step, to read."""
+"""Rollouts as rows of JSON: those of samples.jsonl, and those of evaluations."""
+
+import numpy as np
 
 from jzero.files import JsonObject
 from jzero.types import Rollout, Turn, grade_of
@@ -36,4 +38,34 @@ def turn_row(turn: Turn) -> JsonObject:
         "reason": grade.reason,
         "tokens": turn.end - turn.start,
         "reply": grade.reply,
+    }
+
+
+def problem_rows(rollouts: list[Rollout], num_samples: int) -> list[JsonObject]:
+    """Returns a row for each problem of an evaluation, with all of its `num_samples` responses."""
+    rows: list[JsonObject] = []
+    for start in range(0, len(rollouts), num_samples):
+        of_problem = rollouts[start : start + num_samples]
+        problem = of_problem[0].problem
+        rows.append(
+            {
+                "id": problem.id,
+                "prompt": problem.prompt,
+                "gold": problem.gold,
+                "accuracy": float(np.mean([grade_of(rollout).correct for rollout in of_problem])),
+                "samples": [response_row(rollout) for rollout in of_problem],
+            }
+        )
+    return rows
+
+
+def response_row(rollout: Rollout) -> JsonObject:
+    """Returns one graded response of an evaluation."""
+    grade = grade_of(rollout)
+    return {
+        "response": rollout.text,
+        "correct": grade.correct,
+        "reason": grade.reason,
+        "tokens": rollout.response_length,
+        "finish": rollout.finish_reason,
     }

@@ -12,6 +12,7 @@ from jzero.files import parse_json, read_jsonl
 # The settings that may differ when a run is resumed. Any other difference is another run.
 MAY_CHANGE = (
     "train.steps",
+    "train.prompt_epochs",
     "sft.epochs",
     "train.checkpoint_every",
     "train.export_every",

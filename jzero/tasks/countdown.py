@@ -150,7 +150,7 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
     """Returns the problems of one step; a published set is shuffled anew in every epoch."""
     indices = range(step * count, (step + 1) * count)
     if task.data:
-        train, _ = _published_splits(task.data)
+        train, _ = _published_splits(task.data, task.train_split, task.max_train)
         stream = problem_sets.stream([train], (), seed)
         puzzles = [stream[i] for i in indices]
     else:
@@ -163,6 +163,14 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
     ]
 
 
+def num_train_problems(task: TaskConfig) -> int | None:
+    """Returns the number of problems to train on, None where they are drawn without end."""
+    if not task.data:
+        return None
+    train, _ = _published_splits(task.data, task.train_split, task.max_train)
+    return len(train)
+
+
 def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
     """Returns `count` distinct held-out problems, the same in every run.
 
@@ -170,7 +178,7 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
         UserError: there are not so many.
     """
     if task.data:
-        _, held_out = _published_splits(task.data)
+        _, held_out = _published_splits(task.data, task.train_split, task.max_train)
         rng = random.Random(problem_sets.EVAL_SEED)
         puzzles = rng.sample(held_out, min(count, len(held_out)))
     else:
@@ -205,23 +213,27 @@ def _draw_distinct(task: TaskConfig, count: int) -> list[Puzzle]:
 
 
 @functools.cache
-def _published_splits(source: str) -> tuple[list[Puzzle], list[Puzzle]]:
+def _published_splits(
+    source: str, train_split: str, max_train: int
+) -> tuple[list[Puzzle], list[Puzzle]]:
     """Returns the puzzles of a published set that are trained on, and those that are held out.
 
     Held out are the distinct puzzles of the set's test split. Of a set without one, they are the
     puzzles whose hash says so. Train puzzles that are held out as well are left out.
     """
-    puzzles = read_puzzles(problem_sets.load_split(source, "train"), source)
+    dataset = problem_sets.load_train_split(source, train_split)
+    puzzles = read_puzzles(dataset, source)
     test = problem_sets.load(source).get("test")
     if test is None:
         held_out = [puzzle for puzzle in puzzles if is_held_out(*puzzle.key)]
     else:
         held_out = read_puzzles(test, source)
     distinct = {puzzle.key: puzzle for puzzle in held_out}
-    train = [puzzle for puzzle in puzzles if puzzle.key not in distinct]
+    first = puzzles[:max_train] if max_train else puzzles
+    train = [puzzle for puzzle in first if puzzle.key not in distinct]
     if not train:
         raise UserError(
-            f"task.data={source}: all of its {len(puzzles)} rows are held out and none is left to "
+            f"task.data={source}: all of its {len(first)} rows are held out and none is left to "
             "train on. Give a set with more rows"
         )
     return train, list(distinct.values())
@@ -279,14 +291,15 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     """Grades the equation of a response.
 
     The score is 1 for an expression that uses each number once and has the target's value exactly,
-    `task.format_score` for any other expression, and 0 for all else. The answer may also be written
-    as "expression = target" or "target = expression".
+    `task.format_score` for any other expression, `task.malformed_score` for any other answer in its
+    tags, and 0 without one. The answer may also be written as "expression = target" or
+    "target = expression".
     """
     answer = extract_answer(response)
     if answer is None:
         return Grade(0.0, False, "no answer")
     if len(answer) > LONGEST_EQUATION:
-        return Grade(0.0, False, "too long")
+        return Grade(task.malformed_score, False, "too long")
 
     target = str(gold["target"])
     sides = [side.strip() for side in answer.split("=")]
@@ -296,7 +309,7 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
         # An equals sign that is left makes the expression malformed.
         numbers, value = parse_expression("=".join(sides))
     except MalformedEquation:
-        return Grade(0.0, False, "malformed")
+        return Grade(task.malformed_score, False, "malformed")
 
     if sorted(numbers) != sorted(gold["numbers"]):
         return Grade(task.format_score, False, "wrong numbers")

@@ -78,6 +78,8 @@ def load_sets(task: TaskConfig) -> QuestionSets:
         eval_data=task.eval_data,
         problem_column=task.problem_column,
         answer_column=task.answer_column,
+        train_split=task.train_split,
+        max_train=task.max_train,
         level_min=task.level_min,
         level_max=task.level_max,
         verifier=task.verifier,
@@ -91,6 +93,8 @@ def _load_sets(
     eval_data: str,
     problem_column: str,
     answer_column: str,
+    train_split: str,
+    max_train: int,
     level_min: int,
     level_max: int,
     verifier: str,
@@ -110,8 +114,10 @@ def _load_sets(
     train: list[list[Row]] = []
     notes: list[str] = []
     for source in sources:
-        dataset = problem_sets.load_split(source, "train")
+        dataset = problem_sets.load_train_split(source, train_split)
         dataset = problem_sets.select_levels(dataset, level_min, level_max, source)
+        if 0 < max_train < len(dataset):
+            dataset = dataset.select(range(max_train))
         rows = problem_sets.read_rows(dataset, problem_column, answer_column, source)
         if overlap.has_gsm8k_test_questions([row.problem for row in rows]):
             raise UserError(
@@ -168,6 +174,11 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
     rows = problem_sets.stream(load_sets(task).train, task.weights, seed)
     indices = range(step * count, (step + 1) * count)
     return [to_problem(task, task.name, f"{task.name}/train/{i}", rows[i]) for i in indices]
+
+
+def num_train_problems(task: TaskConfig) -> int:
+    """Returns the number of problems to train on, over all sets."""
+    return sum(len(rows) for rows in load_sets(task).train)
 
 
 def eval_problems(task: TaskConfig, count: int) -> list[Problem]:

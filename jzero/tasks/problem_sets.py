@@ -137,6 +137,20 @@ def load_split(source: str, *names: str) -> datasets.Dataset:
     return next(iter(splits.values()))
 
 
+def load_train_split(source: str, name: str) -> datasets.Dataset:
+    """Returns the split that `task.train_split=name` chooses.
+
+    Raises:
+        UserError: the source has no split of this name. Of the name train any single split will do.
+    """
+    splits = load(source)
+    if name != "train" and name not in splits:
+        raise UserError(
+            f"task.train_split={name}: task.data={source} has the splits {', '.join(splits)}"
+        )
+    return load_split(source, name)
+
+
 def _read_json(path: Path) -> datasets.Dataset:
     """Reads a file of JSON lines, or of one JSON array.
 

@@ -33,8 +33,8 @@ class PromptTemplate:
     chat: bool = False
     # How a response to a question of mathematics marks its answer, a key of `extract.TEMPLATES`.
     answer_mark: str = "boxed"
-    # `evaluate` and `generate` stop at these strings where `rollout.stop` is empty. Responses to a
-    # template without stop strings end with the end-of-sequence token of the model.
+    # Training, `evaluate` and `generate` stop at these strings where `rollout.stop` is empty.
+    # Responses to a template without stop strings end with the model's end-of-sequence token.
     stop: tuple[str, ...] = ()
 
     def render(self, values: Mapping[str, object], system_prompt: str = "") -> Prompt:

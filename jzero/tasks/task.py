@@ -38,6 +38,10 @@ def _no_tokens(task: TaskConfig, tries: float) -> int:
     return 0
 
 
+def _no_count(task: TaskConfig) -> int | None:
+    return None
+
+
 class Task(NamedTuple):
     """The functions of a task. All of them are pure: the same arguments give the same result.
 
@@ -74,6 +78,10 @@ class Task(NamedTuple):
     notes: Callable[[TaskConfig], list[str]] = _no_notes
     """notes(task) returns lines that say which data was loaded and which was dropped."""
 
+    num_train_problems: Callable[[TaskConfig], int | None] = _no_count
+    """num_train_problems(task) returns the number of problems to train on, which
+    `train.prompt_epochs` counts; None for a task that makes its problems without end."""
+
     reply: Callable[[JsonValue, list[tuple[str, Grade]], TaskConfig], str | None] | None = None
     """reply(gold, turns, task) returns the environment's reply, None to end the episode.
 
@@ -101,6 +109,7 @@ _MATH = Task(
     grade=math_problems.grade,
     templates=MATH_TEMPLATES,
     notes=math_problems.notes,
+    num_train_problems=math_problems.num_train_problems,
 )
 
 TASKS: dict[str, Task] = {
@@ -111,6 +120,7 @@ TASKS: dict[str, Task] = {
         templates=COUNTDOWN_TEMPLATES,
         warm_start=countdown_warm_start.example,
         warm_start_tokens=countdown_warm_start.max_tokens,
+        num_train_problems=countdown.num_train_problems,
         reply=feedback,
     ),
     "gsm8k": _MATH._replace(grade=math_problems.grade_gsm8k),

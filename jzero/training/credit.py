@@ -78,9 +78,9 @@ def token_weights(
 
 
 def trained_tokens(sequence: Rollout, algorithm: algorithms.Algorithm) -> np.ndarray:
-    """Returns bool[T]: the sampled tokens, without truncated turns if algorithm.truncated=mask."""
+    """Returns bool[T]: the sampled tokens, without truncated turns if they are not trained on."""
     trained = sequence.sampled.copy()
-    if algorithm.truncated == "mask":
+    if algorithm.truncated in ("mask", "ignore"):
         for turn in sequence.turns:
             if turn.finish_reason == "length":
                 trained[turn.start : turn.end] = False

@@ -43,6 +43,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "dual clip of sequences": ("gspo", {"dual_clip": 1.2}),
     "entropy": ("dapo", {"entropy_coef": 0.01}),
     "truncated: fixed": ("grpo", {"truncated": "fixed", "truncated_score": -0.5}),
+    "truncated: ignore": ("grpo", {"truncated": "ignore", "truncated_score": -0.5}),
     "truncated: mask": ("grpo", {"truncated": "mask"}),
     "truncated: mask, sequences": (
         "gspo",

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from jzero import config, evaluate, filter
 from jzero.rollout.evaluation import accuracy_metrics, evaluation_kinds, majority_vote, pass_at_k
+from jzero.run.samples import problem_rows
 from jzero.tasks import suites
 from jzero.types import Grade, Problem, Rollout
 
@@ -171,7 +172,7 @@ def test_a_row_has_all_responses_of_a_problem() -> None:
     rollouts = make_rollouts(["\\boxed{1}", "x"], [True, False])
     rollouts = [replace(rollout, problem=problem) for rollout in rollouts]
 
-    [row] = evaluate.problem_rows(rollouts, 2)
+    [row] = problem_rows(rollouts, 2)
 
     assert json.loads(json.dumps(row)) == row
     assert row["id"] == "math500/3"

@@ -7,6 +7,7 @@ import pytest
 from settings_by_name import RECIPES, load_recipe
 
 from jzero import algorithms, config
+from jzero.config.checks import is_installed
 from jzero.config.presets import keep_truncation_rule
 from jzero.errors import UserError
 
@@ -24,7 +25,11 @@ PRESETS = [
 def test_every_preset_is_possible(recipe, preset) -> None:
     settings = load_recipe(recipe).get_config(preset)
 
-    config.validate(settings)
+    if settings.task.verifier == "math_verify" and not is_installed("math_verify"):
+        with pytest.raises(UserError, match=r"needs the package: pip install math-verify$"):
+            config.validate(settings)  # and nothing else is wrong
+    else:
+        config.validate(settings)
 
     assert settings.name.startswith(recipe.replace("_", "-"))
     written = json.loads(config.to_json(settings))
@@ -66,6 +71,12 @@ def test_the_rule_for_truncated_responses_stays_with_the_recipe() -> None:
 
     assert recipe.truncated == "fixed"
     assert grpo == replace(algorithms.PRESETS["grpo"](), truncated="fixed")
+
+
+@pytest.mark.parametrize("name", algorithms.PRESETS)
+def test_a_truncated_response_scores_0_with_every_algorithm_of_oat_zero(name: str) -> None:
+    algorithm = load_recipe("math").get_config(f"oat-zero-1.5b,{name}").algorithm
+    assert algorithms.shape_score(1.0, 3000, True, replace(algorithm, overlong_share=0), 3000) == 0
 
 
 def test_an_algorithm_with_a_rule_of_its_own_keeps_it() -> None:

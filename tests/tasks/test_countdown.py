@@ -236,6 +236,19 @@ def test_a_published_set_is_split_and_shuffled(
     assert countdown.train_problems(task, 0, 3, quarter) == steps_of_one
 
 
+def test_the_rows_to_train_on_can_be_chosen_and_counted(
+    tmp_path: Path, datasets_cache: None
+) -> None:
+    task = config.TaskConfig(data=str(write_splits(tmp_path / "set")), max_train=10)
+    first_ten = keys_of_rows(TRAIN_ROWS[:10]) - keys_of_rows(TEST_ROWS)
+
+    trained = keys_of(countdown.train_problems(task, 0, 0, 100))
+
+    assert set(trained) == first_ten
+    assert TASKS["countdown"].num_train_problems(task) == len(first_ten)
+    assert TASKS["countdown"].num_train_problems(config.TaskConfig()) is None
+
+
 def test_a_published_set_may_have_prompts_of_its_own(tmp_path: Path, datasets_cache: None) -> None:
     lines = []
     for row in puzzle_rows(50):
@@ -305,6 +318,22 @@ def test_a_response_has_the_score_and_the_reason(response: str, score: float, re
     assert result.score == score
     assert result.correct == (score == 1.0)
     assert result.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("response", "score"),
+    [
+        ("<answer>12+(7-3)</answer>", 1.0),
+        ("<answer>12+7+3</answer>", 0.1),
+        ("<answer>twelve</answer>", 0.1),
+        ("<answer></answer>", 0.1),
+        ("<answer>" + "1+" * 500 + "1</answer>", 0.1),
+        ("12+(7-3)", 0.0),
+    ],
+)
+def test_the_rewards_of_oat_pay_for_any_answer_in_its_tags(response: str, score: float) -> None:
+    task = config.TaskConfig(format_score=0.1, malformed_score=0.1)
+    assert grade(response, [3, 7, 12], 16, task).score == score
 
 
 def test_division_is_exact() -> None:

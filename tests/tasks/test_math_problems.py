@@ -13,6 +13,7 @@ import datasets
 import pytest
 
 from jzero import config, evaluate, setup, train
+from jzero.errors import UserError
 from jzero.model import tokenizer
 from jzero.tasks import TASKS, countdown, math_problems, problem_sets, suites
 from jzero.tasks.prompts import MATH_TEMPLATES
@@ -275,6 +276,42 @@ def test_levels_of_a_set_without_levels_are_an_error(tmp_path: Path) -> None:
         math_problems.train_problems(math_task(path, level_min=3), 0, 0, 1)
 
 
+def three_splits(folder: Path) -> str:
+    """Writes a set whose splits train, train_hard and test have 10, 6 and 3 problems."""
+    splits = both_splits()
+    splits["train_hard"] = datasets.Dataset.from_list(question_rows(6, "hard"))
+    splits.save_to_disk(folder / "splits")
+    return str(folder / "splits")
+
+
+def test_the_split_and_the_rows_to_train_on_can_be_chosen(tmp_path: Path) -> None:
+    source = three_splits(tmp_path)
+    hard = math_task(source, train_split="train_hard")
+    few = math_task(source, max_train=4)
+    few_of_a_level = math_task(source, max_train=1, level_min=2, level_max=2)
+
+    def trained(task: config.TaskConfig) -> set[str]:
+        return set(prompts_of(math_problems.train_problems(task, 0, 0, 60)))
+
+    assert trained(hard) == {f"hard {i}" for i in range(6)}
+    assert trained(few) == {f"p {i}" for i in range(4)}
+    assert trained(few_of_a_level) == {"p 1"}
+    assert [math_problems.num_train_problems(task) for task in (hard, few)] == [6, 4]
+    # The choice is of the problems to train on alone.
+    assert len(math_problems.eval_problems(hard, 100)) == 3
+
+
+def test_a_split_that_a_set_does_not_have_is_an_error(tmp_path: Path) -> None:
+    source = three_splits(tmp_path)
+    message = "task.train_split=train_easy: .* has the splits train, test, train_hard"
+    with pytest.raises(UserError, match=message):
+        math_problems.train_problems(math_task(source, train_split="train_easy"), 0, 0, 1)
+
+    lone_file = write_jsonl(tmp_path / "lone.jsonl", TRAIN_ROWS)
+    with pytest.raises(UserError, match="has the splits train"):
+        math_problems.train_problems(math_task(lone_file, train_split="hard"), 0, 0, 1)
+
+
 def test_dropped_rows_are_counted(tmp_path: Path) -> None:
     ungradable = [{"problem": "empty", "answer": ""}, {"problem": "none", "answer": None}]
     train_set = write_jsonl(tmp_path / "a.jsonl", [*question_rows(6), *ungradable])
@@ -535,6 +572,7 @@ def test_presets_are_possible(name: str, tmp_path: Path) -> None:
 
     for preset in ("tiny", *module.HUB, "tiny,ppo"):
         settings = module.get_config(preset)
+        settings.task.verifier = "fast"  # math-verify may not be installed
         config.validate(settings)
         setup.check(settings, tmp_path / "run")
         assert settings.task.name == name
@@ -562,7 +600,11 @@ def tiny_gsm8k(data: Path) -> config.Config:
     settings.task.data = str(data / "gsm8k")
     settings.model.tokenizer = str(data / "qwen2_tokenizer")
     settings.model.arch.num_hidden_layers = 1
-    settings.train = replace(settings.train, steps=2, microbatch_tokens=1280, packs_per_row=2)
+    # The first 8 problems, 4 in a step: a pass over them takes two steps.
+    settings.task.max_train = 8
+    settings.train = replace(
+        settings.train, steps=0, prompt_epochs=1.0, microbatch_tokens=1280, packs_per_row=2
+    )
     settings.rollout = replace(
         settings.rollout, max_prompt_tokens=144, max_new_tokens=8, group_size=2
     )
@@ -571,7 +613,11 @@ def tiny_gsm8k(data: Path) -> config.Config:
         problems=8,
         limit=8,
         greedy=False,
-        suites=(f"aime24={data / 'eval/aime24.jsonl'}",),
+        suites=(f"aime24={data / 'eval/aime24.jsonl'}", f"amc={data / 'eval/amc.jsonl'}"),
+        # Another distribution than that of training, and all that is said is kept.
+        temperature=0.35,
+        top_p=0.9,
+        save_responses=True,
     )
     return settings
 
@@ -589,6 +635,13 @@ def check_run(summary: dict[str, Any], workdir: Path) -> None:
     """Asserts that a run of `tiny_gsm8k` trained, and wrote what it did."""
     assert summary["steps"] == 2
     assert summary["eval_all"]["after"].keys() >= {"eval/accuracy", "eval/aime24/maj@2"}
+    after = summary["eval_all"]["after"]
+    accuracies = [after[f"eval/{suite}/accuracy"] for suite in ("aime24", "amc")]
+    assert after["eval/average"] == sum(accuracies) / 2
+    for name in ("problems", "aime24", "amc"):
+        rows = read_jsonl(workdir / f"evaluations/after/{name}-avg@2.jsonl")
+        assert len({row["id"] for row in rows}) == len(rows) > 0
+        assert all(len(row["samples"]) == 2 for row in rows)
     for metrics in read_jsonl(workdir / "metrics.jsonl"):
         # This model answers nothing right, so its reward is that of the length.
         assert -0.5 <= metrics["reward/length"] == metrics["reward/mean"] <= 0.5

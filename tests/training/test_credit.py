@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 import reference
 
-from jzero.training.credit import token_weights, turn_rewards
+from jzero import algorithms
+from jzero.training.credit import make_episodes, token_weights, turn_rewards
 from jzero.types import Grade, Rollout
 
 ROLLOUTS = reference.random_rollouts(1, 4, 4)
 
 
-@pytest.mark.parametrize("truncated", ["grade", "fixed", "mask"])
+@pytest.mark.parametrize("truncated", ["grade", "fixed", "mask", "ignore"])
 @pytest.mark.parametrize("weight", ["sequence_mean", "token_mean", "constant"])
 def test_token_weights_are_those_of_the_definition(weight: str, truncated: str) -> None:
     config = reference.settings(algorithm={"weight": weight, "truncated": truncated})
@@ -38,7 +39,9 @@ TRUNCATED = rollout_with("length", GRADE)
 FINISHED = rollout_with("stop", GRADE)
 
 
-@pytest.mark.parametrize(("truncated", "score"), [("grade", 0.7), ("mask", 0.7), ("fixed", -0.5)])
+@pytest.mark.parametrize(
+    ("truncated", "score"), [("grade", 0.7), ("mask", 0.7), ("fixed", -0.5), ("ignore", -0.5)]
+)
 def test_only_a_truncated_turn_gets_the_score_of_truncated_turns(
     truncated: str, score: float
 ) -> None:
@@ -46,6 +49,25 @@ def test_only_a_truncated_turn_gets_the_score_of_truncated_turns(
 
     assert turn_rewards(TRUNCATED, config) == [score]
     assert turn_rewards(FINISHED, config) == [0.7]
+
+
+def test_an_ignored_response_scores_0_in_its_group_and_is_not_trained_on() -> None:
+    config = reference.settings(algorithm={"truncated": "ignore", "advantage": "group_mean"})
+    # Four responses to a prompt. All are right, and the first was cut before it could end.
+    right = Grade(1.0, True, "correct")
+    group = [rollout_with("length", right), *[rollout_with("stop", right)] * 3]
+    nothing = [np.zeros(len(rollout.tokens)) for rollout in group]
+
+    episodes = make_episodes(group, config, nothing, nothing)
+    advantages, _ = algorithms.compute_advantages(episodes, config.algorithm)
+    weights = token_weights(group, range(4), "sequence_mean", config)
+
+    # The 0 counts: the group's mean is 3 / 4.
+    np.testing.assert_allclose(advantages[:, 0], [-0.75, 0.25, 0.25, 0.25])
+    assert not weights[0].any()
+    for i in (1, 2, 3):
+        # And so does the response itself: the mean is over four of them.
+        assert weights[i].sum() == pytest.approx(1 / 4)
 
 
 def test_only_a_truncated_turn_gets_the_penalty() -> None:

@@ -9,9 +9,9 @@ import optax
 import pytest
 import reference
 
-from jzero.config import OptimizerConfig
+from jzero.config import Config, OptimizerConfig, list_settings
 from jzero.model import qwen
-from jzero.training.optimizer import learning_rate, optimizer
+from jzero.training.optimizer import SCHEDULES, learning_rate, optimizer
 
 
 def rate(step: int, total_steps: int = 100, **settings: object) -> float:
@@ -55,6 +55,60 @@ def test_the_rate_falls_to_its_least_value_in_the_step_after_the_last(
 def test_the_shortest_runs_have_a_rate() -> None:
     assert rate(0, total_steps=1) == 2.0
     assert np.isfinite(rate(0, total_steps=0, warmup_steps=3, schedule="cosine"))
+
+
+# The rates over the peak that jzero's own formulas gave before Optax had the schedules, in a run of
+# 100 optimizer steps: the settings, then the rates of STEPS.
+STEPS = (0, 2, 3, 10, 30, 55, 99, 100)
+# fmt: off
+TABLE = {
+    "constant": ({"warmup_ratio": 0.03}, (
+        0.3333333333333333, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0,
+    )),
+    "linear": ({"warmup_ratio": 0.03}, (
+        0.3333333333333333, 1.0, 1.0, 0.9350515463917526,
+        0.7494845360824742, 0.5175257731958763, 0.10927835051546389, 0.1,
+    )),
+    "polynomial": ({"warmup_ratio": 0.03}, (
+        0.3333333333333333, 1.0, 1.0, 0.874790094590286,
+        0.5687001806780743, 0.2936975236475715, 0.10009565309809756, 0.1,
+    )),
+    "cosine": ({"warmup_steps": 5, "min_lr_ratio": 0.0}, (
+        0.2, 0.6, 0.8, 0.9931806517013612,
+        0.8386407858128706, 0.4587103272638339, 0.0002733713295369755, 0.0,
+    )),
+}
+# fmt: on
+
+
+@pytest.mark.parametrize("schedule", TABLE)
+def test_the_schedules_of_optax_give_the_rates_of_the_formulas_before_them(schedule: str) -> None:
+    settings, expected = TABLE[schedule]
+
+    rates = [rate(step, schedule=schedule, **settings) / 2 for step in STEPS]
+
+    np.testing.assert_allclose(rates, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_every_schedule_is_one_of_optax() -> None:
+    assert set(TABLE) == set(SCHEDULES)
+    (choices,) = [
+        item.rules.choices for item in list_settings(Config()) if item.name == "optimizer.schedule"
+    ]
+    assert choices == tuple(SCHEDULES)
+
+
+def test_the_polynomial_of_hugging_face_ends_at_a_tenth_of_a_millionth() -> None:
+    """transformers: (lr - end) (1 - done)^power + end with power 1 and end 1e-7."""
+    settings = OptimizerConfig(
+        lr=1e-6, schedule="polynomial", power=1.0, min_lr_ratio=0.1, warmup_ratio=0.03
+    )
+    warmup, total = 30, 1000
+
+    rates = [learning_rate(settings, step, total) for step in range(warmup, total + 1)]
+
+    remaining = np.linspace(1, 0, total - warmup + 1)
+    np.testing.assert_allclose(rates, (1e-6 - 1e-7) * remaining + 1e-7, rtol=1e-12)
 
 
 # -- the rule --------------------------------------------------------------------------------------

@@ -1,0 +1,309 @@
+"""The settings of published runs, beside the settings of the presets that reproduce them.
+
+A row is a setting of the published command, its value, and jzero's setting with the value that the
+preset has. A name in parentheses is no flag: it is a default, or what the code of the run does.
+Flags of hardware, of memory and of logging are left out, since they do not change what is learned.
+A row that `differs` says why in its note, and the recipe's docstring names its flag.
+
+To add a run, append a `PublishedRun` to RUNS. tests/config/test_published.py compares every row
+with its recipe, and docs/recipes.md with this table; `python tests/config/published_page.py` writes
+that page anew.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Row:
+    """A setting of a published command and what stands for it here."""
+
+    flag: str  # its name in the published command
+    published: str
+    setting: str  # the name of jzero's; "" where jzero has none
+    value: object = None  # what the preset has; None where there is no setting
+    note: str = ""
+    differs: bool = False
+
+
+@dataclass(frozen=True)
+class PublishedRun:
+    """A published run and the preset that reproduces it."""
+
+    title: str
+    source: str
+    recipe: str  # configs/RECIPE.py
+    preset: str
+    rows: tuple[Row, ...]
+
+
+def differing(flag: str, published: str, setting: str, value: object, note: str) -> Row:
+    """Returns a row whose value is another than the published one."""
+    return Row(flag, published, setting, value, note, differs=True)
+
+
+# What all commands of oat leave at its default, and what the runs have in common.
+OAT = (
+    Row("train_split", "train", "task.train_split", "train"),
+    Row("max-train", "9999999", "task.max_train", 0, "0 is all rows"),
+    Row("learning_rate", "1e-6", "optimizer.lr", 1e-6),
+    Row("(AdamW, second beta)", "0.95", "optimizer.b2", 0.95),
+    Row("(AdamW, weight decay)", "0", "optimizer.weight_decay", 0.0),
+    Row("(largest gradient norm)", "1", "optimizer.clip_norm", 1.0),
+    Row("(lower clip of the ratio)", "0.2", "algorithm.clip_low", 0.2),
+    Row("(upper clip of the ratio)", "0.2", "algorithm.clip_high", 0.2),
+    Row("kl_penalty_coef", "0", "algorithm.kl_reward", 0.0),
+    differing("rnd-seed", "a random seed", "train.seed", 0, "a run can be repeated"),
+)
+
+
+# understand-r1-zero: Oat-Zero.
+
+OAT_ZERO = (
+    *OAT,
+    differing(
+        "num_prompt_epoch",
+        "20",
+        "train.prompt_epochs",
+        20.0,
+        "a pass there leaves out the rest of the data that fills no batch, so 12,000 problems "
+        "take 1,860 steps there and 1,875 here",
+    ),
+    Row("prompt_max_length", "1024", "rollout.max_prompt_tokens", 1024),
+    Row("rollout_batch_size", "128", "rollout.num_prompts", 128),
+    Row("num_samples", "8", "rollout.group_size", 8),
+    Row("train_batch_size", "128", "train.minibatches", 8, "128 * 8 responses in 8 parts"),
+    Row("num_ppo_epochs", "1", "train.epochs", 1),
+    Row("temperature", "1", "rollout.temperature", 1.0),
+    Row("top_p", "1", "rollout.top_p", 1.0),
+    Row("generate_max_length", "3000", "rollout.max_new_tokens", 3000),
+    Row("critic_type", "drgrpo", "algorithm.advantage", "group_mean"),
+    Row("critic_type", "drgrpo", "algorithm.weight", "constant"),
+    Row("(L_max)", "3000", "algorithm.length_norm", 3000),
+    Row("beta", "0", "algorithm.kl_coef", 0.0),
+    Row("(score without an end)", "0", "algorithm.truncated", "fixed"),
+    Row("(score without an end)", "0", "algorithm.truncated_score", 0.0),
+    Row("ignore_no_eos", "False", "algorithm.truncated", "fixed", "True is truncated=ignore"),
+    Row("(importance sampling, tis_c)", "none", "algorithm.correction", ""),
+    Row("(old log-probs)", "of the learner", "algorithm.old_policy", "trainer"),
+    Row("lr_scheduler", "constant", "optimizer.schedule", "constant"),
+    Row("eval_steps", "16", "eval.every", 16),
+    Row("eval_temperature", "0", "eval.samples", 0, "greedy decoding alone"),
+    Row("eval_generate_max_length", "3000", "rollout.max_new_tokens", 3000),
+    Row(
+        "eval_data",
+        "aime, amc, math, minerva, olympiad_bench",
+        "eval.suites",
+        ("aime24", "amc", "math500", "minerva", "olympiad_bench"),
+    ),
+    Row("(responses of an evaluation)", "written", "eval.save_responses", True),
+)
+
+QWEN_MATH = (
+    Row("prompt_template", "qwen_math", "task.template", "qwen_math"),
+    Row("(stop strings)", "none", "rollout.stop", ()),
+)
+R1 = (
+    Row("prompt_template", "r1", "task.template", "r1"),
+    differing("(words of r1)", "as published", "", None, "the same request in other words"),
+    Row("(stop strings)", "</answer>", "rollout.stop", ("</answer>",)),
+    Row("(stop string is kept)", "True", "rollout.keep_stop", True),
+)
+MATH_12K = (
+    Row("pretrain", "Qwen/Qwen2.5-Math-1.5B", "model.path", "Qwen/Qwen2.5-Math-1.5B"),
+    Row("prompt_data", "math_12k", "task.data", "lkevinzc/math-12k"),
+    Row("input_key", "problem", "task.problem_column", "problem"),
+    Row("output_key", "answer", "task.answer_column", "answer"),
+    Row("verifier_version", "fast", "task.verifier", "fast"),
+)
+MATH_LEVELS_3_TO_5 = (
+    Row("pretrain", "Qwen/Qwen2.5-Math-7B", "model.path", "Qwen/Qwen2.5-Math-7B"),
+    differing(
+        "prompt_data",
+        "math_lvl3to5_8k",
+        "task.data",
+        "RLAIF/math",
+        "the published set is a directory of the repository, which task.data takes; here are the "
+        "levels 3 to 5 of MATH without MATH-500",
+    ),
+    Row("(lowest level)", "3", "task.level_min", 3),
+    Row("(highest level)", "5", "task.level_max", 5),
+    Row("input_key", "problem", "task.problem_column", "problem"),
+    Row("output_key", "answer", "task.answer_column", "answer"),
+    differing(
+        "verifier_version",
+        "math_verify",
+        "task.verifier",
+        "math_verify",
+        "jzero's grader with its rules for math_verify decides, the package is asked beside it",
+    ),
+)
+OAT_ZERO_1_5B = "sail-sg/understand-r1-zero, examples/qwen2.5-math-1.5b.sh"
+OAT_ZERO_7B = "sail-sg/understand-r1-zero, examples/qwen2.5-math-7b.sh"
+
+
+# oat.
+
+OAT_EXAMPLES = "sail-sg/oat, docs/reasoning_examples.md"
+
+OAT_JANUARY_2025 = (
+    *OAT,
+    Row("(old log-probs)", "of the engine", "algorithm.old_policy", "sampler"),
+    Row("(whitened advantages)", "always", "algorithm.whiten", True),
+    Row("(largest KL of a token)", "10", "algorithm.kl_max", 10.0),
+    Row("(KL of a response)", "sum", "algorithm.kl_weight", "sequence_sum"),
+    Row("non_stop_penalty", "0", "algorithm.truncated_penalty", 0.0),
+    differing(
+        "top_p",
+        "0.9",
+        "rollout.top_p",
+        1.0,
+        "the ratio is to the sampler, whose probabilities are over the full vocabulary",
+    ),
+    Row("generate_max_length", "1024", "rollout.max_new_tokens", 1024),
+    Row("eval_generate_max_length", "1024", "rollout.max_new_tokens", 1024),
+)
+
+OAT_GSM8K = (
+    *OAT_JANUARY_2025,
+    differing(
+        "pretrain",
+        "lkevinzc/rho-1b-sft-GSM8K",
+        "model.path",
+        "Qwen/Qwen2.5-1.5B",
+        "jzero has no Llama models",
+    ),
+    differing(
+        "apply-chat-template",
+        "the model's",
+        "task.template",
+        "qwen_math",
+        "the base models were tuned on it",
+    ),
+    differing(
+        "prompt_data",
+        "lkevinzc/gsm8k",
+        "task.data",
+        "",
+        "openai/gsm8k, which has the same problems",
+    ),
+    Row("oracle", "gsm8k", "task.verifier", "last_number"),
+    differing(
+        "num_prompt_epoch",
+        "6",
+        "train.prompt_epochs",
+        6.0,
+        "7,473 problems take 696 steps there, where a pass leaves out what fills no batch, and 700 "
+        "here",
+    ),
+    differing(
+        "prompt_max_length",
+        "1000",
+        "rollout.max_prompt_tokens",
+        512,
+        "no prompt of GSM8K is that long",
+    ),
+    Row("rollout_batch_size", "64", "rollout.num_prompts", 64),
+    Row("num_samples", "8", "rollout.group_size", 8),
+    Row("train_batch_size", "64", "train.minibatches", 8, "64 * 8 responses in 8 parts"),
+    Row("num_ppo_epochs", "2", "train.epochs", 2),
+    Row("temperature", "1.2", "rollout.temperature", 1.2),
+    Row("(critic_type)", "ppo", "algorithm.advantage", "gae"),
+    Row("(gamma)", "1", "algorithm.gamma", 1.0),
+    Row("(lambda)", "1", "algorithm.lam", 1.0),
+    Row("(clip of values)", "0.2", "algorithm.value_clip", 0.2),
+    Row("beta", "1e-4", "algorithm.kl_coef", 1e-4),
+    Row("critic_learning_rate", "1e-6", "critic.optimizer.lr", 1e-6),
+    Row("lr_scheduler", "polynomial", "optimizer.schedule", "polynomial"),
+    Row("(power)", "1", "optimizer.power", 1.0),
+    Row("(last rate)", "1e-7", "optimizer.min_lr_ratio", 0.1, "of 1e-6"),
+    differing(
+        "(lr_warmup_ratio)",
+        "0.03",
+        "optimizer.warmup_ratio",
+        0.03,
+        "the rate of step i is lr * (i + 1) / n here and lr * i / n there",
+    ),
+    Row("max_step_adjustment", "16", "", None, "the schedule counts optimizer steps by itself"),
+    Row("max_eval", "1500", "eval.problems", 1319, "the whole test split"),
+    Row("eval_steps", "50", "eval.every", 50),
+    Row("eval_temperature", "0.35", "eval.temperature", 0.35),
+    Row("eval_top_p", "0.9", "eval.top_p", 0.9),
+    Row("eval_n", "16", "eval.samples", 16),
+)
+
+OAT_COUNTDOWN = (
+    *OAT_JANUARY_2025,
+    Row("pretrain", "Qwen/Qwen2.5-3B", "model.path", "Qwen/Qwen2.5-3B"),
+    Row("prompt_data", "lkevinzc/CountDownZero", "task.data", "lkevinzc/CountDownZero"),
+    Row("input_key, output_key", "input, gt_answer", "", None, "found by their names"),
+    Row("(prompt)", "in the data", "", None, "a prompt of the data is taken as it is"),
+    Row("(reward: right)", "1", "", None, "1"),
+    Row("(reward: wrong equation)", "0.1", "task.format_score", 0.1),
+    Row("(reward: malformed answer)", "0.1", "task.malformed_score", 0.1),
+    differing(
+        "oracle",
+        "countdown",
+        "task.name",
+        "countdown",
+        "it reads the last line alone; jzero reads the last answer after the thoughts, and takes "
+        "an equation with its target, too",
+    ),
+    Row("(stop strings)", "\\nUser:, ...", "rollout.stop", ("\nUser:", "<|im_end|>", "</s>")),
+    Row("(stop string is kept)", "False", "rollout.keep_stop", False),
+    Row("num_prompt_epoch", "1", "train.prompt_epochs", 1.0),
+    Row("prompt_max_length", "256", "rollout.max_prompt_tokens", 256),
+    Row("rollout_batch_size", "128", "rollout.num_prompts", 128),
+    Row("num_samples", "8", "rollout.group_size", 8),
+    Row("train_batch_size", "128", "train.minibatches", 8, "128 * 8 responses in 8 parts"),
+    Row("num_ppo_epochs", "1", "train.epochs", 1),
+    Row("temperature", "1", "rollout.temperature", 1.0),
+    Row("critic_type", "grpo", "algorithm.advantage", "group_mean_std"),
+    Row("(added to the deviation)", "1e-4", "algorithm.std_eps", 1e-4),
+    Row("beta", "0.001", "algorithm.kl_coef", 1e-3),
+    Row("(lr_scheduler)", "cosine_with_min_lr", "optimizer.schedule", "cosine"),
+    Row("(last rate)", "0.1 of the first", "optimizer.min_lr_ratio", 0.1),
+    differing(
+        "lr_warmup_ratio",
+        "1e-7",
+        "optimizer.warmup_ratio",
+        1e-7,
+        "one step; its rate is 0 there and the whole rate here",
+    ),
+    Row("max_step_adjustment", "8", "", None, "the schedule counts optimizer steps by itself"),
+    Row("eval_steps", "8", "eval.every", 8),
+    Row("eval_temperature", "0", "eval.samples", 0, "greedy decoding alone"),
+    Row("eval_split", "test", "", None, "held out are the problems of the test split"),
+)
+
+RUNS = (
+    PublishedRun(
+        "Oat-Zero-1.5B, template qwen_math",
+        OAT_ZERO_1_5B,
+        "math",
+        "oat-zero-1.5b",
+        (*MATH_12K, *QWEN_MATH, *OAT_ZERO),
+    ),
+    PublishedRun(
+        "Oat-Zero-1.5B, template r1",
+        OAT_ZERO_1_5B,
+        "math",
+        "oat-zero-1.5b-r1",
+        (*MATH_12K, *R1, *OAT_ZERO),
+    ),
+    PublishedRun(
+        "Oat-Zero-7B, template qwen_math",
+        OAT_ZERO_7B,
+        "math",
+        "oat-zero-7b",
+        (*MATH_LEVELS_3_TO_5, *QWEN_MATH, *OAT_ZERO),
+    ),
+    PublishedRun(
+        "Oat-Zero-7B, template r1",
+        OAT_ZERO_7B,
+        "math",
+        "oat-zero-7b-r1",
+        (*MATH_LEVELS_3_TO_5, *R1, *OAT_ZERO),
+    ),
+    PublishedRun("oat, PPO on GSM8K", OAT_EXAMPLES, "gsm8k", "qwen2.5-1.5b-ppo", OAT_GSM8K),
+    PublishedRun("oat, GRPO on Countdown", OAT_EXAMPLES, "countdown", "oat-3b", OAT_COUNTDOWN),
+)
