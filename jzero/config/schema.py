@@ -146,8 +146,9 @@ class TaskConfig:
     template: str = setting(
         "r1",
         "Prompt template, one of the task's TEMPLATES. Countdown: r1, qwen_chat, plain. "
-        "Mathematics: qwen_math, r1, no, r1_distill_qwen, qwen3, chat. Or a file in plain text or "
-        "Jinja, chat:FILE for a user's message, column:NAME for prompts in the data set.",
+        "Mathematics: qwen_math, r1, no, r1_distill_qwen, r1_distill_tags, qwen3, chat. Or a file "
+        "in plain text or Jinja, chat:FILE for a user's message, column:NAME for prompts in the "
+        "data set.",
     )
     answer_mark: str = setting(
         "",

@@ -27,8 +27,8 @@ def steps_to_discard(workdir: Path, train: TrainConfig) -> list[int]:
     if chosen not in steps:
         there = ", ".join(str(step) for step in steps) or "none"
         raise UserError(
-            f"train.resume_from={chosen}: {workdir} has no checkpoint of this step, it has {there}. "
-            "train.keep_checkpoints says how many a run keeps"
+            f"train.resume_from={chosen}: {workdir} has no checkpoint of this step, it has "
+            f"{there}; train.keep_checkpoints says how many a run keeps"
         )
     later = [step for step in steps if step > chosen]
     if later and not train.discard_later_steps:

@@ -91,7 +91,8 @@ def format_episode(episode: JsonObject) -> str:
             lines += ["--- reply", turn["reply"]]
         lines += [
             f"--- turn {number}: {turn['answer_length']} tokens after {turn['prompt_length']} "
-            f"({turn['finish']}), versions {turn['version_head']} to {turn['version_tail']}, reward {turn['reward']:g}, {turn['reason']}",
+            f"({turn['finish']}), versions {turn['version_head']} to {turn['version_tail']}, "
+            f"reward {turn['reward']:g}, {turn['reason']}",
             turn["answer"],
         ]
     return "\n".join(lines).rstrip("\n")

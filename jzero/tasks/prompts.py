@@ -198,6 +198,13 @@ COUNTDOWN_TEMPLATES: dict[str, PromptTemplate] = {
 # The sentence that Qwen2.5-Math was tuned on.
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 
+# The form that the rewards format and tag_count want.
+TAGS_ON_LINES = (
+    "You think about a problem before you answer. Write in this form, with your thoughts in the "
+    "first block and the answer for the user in the second: "
+    "<think>\n...\n</think>\n<answer>\n...\n</answer>"
+)
+
 MATH_TEMPLATES: dict[str, PromptTemplate] = {
     # What Qwen2.5-Math was tuned on, for its base models as well.
     "qwen_math": PromptTemplate(
@@ -233,6 +240,12 @@ MATH_TEMPLATES: dict[str, PromptTemplate] = {
         ),
         reply="<｜end▁of▁sentence｜><｜User｜>{}\n<｜Assistant｜><think>\n",
         answer_mark="think_boxed",
+    ),
+    # The same models without the beginning of the thoughts, which the policy has to write itself.
+    "r1_distill_tags": PromptTemplate(
+        prompt=f"<｜begin▁of▁sentence｜>{TAGS_ON_LINES}<｜User｜>{{question}}<｜Assistant｜>",
+        reply="<｜end▁of▁sentence｜><｜User｜>{}<｜Assistant｜>",
+        answer_mark="final_answer",
     ),
     "qwen3": PromptTemplate(
         prompt=("<|im_start|>user\n{question}\n{instruction}<|im_end|>\n<|im_start|>assistant\n"),

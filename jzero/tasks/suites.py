@@ -60,10 +60,11 @@ SUITES: dict[str, Suite] = {
 RANDOM_COUNTDOWN_PROBLEMS = 512  # of the suite countdown, where there is no limit
 _CHOICE_SENTENCE = "The answer is the letter of one choice."
 _CHOICES = f"{{question}}\n\nA) {{}}\nB) {{}}\nC) {{}}\nD) {{}}\n\n{_CHOICE_SENTENCE}"
-# The letter of a choice in a box or tag, or after such words as "Answer: C", "ANSWER: C", "the option
-# is (D)" and "the right choice is: D". After "answer" the letter may follow directly.
+# The letter of a choice in a box or tag, or after such words as "Answer: C", "ANSWER: C", "the
+# option is (D)" and "the right choice is: D". After "answer" the letter may follow directly.
 _LETTER = re.compile(
-    r"(?:\\boxed\{|<answer>|\b(?i:answer)\b(?:\s+(?i:is)\b)?|\b(?i:option|choice)\b\**\s*(?:(?i:is)\b|:))"
+    r"(?:\\boxed\{|<answer>|\b(?i:answer)\b(?:\s+(?i:is)\b)?"
+    r"|\b(?i:option|choice)\b\**\s*(?:(?i:is)\b|:))"
     r"(?:[\s:*($\"'`]|\\text\{|\\mathrm\{|\b(?i:option|choice)\b)*([A-D])\b"
 )
 
@@ -167,8 +168,8 @@ def choice_problem(
     question = _CHOICES.format(*choices, question=str(row["Question"]).strip())
     if math_problems.math_template(task.template).path:
         question = question.removesuffix(f"\n\n{_CHOICE_SENTENCE}")
-    row = problem_sets.Row(question, None)
-    problem = math_problems.to_problem(task, MULTIPLE_CHOICE, id, row, instruction)
+    asked = problem_sets.Row(question, None)
+    problem = math_problems.to_problem(task, MULTIPLE_CHOICE, id, asked, instruction)
     return replace(problem, gold="ABCD"[order.index(0)])
 
 
