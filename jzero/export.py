@@ -192,7 +192,7 @@ def make_card(
         steps=settings.train.steps,
         algorithm=settings.algorithm.name,
         task=settings.task.name,
-        template=settings.task.template,
+        template=public_name(settings.task.template),
         dtype=options.dtype,
         stop_tokens=" or ".join(str(token) for token in base.stop_tokens),
         data=", ".join(public_name(name) for name in data)

@@ -222,6 +222,7 @@ def test_weights_say_how_often_examples_of_each_set_are_drawn(tmp_path: Path) ->
     assert num_tokens < num_examples * 2.4
 
 
+@pytest.mark.slow
 def test_a_run_goes_back_to_a_chosen_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

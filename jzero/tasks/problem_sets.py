@@ -234,9 +234,9 @@ def read_rows(
     """
     if "." in answer_column:
         dataset = dataset.flatten()  # {"reward_model": {"ground_truth": 1}}, the layout of verl
+    rows = read_rows_without_answers(dataset, problem_column, source, prompt_column)
     answer_name = find_column(dataset, "answer", source, answer_column)
     answers = [final_answer(answer) for answer in dataset[answer_name][:]]
-    rows = read_rows_without_answers(dataset, problem_column, source, prompt_column)
     pairs = zip(rows, answers, strict=True)
     return [Row(row.problem, answer, row.prompt) for row, answer in pairs]
 

@@ -65,7 +65,7 @@ _CHOICES = f"{{question}}\n\nA) {{}}\nB) {{}}\nC) {{}}\nD) {{}}\n\n{_CHOICE_SENT
 _LETTER = re.compile(
     r"(?:\\boxed\{|<answer>|\b(?i:answer)\b(?:\s+(?i:is)\b)?"
     r"|\b(?i:option|choice)\b\**\s*(?:(?i:is)\b|:))"
-    r"(?:[\s:*($\"'`]|\\text\{|\\mathrm\{|\b(?i:option|choice)\b)*([A-D])\b"
+    r"(?:[\s:*($\"'`]|\\\(|\\text\{|\\mathrm\{|\b(?i:option|choice)\b)*([A-D])\b"
 )
 
 

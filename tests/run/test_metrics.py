@@ -1,5 +1,6 @@
 """What a run writes about its steps: metrics, samples, W&B, the clock, and the table of metrics."""
 
+import importlib.util
 import json
 import os
 import re
@@ -177,15 +178,18 @@ def test_wandb_is_told_of_entity_group_and_name(
     given: tuple[str, str, str],
     expected: tuple[str | None, str | None, str],
 ) -> None:
-    (tmp_path / "wandb.py").write_text(STAND_IN_FOR_WANDB)
-    monkeypatch.delitem(sys.modules, "wandb", raising=False)
-    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "wandb.py"
+    path.write_text(STAND_IN_FOR_WANDB)
+    spec = importlib.util.spec_from_file_location("wandb", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "wandb", module)
     workdir = tmp_path / "run"
     workdir.mkdir()
     (workdir / "config.json").write_text("{}")
 
     MetricsWriter(workdir, None, "reasoning", *given).close()
-    monkeypatch.delitem(sys.modules, "wandb")
 
     arguments = json.loads((workdir / "wandb_arguments.json").read_text())
     assert arguments["project"] == "reasoning"

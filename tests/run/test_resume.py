@@ -1,13 +1,19 @@
 """Going back to a chosen checkpoint: what is refused, what is removed, and what stays."""
 
+import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from jzero import setup
 from jzero.config import Config, TrainConfig, to_json, validate
 from jzero.errors import UserError
+from jzero.run.base_model import read_base_model
+from jzero.run.clock import Clock
 from jzero.run.resume import go_back, steps_to_discard
+from jzero.run.session import RunSession
 from jzero.run.workdir import claim_workdir
 
 DISCARD = TrainConfig(resume_from=4, discard_later_steps=True)
@@ -92,6 +98,25 @@ def test_permission_that_comes_later_discards(workdir: Path) -> None:
     claim_workdir(workdir, to_json(Config(train=TrainConfig(resume_from=4))))
     go_back(workdir, DISCARD)
     assert not (workdir / "checkpoints/8").exists()
+
+
+def test_a_session_goes_on_from_the_chosen_step(workdir: Path) -> None:
+    settings = Config(train=DISCARD)
+    rows = [json.dumps({"step": step}) + "\n" for step in range(1, 13)]
+    (workdir / "metrics.jsonl").write_text("".join(rows))
+    base = read_base_model(settings.model)
+
+    with closing(RunSession(settings, workdir, base, Clock(), last_step=12)) as session:
+        assert session.resume_step == 4
+
+    assert (workdir / "metrics.jsonl").read_text() == "".join(rows[:4])
+    assert json.loads((workdir / "config.json").read_text())["train"]["resume_from"] == 4
+
+
+def test_a_run_is_refused_before_anything_is_loaded(workdir: Path) -> None:
+    settings = Config(train=TrainConfig(resume_from=4))
+    with pytest.raises(UserError, match="which would be lost"):
+        setup.check(settings, workdir)
 
 
 def test_permission_without_a_step_is_a_mistake() -> None:
