@@ -21,6 +21,7 @@ from jzero.tasks.prompts import (
     MATH_TEMPLATES,
     PromptTemplate,
     find_template,
+    is_file_or_column,
     is_own_template,
 )
 from jzero.types import Grade, JsonValue, Problem
@@ -253,6 +254,9 @@ def _answer_mark(template: str) -> str:
     # `python -m jzero.grade` passes such a key as the template.
     if template not in MATH_TEMPLATES and template in extract.TEMPLATES:
         return template
+    # A grader process that starts late must not depend on a file that may be gone by then.
+    if is_file_or_column(template):
+        return PromptTemplate(prompt="").answer_mark
     return math_template(template).answer_mark
 
 

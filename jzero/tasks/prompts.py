@@ -138,12 +138,17 @@ def _find_in_module(name: str, templates: Mapping[str, PromptTemplate]) -> Promp
     return template
 
 
+def is_file_or_column(name: str) -> bool:
+    """Returns whether `task.template=name` takes prompts from a file, or from the data set."""
+    return name.startswith((CHAT_FILE, COLUMN)) or template_files.is_template_file(name)
+
+
 def is_own_template(name: str) -> bool:
     """Returns whether `task.template=name` is a template of the user's, and in none of the tables.
 
     It is a file, a column of a data set, or in a module.
     """
-    return ":" in name or template_files.is_template_file(name)
+    return ":" in name or is_file_or_column(name)
 
 
 # The end of a user's turn and the beginning of the assistant's in the format of Qwen's models.

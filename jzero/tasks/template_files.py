@@ -72,7 +72,7 @@ def check_template_file(path: str, names: tuple[str, ...]) -> None:
 
     Raises:
         UserError: the file cannot be read, is no valid template of Jinja, has a name in it that
-            the task does not have, or has none of the task's.
+            the task does not have, or does not hold the question.
     """
     text = read_template_file(path)
     if is_jinja(path):
@@ -85,9 +85,13 @@ def check_template_file(path: str, names: tuple[str, ...]) -> None:
     else:
         used = set(_NAME_IN_BRACES.findall(text))
     needed = [name for name in names if name not in OPTIONAL_VALUES]
-    if not used & set(needed):
+    found = used & set(needed)
+    # A question may be asked in parts, as countdown's numbers and target. One part is not enough.
+    is_asked = "question" in found or len(found) > 1 or (found and "question" not in needed)
+    if not is_asked:
         form = "{{{{ {} }}}}" if is_jinja(path) else "{{{}}}"
-        wanted = " or ".join(form.format(name) for name in needed)
+        question, *parts = [form.format(name) for name in needed]
+        wanted = f"{question}, or its parts {', '.join(parts)}," if parts else question
         raise UserError(
             f"task.template={path} does not hold the question: write {wanted} where it goes"
         )

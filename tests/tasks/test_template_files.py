@@ -94,7 +94,7 @@ def test_a_file_comes_before_the_prompts_of_a_countdown_set(tmp_path: Path) -> N
         return TASKS["countdown"].train_problems(task, 0, 0, 1)[0].prompt
 
     assert prompt("r1") == "own"
-    assert str(prompt(template_file(tmp_path, "Make {target}"))).startswith("Make ")
+    assert str(prompt(template_file(tmp_path, "{numbers}: make {target}"))).startswith("[")
 
 
 def test_suites_are_asked_with_the_file(tmp_path: Path) -> None:
@@ -146,10 +146,11 @@ def test_a_mistake_in_a_file_is_one_line(tmp_path: Path, name: str, prefix: str)
     assert "\n" not in str(error.value)
 
 
-def test_a_file_is_checked_before_a_run_begins(tmp_path: Path) -> None:
-    settings = config.Config(task=config.TaskConfig(template=template_file(tmp_path, "no name")))
+@pytest.mark.parametrize("text", ["no name", "Make {target}."])
+def test_a_file_is_checked_before_a_run_begins(tmp_path: Path, text: str) -> None:
+    settings = config.Config(task=config.TaskConfig(template=template_file(tmp_path, text)))
 
-    with pytest.raises(UserError, match="write {question} or {numbers} or {spaced} or {target}"):
+    with pytest.raises(UserError, match="{question}, or its parts {numbers}, {spaced}, {target},"):
         setup.check(settings, tmp_path / "run")
 
 
@@ -178,17 +179,13 @@ def test_a_name_that_is_nothing_lists_what_there_is() -> None:
 # The mark of an answer
 
 
-def correct(response: str, **changes: str) -> bool:
-    task = config.TaskConfig(name="math", template="prompt.txt", **changes)
+def correct(response: str, answer_mark: str = "") -> bool:
+    """Grades a response to the prompt of a file, as a process that cannot read the file."""
+    task = config.TaskConfig(name="math", template="gone.txt", answer_mark=answer_mark)
     return TASKS["math"].grade(response, {"answer": "7", "question": "?"}, task).correct
 
 
-def test_a_box_marks_the_answer_unless_the_setting_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    template_file(tmp_path, "{question}")
-    monkeypatch.chdir(tmp_path)
-
+def test_a_box_marks_the_answer_unless_the_setting_says_otherwise() -> None:
     assert correct("\\boxed{7}")
     assert not correct("thoughts</think> <answer>7</answer>")
     assert correct("thoughts</think> <answer>7</answer>", answer_mark="r1")
