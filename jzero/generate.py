@@ -452,7 +452,7 @@ def main() -> None:
     )
     parser.add_argument("--private", action="store_true", help="create a private data set")
     parser.add_argument(
-        "--force", action="store_true", help="replace the responses that the data set has"
+        "--force", action="store_true", help="replace the files that the data set has"
     )
     args, rest = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
 

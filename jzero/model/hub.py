@@ -77,7 +77,7 @@ def push_dataset(files: Mapping[str, Path | bytes], name: str, private: bool, re
     try:
         api.create_repo(name, repo_type="dataset", private=private, exist_ok=True)
         there = set(api.list_repo_files(name, repo_type="dataset"))
-        taken = sorted(there & files.keys() - {"README.md"})
+        taken = sorted(there & files.keys())
         if replace or not taken:
             operations = [CommitOperationAdd(path, content) for path, content in files.items()]
             commit = api.create_commit(
@@ -90,8 +90,8 @@ def push_dataset(files: Mapping[str, Path | bytes], name: str, private: bool, re
             "pushes it again"
         ) from error
     raise UserError(
-        f"--push-to-hub {name}: {taken[0]} is there already: give another name, or --force to "
-        "replace it"
+        f"--push-to-hub {name} has {' and '.join(taken)} already: give another name, or --force "
+        "to replace"
     )
 
 

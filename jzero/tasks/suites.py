@@ -63,7 +63,7 @@ _CHOICES = f"{{question}}\n\nA) {{}}\nB) {{}}\nC) {{}}\nD) {{}}\n\n{_CHOICE_SENT
 # The letter of a choice in a box or tag, or after such words as "Answer: C", "ANSWER: C", "the
 # option is (D)" and "the right choice is: D". After "answer" the letter may follow directly.
 _LETTER = re.compile(
-    r"(?:\\boxed\{|<answer>|\b(?i:answer)\b(?:\s+(?i:is)\b)?"
+    r"(?:\\boxed\{|<answer>|(?i:answer)\b(?:\s+(?i:is)\b)?"
     r"|\b(?i:option|choice)\b\**\s*(?:(?i:is)\b|:))"
     r"(?:[\s:*($\"'`]|\\\(|\\text\{|\\mathrm\{|\b(?i:option|choice)\b)*([A-D])\b"
 )

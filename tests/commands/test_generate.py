@@ -594,7 +594,7 @@ def test_the_complete_file_is_pushed_only_when_asked(
     with pytest.raises(SystemExit):
         generate_with(push)
     error = capsys.readouterr().err
-    assert "--push-to-hub me/tiny: train.jsonl is there already" in error
+    assert "--push-to-hub me/tiny has README.md and train.jsonl already" in error
     assert error.count("\n") == 1
 
     pushed["train.jsonl"] = b"old"

@@ -527,6 +527,7 @@ def test_gpqa_in_a_template_file_is_the_question_and_its_choices(gpqa: str, tmp_
         "Thoughts.\n\nANSWER: B",
         "I think that the option is (B).",
         "**Answer:** B",
+        "final_answer: B",
         "**Answer**: (B)",
         "The right choice is: B",
         "The correct answer is option B.",
