@@ -4,21 +4,30 @@
     python -m jzero.main --config configs/math_multiturn.py:qwen2.5-math-7b
     python -m jzero.main --config configs/math_multiturn.py:qwen2.5-math-1.5b,grpo
 
-Presets: tiny, qwen2.5-math-1.5b, qwen2.5-math-7b. Data, models and hardware are those of
-configs/math.py. tiny learns nothing: it shows that all parts fit.
+    python -m jzero.main --config configs/math_multiturn.py:areal-qwen2.5-1.5b-instruct
 
-After a wrong answer the environment asks for another one. This is AReaL's multi-turn agent, with
-these settings:
+Presets: tiny, qwen2.5-math-1.5b, qwen2.5-math-7b, areal-qwen2.5-1.5b-instruct. Data and hardware
+are those of configs/math.py. tiny learns nothing: it shows that all parts fit.
+
+After a wrong answer the environment asks for another one. areal-qwen2.5-1.5b-instruct has the
+defaults of AReaL's multi-turn agent: five turns of 1,024 tokens, also after a right answer, a
+sequence for each turn, rewards of 1 and -1 without a discount, and PPO's loss with the rewards to
+go whitened over the whole batch. AReaL published no batch size and no learning rate for that agent:
+they are those of configs/math.py. Its environment says the same in other words. The other presets
+have two turns. These settings change single parts:
 
 - train.sequence_per_turn=True trains on one sequence for each turn, as AReaL does; the default is
   one sequence for the episode.
 - task.feedback_wrong=... changes what the environment says after a wrong answer.
 - task.stop_on_success=False goes on after a right answer.
+- train.all_trajectories=True writes every episode to WORKDIR/trajectories, as AReaL's monitor does,
+  with the versions of the policy that sampled each turn.
 
 The suites are answered in a single turn, so that the results compare with other runs.
 """
 
 from jzero import algorithms
+from jzero.algorithms.presets import decoupled_ppo
 from jzero.config import (
     ArchitectureConfig,
     Config,
@@ -35,13 +44,19 @@ from jzero.config import (
 HUB = {
     "qwen2.5-math-1.5b": "Qwen/Qwen2.5-Math-1.5B",
     "qwen2.5-math-7b": "Qwen/Qwen2.5-Math-7B",
+    "areal-qwen2.5-1.5b-instruct": "Qwen/Qwen2.5-1.5B-Instruct",
 }
 SUITES = ("aime24", "amc", "math500", "minerva", "olympiad_bench")
 
 
 def get_config(preset: str = "") -> Config:
     """Returns the config of "preset", "preset,algorithm" or ""."""
-    return choose_preset(preset, tiny, qwen, HUB, accelerator="qwen2.5-math-1.5b")
+    return choose_preset(preset, tiny, on_hub, HUB, accelerator="qwen2.5-math-1.5b")
+
+
+def on_hub(preset: str) -> Config:
+    """Returns the config of a preset for a model on the hub."""
+    return areal(preset) if preset.startswith("areal-") else qwen(preset)
 
 
 def qwen(preset: str) -> Config:
@@ -75,6 +90,22 @@ def qwen(preset: str) -> Config:
         ),
         eval=EvalConfig(problems=0, samples=0, every=16, suites=SUITES),
     )
+
+
+def areal(preset: str) -> Config:
+    """Five turns without an early stop, one sequence for each turn: AReaL's multi-turn agent."""
+    config = qwen(preset)
+    config.task.template = "chat"
+    config.task.stop_on_success = False
+    config.task.turn_discount = 1.0
+    config.rollout.max_new_tokens = 1024
+    config.rollout.max_turns = 5
+    config.algorithm = decoupled_ppo()
+    config.train.sequence_per_turn = True
+    # A row on each of 8 devices: a prompt and 2 packs of five responses and four replies.
+    config.train.packs_per_row = 2
+    config.train.microbatch_tokens = 8 * (1024 + 2 * config.rollout.longest_continuation)
+    return config
 
 
 def tiny() -> Config:

@@ -11,6 +11,9 @@ writes such a set. The result, WORKDIR/export-<step>, is a model for any other r
 --config.model.path=WORKDIR/export-<step>.
 Hardware: for openr1-distill-7b the original took one node of 8 H100. A microbatch has one row of
 32,768 tokens for each of 8 devices.
+Differences from the original: it trained on all tokens of a conversation, as TRL 0.18 does, which
+is --config.sft.loss=all; the default here is the assistant's tokens. It had no system prompt, and
+sft.system_prompt adds one. It padded examples; here they are packed and do not see each other.
 Published: OpenR1-Distill-7B, 5 epochs on the 350k traces of Mixture-of-Thoughts, reached AIME24
 52.7, MATH-500 89.0 and GPQA diamond 52.8.
 """

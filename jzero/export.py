@@ -19,6 +19,7 @@ from jzero import cli, config
 from jzero.errors import UserError
 from jzero.files import JsonObject, read_jsonl
 from jzero.model import hub, huggingface, qwen
+from jzero.model.hub import is_on_hub, public_name
 from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_model
@@ -196,7 +197,7 @@ def make_card(
         steps=settings.train.steps,
         algorithm=settings.algorithm.name,
         task=settings.task.name,
-        template=settings.task.template,
+        template=public_name(settings.task.template),
         dtype=options.dtype,
         stop_tokens=" or ".join(str(token) for token in base.stop_tokens),
         data=", ".join(public_name(name) for name in data)
@@ -254,16 +255,6 @@ def data_sources(settings: config.Config) -> list[str]:
     """Returns the data sets that the run trained on, without the config that `config@id` names."""
     sources = settings.task.data or DEFAULT_SETS.get(settings.task.name, "")
     return [source.rpartition("@")[2] for source in suites.split_commas(sources)]
-
-
-def is_on_hub(name: str) -> bool:
-    """Says whether a name is an id of the hub, like Qwen/Qwen2.5-3B, and no path."""
-    return name.count("/") == 1 and name[0] not in "./~" and not os.path.exists(name)
-
-
-def public_name(name: str) -> str:
-    """Returns an id of the hub as it is, and the last part of a path."""
-    return name if "/" not in name or is_on_hub(name) else Path(name).name
 
 
 def last_accuracies(evaluations: Evaluations) -> dict[str, float]:

@@ -7,12 +7,16 @@ server that speaks the OpenAI API; rollout.num_slots of them are sampled at once
 
 The file grows by chunks of rollout.num_prompts problems. Each chunk has noise of its own, so the
 same command goes on after a kill and ends with the same file.
+
+--no-gold answers problems without gold answers and grades nothing. --split NAME answers a split of
+the set in its own order. --push-to-hub USER/NAME uploads the complete file as a data set.
 """  # noqa: E501 (the first line is the usage that --help prints)
 
 import contextlib
 import importlib.util
 import json
 import os
+import re
 import sys
 import time
 import urllib.parse
@@ -30,16 +34,19 @@ from jzero.distributed import processes
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.grading.pool import Pool
+from jzero.model import hub
+from jzero.model.hub import public_name
 from jzero.run.lock import lock_directory
 from jzero.run.workdir import claim_workdir
-from jzero.tasks import find_task, math_problems, rewards
+from jzero.tasks import find_task, math_problems, rewards, suites
 from jzero.tasks.prompts import MATH_TEMPLATES
 from jzero.types import Problem, Turn, grade_of
 
 # Takes the problems of a chunk and its number; returns n graded responses to each, in order.
 SampleChunk: TypeAlias = Callable[[list[Problem], int], list[Turn]]
 
-MAX_RETRIES = 8  # of a request, with growing pauses: about two minutes in all
+RETRIES = 8  # of a request; the pauses grow from half a second to 8 seconds
+HUB_FILE = "train.jsonl"  # of a data set on the hub: `datasets` loads it as the split train
 
 
 @dataclass(frozen=True)
@@ -52,6 +59,12 @@ class Options:
     limit: int = 0  # problems; 0 = all of a set
     base_url: str | None = None
     timeout: float = 600.0  # seconds
+    retries: int = RETRIES
+    gold: bool = True  # False: the problems have no answers, and nothing is graded
+    split: str | None = None  # None: all that can be trained on, shuffled by the seed
+    push_to_hub: str | None = None  # "user/name" of a data set on the hub
+    private: bool = False
+    force: bool = False
 
 
 def run(options: Options, settings: config.Config) -> None:
@@ -64,6 +77,22 @@ def run(options: Options, settings: config.Config) -> None:
                 write_chunks(options, settings, problems, remote.sample_chunk)
         else:
             generate_here(options, settings, problems, pool)
+    if options.push_to_hub and processes.is_first_process():
+        files = {HUB_FILE: options.out, "README.md": describe(options, settings).encode()}
+        print(hub.push_dataset(files, options.push_to_hub, options.private, options.force))
+
+
+def describe(options: Options, settings: config.Config) -> str:
+    """Returns the card of the data set. It names no directory of whoever made the set."""
+    sources = settings.task.data or settings.task.name
+    data = ", ".join(public_name(source) for source in suites.split_commas(sources))
+    graded = "graded by jzero" if options.gold else "not graded"
+    return (
+        f"{options.n} responses of {public_name(options.model)} to every problem of {data}, "
+        f"{graded}.\n\nSampled with jzero at temperature {settings.rollout.temperature}, top-p "
+        f"{settings.rollout.top_p}, with at most {settings.rollout.max_new_tokens} new tokens. The "
+        "columns `prompt` and `completion` are those of supervised fine-tuning.\n"
+    )
 
 
 def generate_here(
@@ -106,6 +135,14 @@ def check(options: Options, settings: config.Config) -> None:
             f"rollout.max_turns={settings.rollout.max_turns}: "
             "only responses of one turn can be generated, set it to 1"
         )
+    if not options.gold and settings.task.reward.functions != ("accuracy",):
+        raise UserError("--no-gold grades nothing: leave task.reward.functions as it is")
+    if options.retries < 0:
+        raise UserError(f"--retries={options.retries} must be at least 0")
+    if options.push_to_hub and not re.fullmatch(r"[\w.-]+/[\w.-]+", options.push_to_hub):
+        raise UserError(f"--push-to-hub {options.push_to_hub}: give USER/NAME of a data set")
+    if (options.private or options.force) and not options.push_to_hub:
+        raise UserError("--private and --force are about the push: give --push-to-hub, too")
     if options.base_url:
         check_base_url(options.base_url)
         if not importlib.util.find_spec("openai"):
@@ -130,6 +167,19 @@ def read_problems(options: Options, settings: config.Config) -> list[Problem]:
     """Returns the problems to answer: the first `options.limit` of the task, or the whole set."""
     task = find_task(settings.task.name)
     is_a_set = task.templates is MATH_TEMPLATES
+    if options.split is not None or not options.gold:
+        if not is_a_set:
+            raise UserError(
+                f"task.name={settings.task.name} makes its own problems: --split and --no-gold are "
+                "for sets of questions"
+            )
+        problems = math_problems.split_problems(
+            settings.task, options.split or "train", with_gold=options.gold
+        )
+        problems = problems[: options.limit or None]
+        if not problems:
+            raise UserError(f"--data {settings.task.data} has no problems with these settings")
+        return problems
     if options.limit:
         count = options.limit
     elif is_a_set:
@@ -221,6 +271,7 @@ def count_complete_rows(options: Options, num_problems: int, chunk_size: int) ->
 def make_row(problem: Problem, sample_index: int, turn: Turn) -> JsonObject:
     """Returns the row of a response: its prompt and completion are of the same kind."""
     grade = grade_of(turn)
+    is_graded = grade.reason != math_problems.NOT_GRADED
     completion = turn.text
     if not isinstance(problem.prompt, str):
         completion = [{"role": "assistant", "content": turn.text}]
@@ -232,8 +283,8 @@ def make_row(problem: Problem, sample_index: int, turn: Turn) -> JsonObject:
         "gold": json.dumps(problem.gold),  # text: a column of a data set has one type
         "tokens": turn.end - turn.start,
         "finish": turn.finish_reason,
-        "score": grade.score,
-        "correct": grade.correct,
+        "score": grade.score if is_graded else None,
+        "correct": grade.correct if is_graded else None,
         "reason": grade.reason,
     }
 
@@ -268,8 +319,8 @@ class Answer(pydantic.BaseModel):
 class RemoteSampler:
     """Samples from an OpenAI-compatible server.
 
-    The client repeats a request, after growing pauses, on status 408, 409, 429 and 5xx, on a
-    timeout, and on a lost connection.
+    The client repeats a request `options.retries` times, after growing pauses, on status 408, 409,
+    429 and 5xx, on a timeout, and on a lost connection.
     """
 
     def __init__(self, options: Options, settings: config.Config, pool: Pool) -> None:
@@ -283,7 +334,7 @@ class RemoteSampler:
             base_url=options.base_url,
             api_key=os.environ.get("OPENAI_API_KEY", "none"),
             timeout=options.timeout,
-            max_retries=MAX_RETRIES,
+            max_retries=options.retries,
         )
 
     def close(self) -> None:
@@ -355,7 +406,8 @@ class RemoteSampler:
 
     def server_error(self, reason: str) -> UserError:
         return UserError(
-            f"--base-url {self.options.base_url}: {reason}; the same command goes on from here"
+            f"--base-url {self.options.base_url}: {reason} (a request is repeated "
+            f"--retries={self.options.retries} times); the same command goes on from here"
         )
 
 
@@ -379,6 +431,29 @@ def main() -> None:
         "--base-url", help="server: http://HOST:PORT/v1; its key is read from OPENAI_API_KEY"
     )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
+    parser.add_argument(
+        "--retries",
+        type=int,
+        default=RETRIES,
+        help=f"times that a failed request is repeated, after growing pauses; default {RETRIES}",
+    )
+    parser.add_argument(
+        "--no-gold",
+        action="store_true",
+        help="the problems need no answers, and responses are not graded",
+    )
+    parser.add_argument(
+        "--split", help="split of the set to answer, in its order; default the training problems"
+    )
+    parser.add_argument(
+        "--push-to-hub",
+        metavar="USER/NAME",
+        help="data set on the hub that gets the complete file; created if there is none",
+    )
+    parser.add_argument("--private", action="store_true", help="create a private data set")
+    parser.add_argument(
+        "--force", action="store_true", help="replace the files that the data set has"
+    )
     args, rest = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
 
     defaults = evaluate.defaults()
@@ -392,6 +467,12 @@ def main() -> None:
         limit=args.limit,
         base_url=args.base_url,
         timeout=args.timeout,
+        retries=args.retries,
+        gold=not args.no_gold,
+        split=args.split,
+        push_to_hub=args.push_to_hub,
+        private=args.private,
+        force=args.force,
     )
     with cli.user_errors():
         settings = cli.parse_settings(defaults, rest)

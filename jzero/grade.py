@@ -48,6 +48,7 @@ class RowSettings:
 
     template: str
     verifier: str
+    answer_mark: str = ""  # the mark of every row is its template
     grade_seconds: float = 5.0
     format_score: float = 0.0
     malformed_score: float = 0.0

@@ -28,6 +28,7 @@ from jzero.rollout.async_stream import RolloutStream, ThreadedStream
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.clock import Clock
+from jzero.run.resume import steps_to_discard
 from jzero.run.workdir import check_workdir
 from jzero.tasks import check_task_settings, find_task, rewards, suites
 from jzero.training.learner import Learner
@@ -70,6 +71,7 @@ def check(config: Config, workdir: Path) -> None:
     if config.warm_start.steps:
         check_warm_start(config)
     check_workdir(workdir, to_json(config))
+    steps_to_discard(workdir, config.train)
 
 
 def check_warm_start(config: Config) -> None:

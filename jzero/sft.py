@@ -26,6 +26,7 @@ from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.run.base_model import read_base_model
 from jzero.run.clock import Clock
+from jzero.run.resume import steps_to_discard
 from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
 from jzero.tasks import TASKS, problem_sets, suites
@@ -53,6 +54,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     # Set-up
     validate(config)
     check_workdir(workdir, to_json(config))
+    steps_to_discard(workdir, config.train)
     sft, clock = config.sft, Clock()
     data = read_data(config)
     last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
@@ -137,9 +139,20 @@ def read_data(config: Config) -> SftData:
         held_out_sources = [source for source in sources if has_test_split(source)]
 
     sets = [read_rows(source, "train", config) for source in sources]
+    for source, found in zip(sources, sets, strict=True):
+        check_system_prompt(source, found, sft.system_prompt)
     held_out = [row for source in held_out_sources for row in read_rows(source, "test", config)]
     rows = problem_sets.stream(sets, sft.weights, config.train.seed)
     return SftData(rows, sum(map(len, sets)), held_out)
+
+
+def check_system_prompt(source: str, rows: Sequence[ExampleRow], system_prompt: str) -> None:
+    """Raises UserError if there is a system prompt, and the rows are text instead of messages."""
+    if system_prompt and len(rows) and isinstance(rows[0].get("prompt"), str):
+        raise UserError(
+            f"sft.system_prompt={system_prompt!r:.60} is for messages, and sft.data={source} has "
+            "prompts of text: write it into them, or set sft.system_prompt="
+        )
 
 
 def has_test_split(source: str) -> bool:
@@ -202,7 +215,8 @@ def encode_rows(
     tok: PreTrainedTokenizerFast, rows: Sequence[ExampleRow], config: Config
 ) -> list[Example]:
     """Encodes rows. Examples that are longer than a packed row, or train nothing, are left out."""
-    examples = [encode_row(tok, row, config.sft.loss) for row in rows]
+    sft = config.sft
+    examples = [encode_row(tok, row, sft.loss, sft.system_prompt) for row in rows]
     return [
         example
         for example in examples

@@ -242,8 +242,12 @@ def current_reference(run: Run, session: RunSession, step: int, params: qwen.Par
 
 
 def log_rollouts(run: Run, session: RunSession, rollouts: list[Rollout], step: int) -> None:
-    """Writes the first train.logged_rollouts rollouts of a step."""
+    """Writes the first train.logged_rollouts rollouts of a step.
+
+    Episodes of several turns also go to trajectories/, all of them with train.all_trajectories.
+    """
     logged = rollouts[: run.config.train.logged_rollouts]
     session.writer.write_samples(step, [sample_row(rollout) for rollout in logged])
     if run.config.rollout.max_turns > 1 and processes.is_first_process():
-        write_trajectories(session.workdir, logged)
+        episodes = rollouts if run.config.train.all_trajectories else logged
+        write_trajectories(session.workdir, episodes)

@@ -222,6 +222,35 @@ def test_weights_say_how_often_examples_of_each_set_are_drawn(tmp_path: Path) ->
     assert num_tokens < num_examples * 2.4
 
 
+@pytest.mark.slow
+def test_a_run_goes_back_to_a_chosen_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train_in_run(**changes: object) -> list[dict[str, JsonValue]]:
+        config = mixed_sets(tmp_path, epochs=2)
+        config.train.checkpoint_every = 3
+        config.train.keep_checkpoints = 0
+        for name, value in changes.items():
+            setattr(config.train, name, value)
+        sft.train(config, tmp_path / "run")
+        return timeless(tmp_path / "run/metrics.jsonl")
+
+    whole = train_in_run()
+    with pytest.raises(ValueError, match="train.resume_from=3: .* has steps up to 10, which would"):
+        train_in_run(resume_from=3)
+    with pytest.raises(ValueError, match="no checkpoint of this step, it has 3, 6, 9, 10"):
+        train_in_run(resume_from=4)
+    assert timeless(tmp_path / "run/metrics.jsonl") == whole
+
+    capsys.readouterr()
+    assert train_in_run(resume_from=3, discard_later_steps=True) == whole
+    assert "resumed" in (out := capsys.readouterr().out) and "at step 3" in out
+
+    # The command may be repeated, as after a kill: nothing is discarded again.
+    assert train_in_run(resume_from=3, discard_later_steps=True) == whole
+    assert "at step 10" in capsys.readouterr().out
+
+
 # -- mistakes --------------------------------------------------------------------------------------
 
 
@@ -233,6 +262,7 @@ def test_weights_say_how_often_examples_of_each_set_are_drawn(tmp_path: Path) ->
         ("weights", (1.0, 0.0), "a positive number for each of the 2 sets"),
         ("chat_template", "nowhere.jinja", "sft.chat_template=nowhere.jinja"),
         ("loss", "user", "sft.loss='user' is not one of assistant, all"),
+        ("system_prompt", "Be brief.", "sft.system_prompt='Be brief.' is for messages, and .*two"),
     ],
 )
 def test_a_mistake_is_refused_before_anything_is_written(

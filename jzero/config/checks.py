@@ -84,6 +84,22 @@ def check_packages(config: Config) -> Iterator[str]:
         yield f"train.wandb_project={project} needs the package: pip install wandb"
 
 
+def check_wandb(config: Config) -> Iterator[str]:
+    """What is said of a run on W&B needs a project."""
+    train = config.train
+    if train.wandb_project:
+        return
+    for name in ("wandb_entity", "wandb_group", "wandb_name"):
+        if value := getattr(train, name):
+            yield f"train.{name}={value} has no effect without train.wandb_project: set both"
+
+
+def check_resume(config: Config) -> Iterator[str]:
+    """Only a chosen checkpoint has later steps to discard."""
+    if config.train.discard_later_steps and config.train.resume_from < 0:
+        yield ("train.discard_later_steps=True needs the step to go back to: set train.resume_from")
+
+
 def is_installed(package: str) -> bool:
     """Returns whether a package can be imported, without importing it."""
     return importlib.util.find_spec(package) is not None
@@ -226,6 +242,8 @@ def check_evaluation(config: Config) -> Iterator[str]:
 CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_architecture,
     check_packages,
+    check_wandb,
+    check_resume,
     check_sampling,
     check_group_size,
     check_correction,

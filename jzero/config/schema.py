@@ -152,10 +152,20 @@ class TaskConfig:
     template: str = setting(
         "r1",
         "Prompt template, one of the task's TEMPLATES. Countdown: r1, qwen_chat, plain. "
-        "Mathematics: qwen_math, r1, no, r1_distill_qwen, qwen3, chat.",
+        "Mathematics: qwen_math, r1, no, r1_distill_qwen, r1_distill_tags, qwen3, chat. Or a file "
+        "in plain text or Jinja, chat:FILE for a user's message, column:NAME for prompts in the "
+        "data set.",
+    )
+    answer_mark: str = setting(
+        "",
+        "Mathematics: how a response marks its answer, a key of jzero.grading.extract.TEMPLATES. "
+        "Empty: as task.template asks for; the last box where the template is a file or a column.",
+        choices=("", "boxed", "think_boxed", "r1", "gsm8k", "number", "final_answer", "answer"),
     )
     system_prompt: str = setting(
-        "", "System prompt of the template chat. Empty: the instruction of qwen_math."
+        "",
+        "System prompt of the template chat, empty for the instruction of qwen_math; "
+        "and of chat:FILE, empty for none.",
     )
     verifier: str = setting(
         "fast",
@@ -360,6 +370,10 @@ class SftConfig:
     chat_template: str = setting(
         "", "File with a Jinja chat template. Empty: the tokenizer's own template."
     )
+    system_prompt: str = setting(
+        "",
+        "System prompt of conversations that have none of their own. Empty: they stay as they are.",
+    )
     loss: str = setting(
         "assistant",
         "Tokens to train on: the assistant's (or the completion's), or all.",
@@ -420,8 +434,30 @@ class TrainConfig:
     )
     keep_checkpoints: int = setting(2, "Newest checkpoints that are kept.")
     logged_rollouts: int = setting(8, "Rollouts of each step that are written to samples.jsonl.")
+    all_trajectories: bool = setting(
+        False,
+        "Writes every episode of several turns to trajectories/, and not logged_rollouts of a "
+        "step alone.",
+    )
+    resume_from: int = setting(
+        -1,
+        "Step of the checkpoint to go on from, where the workdir has a run. -1: the newest.",
+        at_least=-1,
+    )
+    discard_later_steps: bool = setting(
+        False,
+        "Lets resume_from remove the checkpoints, exports and metrics of later steps from the "
+        "workdir. Without it such a run is refused.",
+    )
     wandb_project: str = setting(
         "", "Project of Weights & Biases that gets the metrics too. Empty: none."
+    )
+    wandb_entity: str = setting(
+        "", "User or team that owns wandb_project. Empty: the default of the W&B account."
+    )
+    wandb_group: str = setting("", "Group of the run in wandb_project. Empty: none.")
+    wandb_name: str = setting(
+        "", "Name of the run in wandb_project. Empty: the name of the workdir."
     )
 
 

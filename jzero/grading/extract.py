@@ -23,6 +23,11 @@ _ANSWER_BLOCK = re.compile(
     r"\s*<answer>(.*)</answer>(?:\s|<\|(?:im_end|endoftext)\|>|</s>)*", re.DOTALL
 )
 _LAST_WORDS = re.compile(rf"(?<=[0-9{FRACTIONS}])[ ]+([A-Za-z]+(?:[ ][A-Za-z]+){{0,5}})[ .]*\Z")
+# Few characters may stand between: a search from every "answer" then takes linear time in all.
+_ANSWER_BEFORE_FORMULA = re.compile(
+    r"\banswer\b[^$\\\n]{0,50}?(?:\bis\b|:|=)[^$\\\n]{0,50}?(\$\$|\$|\\\(|\\\[)", re.IGNORECASE
+)
+_END_OF_FORMULA = {"$": "$", "$$": "$$", "\\(": "\\)", "\\[": "\\]"}
 _NUMBER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?")
 
 
@@ -66,6 +71,23 @@ def marked_line(text: str) -> str | None:
     return _LAST_WORDS.sub(r"\\text{ \1}", line[: 2 * LONGEST_ANSWER])
 
 
+def final_answer(text: str) -> str | None:
+    r"""Returns the last box or, without one, the last formula that "answer is" or "answer:" names.
+
+    "The final answer is $\frac12$." gives "\frac12". A formula is between $, $$, \( and \), or
+    \[ and \]. Source: what open-r1's accuracy reward reads of a chat model's response.
+    """
+    if _BOX.search(text):
+        return last_box(text)
+    answer = None
+    for opening in _ANSWER_BEFORE_FORMULA.finditer(text):
+        start = opening.end()
+        end = text.find(_END_OF_FORMULA[opening[1]], start, start + LONGEST_ANSWER)
+        if end >= 0:
+            answer = text[start:end]
+    return answer
+
+
 def last_number(text: str) -> str | None:
     """Returns the last decimal number, with its commas, as "1,234.5"."""
     numbers: list[str] = _NUMBER.findall(text)
@@ -78,6 +100,7 @@ TEMPLATES: dict[str, Callable[[str], str | None]] = {
     "r1": answer_block,
     "gsm8k": marked_line,
     "number": last_number,
+    "final_answer": final_answer,
     "answer": str,  # the response is the answer
 }
 _TEMPLATES_WITH_THOUGHTS = ("think_boxed", "r1")  # these need a </think> before the answer

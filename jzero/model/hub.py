@@ -1,9 +1,10 @@
 """Downloads from the Hugging Face hub and uploads to it, with an end and a reason in every case."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 
 from jzero.errors import UserError
 
@@ -61,6 +62,50 @@ def push(directory: Path, name: str, branch: str | None, replace: bool) -> str:
             f"{directory} is complete: upload it with `hf upload`"
         ) from error
     raise UserError(f"--revision={branch} exists in {name}: give another, or --force to push to it")
+
+
+def push_dataset(files: Mapping[str, Path | bytes], name: str, private: bool, replace: bool) -> str:
+    """Uploads files to a data set on the hub in one commit, and returns its address.
+
+    Args:
+        files: the path in the data set, and the local file or the content, of each.
+        name: "user/name" of the data set, which is created where it does not exist.
+        private: whether a data set that is created is private.
+        replace: whether files of these names that are there already are replaced.
+
+    Raises:
+        UserError: the upload failed, or there are such files and `replace` is false.
+    """
+    api = HfApi()
+    try:
+        api.create_repo(name, repo_type="dataset", private=private, exist_ok=True)
+        there = set(api.list_repo_files(name, repo_type="dataset"))
+        taken = sorted(there & files.keys())
+        if replace or not taken:
+            operations = [CommitOperationAdd(path, content) for path, content in files.items()]
+            commit = api.create_commit(
+                name, operations, commit_message="Responses", repo_type="dataset"
+            )
+            return commit.commit_url
+    except Exception as error:  # anything that the network and the hub's client come up with
+        raise UserError(
+            f"--push-to-hub {name}: {first_line(error)}. The file is complete: the same command "
+            "pushes it again"
+        ) from error
+    raise UserError(
+        f"--push-to-hub {name} has {' and '.join(taken)} already: give another name, or --force "
+        "to replace"
+    )
+
+
+def is_on_hub(name: str) -> bool:
+    """Says whether a name is an id of the hub, like Qwen/Qwen2.5-3B, and no path."""
+    return name.count("/") == 1 and name[0] not in "./~" and not os.path.exists(name)
+
+
+def public_name(name: str) -> str:
+    """Returns an id of the hub as it is, and the last part of a path."""
+    return name if "/" not in name or is_on_hub(name) else Path(name).name
 
 
 def branches_of(api: HfApi, name: str) -> list[str]:

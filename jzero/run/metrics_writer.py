@@ -31,7 +31,13 @@ class MetricsWriter:
     """
 
     def __init__(
-        self, workdir: Path | None, resume_step: int | None, wandb_project: str = ""
+        self,
+        workdir: Path | None,
+        resume_step: int | None,
+        wandb_project: str = "",
+        wandb_entity: str = "",
+        wandb_group: str = "",
+        wandb_name: str = "",
     ) -> None:
         self._files_to_close = ExitStack()
         self._metrics: TextIO | None = None
@@ -52,7 +58,9 @@ class MetricsWriter:
         directory = str(workdir / "tensorboard")
         self._tensorboard = keep_open(SummaryWriter(directory, purge_step=last_step + 1))
         if wandb_project:
-            self._wandb = self._start_wandb(workdir, wandb_project)
+            self._wandb = self._start_wandb(
+                workdir, wandb_project, wandb_entity, wandb_group, wandb_name
+            )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends the line {"step": step, name: number, ...} to metrics.jsonl.
@@ -85,7 +93,9 @@ class MetricsWriter:
     def close(self) -> None:
         self._files_to_close.close()
 
-    def _start_wandb(self, workdir: Path, project: str) -> WandbRun:
+    def _start_wandb(
+        self, workdir: Path, project: str, entity: str, group: str, name: str
+    ) -> WandbRun:
         """Starts the W&B run of the workdir, or goes on with it: its id is in the file wandb_id."""
         import wandb  # an extra
 
@@ -95,9 +105,11 @@ class MetricsWriter:
         try:
             run = wandb.init(
                 project=project,
+                entity=entity or None,
+                group=group or None,
                 id=id_file.read_text(),
                 resume="allow",
-                name=workdir.name,
+                name=name or workdir.name,
                 dir=workdir,
                 config=json.loads((workdir / "config.json").read_text()),
             )

@@ -34,6 +34,7 @@ from jzero.run.metrics import step_line
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.progress import Progress
 from jzero.run.record import RunRecord
+from jzero.run.resume import go_back
 from jzero.run.schedule import Schedule
 from jzero.run.summary import summarize
 from jzero.run.workdir import check_history, claim_workdir
@@ -78,6 +79,7 @@ class RunSession:
 
             # A run that is refused changes no file of the run that is there.
             check_history(workdir, config.train.checkpoint_every)
+            go_back(workdir, config.train)
             claim_workdir(workdir, to_json(config))
             self._cleanup = cleanup.pop_all()
         processes.write_once(workdir / "versions.json", json.dumps(versions(), indent=1))
@@ -89,6 +91,9 @@ class RunSession:
             workdir if processes.is_first_process() else None,
             self.resume_step,
             config.train.wandb_project,
+            config.train.wandb_entity,
+            config.train.wandb_group,
+            config.train.wandb_name,
         )
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ def describe_episode(rollout: Rollout) -> JsonObject:
     """Returns the JSON object of a graded rollout.
 
     Lengths are in tokens. `version_head` and `version_tail` are the versions of the policy that
-    sampled the first and the last token.
+    sampled the first and the last token, of the episode and of each turn.
     """
     versions = rollout.versions[rollout.sampled].tolist()
     episode = {
@@ -57,9 +57,13 @@ def describe_episode(rollout: Rollout) -> JsonObject:
 
 def _describe_turn(rollout: Rollout, turn: Turn, previous: Turn | None) -> JsonObject:
     """Returns the JSON object of a turn, with the environment's reply that came before it."""
+    sampled = rollout.sampled[turn.start : turn.end]
+    versions = rollout.versions[turn.start : turn.end][sampled].tolist()
     row = {
         "prompt_length": turn.start,
-        "answer_length": int(rollout.sampled[turn.start : turn.end].sum()),
+        "answer_length": len(versions),
+        "version_head": versions[0],
+        "version_tail": versions[-1],
         **_describe_grade(grade_of(turn)),
         "finish": turn.finish_reason,
         "answer": turn.text,
@@ -87,7 +91,8 @@ def format_episode(episode: JsonObject) -> str:
             lines += ["--- reply", turn["reply"]]
         lines += [
             f"--- turn {number}: {turn['answer_length']} tokens after {turn['prompt_length']} "
-            f"({turn['finish']}), reward {turn['reward']:g}, {turn['reason']}",
+            f"({turn['finish']}), versions {turn['version_head']} to {turn['version_tail']}, "
+            f"reward {turn['reward']:g}, {turn['reason']}",
             turn["answer"],
         ]
     return "\n".join(lines).rstrip("\n")

@@ -16,7 +16,13 @@ MAY_CHANGE = (
     "sft.epochs",
     "train.checkpoint_every",
     "train.export_every",
+    "train.all_trajectories",
+    "train.resume_from",
+    "train.discard_later_steps",
     "train.wandb_project",
+    "train.wandb_entity",
+    "train.wandb_group",
+    "train.wandb_name",
     "eval.every",
 )
 

@@ -24,7 +24,12 @@ from jzero.tasks.countdown_equations import (
     MalformedEquation,
     parse_expression,
 )
-from jzero.tasks.prompts import COUNTDOWN_QUESTION, COUNTDOWN_TEMPLATES, find_template
+from jzero.tasks.prompts import (
+    COUNTDOWN_QUESTION,
+    COUNTDOWN_TEMPLATES,
+    find_template,
+    is_own_template,
+)
 from jzero.types import Grade, JsonValue, Problem, Prompt
 
 if TYPE_CHECKING:
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
 HELD_OUT_ONE_IN = 4
 LARGEST_INTERMEDIATE = 9999  # no solution of a random problem needs a larger value on the way
 MOST_DRAWS = 20000  # random draws that may miss the wanted split and range before we give up
+PROMPT_VALUES = ("question", "numbers", "spaced", "target")  # what prompts have values for
 MOST_REPEATS = 1000  # draws without a problem that is new, after which there is none left
 
 
@@ -133,6 +139,7 @@ def render_prompt(template: str, numbers: Sequence[int], target: int) -> Prompt:
     """Returns the prompt of a puzzle by the template of that name."""
     values = {
         "question": COUNTDOWN_QUESTION.format(numbers=list(numbers), target=target),
+        "numbers": list(numbers),
         "spaced": " ".join(str(number) for number in numbers),
         "target": target,
     }
@@ -140,8 +147,14 @@ def render_prompt(template: str, numbers: Sequence[int], target: int) -> Prompt:
 
 
 def to_problem(puzzle: Puzzle, template: str, id: str) -> Problem:
-    """Returns the problem of a puzzle; its gold is {"numbers", "target"}."""
-    prompt = puzzle.prompt or render_prompt(template, puzzle.numbers, puzzle.target)
+    """Returns the problem of a puzzle; its gold is {"numbers", "target"}.
+
+    The prompt that a published set has of its own comes before a template of jzero, and a template
+    of the user's before that.
+    """
+    prompt = puzzle.prompt
+    if not prompt or is_own_template(template):
+        prompt = render_prompt(template, puzzle.numbers, puzzle.target)
     gold = {"numbers": list(puzzle.numbers), "target": puzzle.target}
     return Problem(id, "countdown", prompt, gold)
 

@@ -21,7 +21,8 @@ from jzero.tasks.prompts import (
     MATH_TEMPLATES,
     PromptTemplate,
     find_template,
-    is_module_template,
+    is_file_or_column,
+    is_own_template,
 )
 from jzero.types import Grade, JsonValue, Problem
 
@@ -38,19 +39,27 @@ def math_template(name: str) -> PromptTemplate:
     This is the default template of questions where `name` is a template of another task: a suite of
     questions can be evaluated while the task is countdown.
     """
-    if name in MATH_TEMPLATES or is_module_template(name):
+    if name in MATH_TEMPLATES or is_own_template(name):
         return find_template(name, MATH_TEMPLATES)
     return MATH_TEMPLATES[DEFAULT_MATH_TEMPLATE]
 
 
-def to_problem(task: TaskConfig, task_name: str, id: str, row: Row) -> Problem:
+def to_problem(
+    task: TaskConfig, task_name: str, id: str, row: Row, instruction: str = BOXED
+) -> Problem:
     """Returns the problem of a row; its gold is {"answer", "question"}.
 
-    `task_name` becomes `problem.task`, the task that grades the responses.
+    `task_name` becomes `problem.task`, the task that grades the responses. `instruction` is what
+    the templates tell the policy to do.
     """
     template = math_template(task.template)
-    values = {"question": row.problem, "instruction": BOXED}
-    prompt = template.render(values, system_prompt=task.system_prompt or BOXED)
+    if template.column and row.prompt is not None:
+        prompt = row.prompt
+    else:
+        values = {"question": row.problem, "instruction": instruction}
+        # A file says for itself what to do: only the templates of jzero have an instruction.
+        system_prompt = task.system_prompt or ("" if template.path else instruction)
+        prompt = template.render(values, system_prompt=system_prompt)
     return Problem(id, task_name, prompt, {"answer": row.answer, "question": row.problem})
 
 
@@ -83,6 +92,7 @@ def load_sets(task: TaskConfig) -> QuestionSets:
         level_min=task.level_min,
         level_max=task.level_max,
         verifier=task.verifier,
+        prompt_column=math_template(task.template).column,
     )
 
 
@@ -98,6 +108,7 @@ def _load_sets(
     level_min: int,
     level_max: int,
     verifier: str,
+    prompt_column: str = "",
 ) -> QuestionSets:
     sources = [source.strip() for source in data.split(",") if source.strip()]
     if eval_data:
@@ -108,7 +119,9 @@ def _load_sets(
     held_out: list[Row] = []
     for source in held_out_sources:
         dataset = problem_sets.load_split(source, "test")
-        held_out += problem_sets.read_rows(dataset, problem_column, answer_column, source)
+        held_out += problem_sets.read_rows(
+            dataset, problem_column, answer_column, source, prompt_column
+        )
     held_out_digests = {overlap.digest(row.problem) for row in held_out}
 
     train: list[list[Row]] = []
@@ -118,7 +131,7 @@ def _load_sets(
         dataset = problem_sets.select_levels(dataset, level_min, level_max, source)
         if 0 < max_train < len(dataset):
             dataset = dataset.select(range(max_train))
-        rows = problem_sets.read_rows(dataset, problem_column, answer_column, source)
+        rows = problem_sets.read_rows(dataset, problem_column, answer_column, source, prompt_column)
         if overlap.has_gsm8k_test_questions([row.problem for row in rows]):
             raise UserError(
                 f"task.data={source} holds GSM8K's test questions among its {len(rows)} rows: "
@@ -163,6 +176,48 @@ def notes(task: TaskConfig) -> list[str]:
     return load_sets(task).notes
 
 
+# Problems to generate responses to.
+
+UNGRADED = "jzero.tasks.math_problems:leave_ungraded"
+NOT_GRADED = "not graded"  # the reason of such a grade
+
+
+def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Problem]:
+    """Returns a problem for each row of a split of `task.data`, in the order of the rows.
+
+    Without gold answers the set needs no column of answers, and responses are not graded. With
+    them, rows whose answer does not grade 1 against itself are left out.
+
+    Raises:
+        UserError: a set cannot be loaded, or does not have the split or the columns.
+    """
+    prompt_column = math_template(task.template).column
+    data = task.data or problem_sets.DEFAULT_SETS[task.name]
+    problems = []
+    for source in [source.strip() for source in data.split(",") if source.strip()]:
+        dataset = problem_sets.load_exact_split(source, split)
+        dataset = problem_sets.select_levels(dataset, task.level_min, task.level_max, source)
+        if with_gold:
+            rows = problem_sets.read_rows(
+                dataset, task.problem_column, task.answer_column, source, prompt_column
+            )
+            rows = [row for row in rows if grades_itself(row.answer, task.verifier)]
+        else:
+            rows = problem_sets.read_rows_without_answers(
+                dataset, task.problem_column, source, prompt_column
+            )
+        for row in rows:
+            grader = task.name if with_gold else UNGRADED
+            id = f"{task.name}/{split}/{len(problems)}"
+            problems.append(to_problem(task, grader, id, row))
+    return problems
+
+
+def leave_ungraded(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
+    """Returns a grade that says nothing, for responses to problems without a gold answer."""
+    return Grade(0.0, False, NOT_GRADED)
+
+
 # The functions of the tasks.
 
 
@@ -190,8 +245,8 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
 
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Grades the answer that a response marks in the way of `task.template`."""
-    return _grade_marked(response, gold, task, _answer_mark(task.template))
+    """Grades the answer that a response marks as `task.answer_mark` or the template says."""
+    return _grade_marked(response, gold, task, task.answer_mark or _answer_mark(task.template))
 
 
 def grade_gsm8k(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
@@ -201,6 +256,7 @@ def grade_gsm8k(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     template asks for.
     """
     mark = "gsm8k" if "####" in response else _answer_mark(task.template)
+    mark = task.answer_mark or mark
     return _grade_marked(response, gold, task, mark)
 
 
@@ -209,6 +265,9 @@ def _answer_mark(template: str) -> str:
     # `python -m jzero.grade` passes such a key as the template.
     if template not in MATH_TEMPLATES and template in extract.TEMPLATES:
         return template
+    # A grader process that starts late must not depend on a file that may be gone by then.
+    if is_file_or_column(template):
+        return PromptTemplate(prompt="").answer_mark
     return math_template(template).answer_mark
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from jzero.errors import UserError
-from jzero.types import JsonValue
+from jzero.types import JsonValue, Prompt
 
 if TYPE_CHECKING:
     import datasets
@@ -44,10 +44,14 @@ FILE_TYPES = (".json", ".jsonl", ".parquet", ".arrow")
 
 
 class Row(NamedTuple):
-    """A question with its answer: text, a number, or a list of answers any of which is right."""
+    """A question with its answer: text, a number, or a list of answers any of which is right.
+
+    `prompt` is the prompt of a set that has prompts of its own (task.template=column:NAME).
+    """
 
     problem: str
     answer: JsonValue
+    prompt: Prompt | None = None
 
 
 class Stream(Protocol[RowType_co]):
@@ -151,6 +155,20 @@ def load_train_split(source: str, name: str) -> datasets.Dataset:
     return load_split(source, name)
 
 
+def load_exact_split(source: str, name: str) -> datasets.Dataset:
+    """Returns the split `name` of a source, and no other.
+
+    Raises:
+        UserError: the source does not have it.
+    """
+    splits = load(source)
+    if name not in splits:
+        raise UserError(
+            f"data {source} has the splits {', '.join(splits)}: {name} is not among them"
+        )
+    return splits[name]
+
+
 def _read_json(path: Path) -> datasets.Dataset:
     """Reads a file of JSON lines, or of one JSON array.
 
@@ -218,14 +236,103 @@ def read_rows(
     problem_column: str,
     answer_column: str,
     source: str,
+    prompt_column: str = "",
 ) -> list[Row]:
-    """Returns the questions and answers of a set; "" stands for the columns' usual names."""
-    problem_name = find_column(dataset, "problem", source, problem_column)
+    """Returns the questions and answers of a set; "" stands for the columns' usual names.
+
+    Rows have a prompt where `prompt_column` names the column that holds it. The question of such a
+    row is then in the column of questions or, if the set has none, the prompt's own words.
+
+    Raises:
+        UserError: the set does not have the columns, or they hold something else.
+    """
+    if "." in answer_column:
+        dataset = dataset.flatten()  # {"reward_model": {"ground_truth": 1}}, the layout of verl
+    rows = read_rows_without_answers(dataset, problem_column, source, prompt_column)
     answer_name = find_column(dataset, "answer", source, answer_column)
-    table = dataset.select_columns([problem_name, answer_name])[:]
-    questions = as_questions(table[problem_name], problem_name, source)
-    pairs = zip(questions, table[answer_name], strict=True)
-    return [Row(question, final_answer(answer)) for question, answer in pairs]
+    answers = [final_answer(answer) for answer in dataset[answer_name][:]]
+    pairs = zip(rows, answers, strict=True)
+    return [Row(row.problem, answer, row.prompt) for row, answer in pairs]
+
+
+def read_rows_without_answers(
+    dataset: datasets.Dataset, problem_column: str, source: str, prompt_column: str = ""
+) -> list[Row]:
+    """Returns the questions and prompts of a set as `read_rows` does. The answers are None."""
+    if prompt_column:
+        prompts = read_prompts(dataset, prompt_column, source)
+        questions = _questions_of_prompts(dataset, prompts, problem_column, prompt_column, source)
+        return [
+            Row(question, None, prompt) for question, prompt in zip(questions, prompts, strict=True)
+        ]
+    problem_name = find_column(dataset, "problem", source, problem_column)
+    questions = as_questions(dataset[problem_name][:], problem_name, source)
+    return [Row(question, None) for question in questions]
+
+
+def read_prompts(dataset: datasets.Dataset, column: str, source: str) -> list[Prompt]:
+    """Returns the prompts in a column, unchanged: each is text, or messages with role and content.
+
+    Raises:
+        UserError: the set has no such column, or a value is neither.
+    """
+    if column not in dataset.column_names:
+        raise UserError(
+            f"data {source} has columns {', '.join(sorted(dataset.column_names))}: "
+            f"task.template=column:{column} takes prompts from a column {column}, choose another "
+            "template or another set"
+        )
+    prompts: list[Prompt] = []
+    for number, value in enumerate(dataset[column][:]):
+        messages = value if isinstance(value, list) else []
+        if isinstance(value, str) and value:
+            prompts.append(value)
+        elif messages and all(_is_message(message) for message in messages):
+            # A column has the same keys in every row: those that a message does not have are None.
+            prompts.append([_without_missing(message) for message in messages])
+        else:
+            raise UserError(
+                f"data {source} row {number}: the column {column} holds {value!r:.80}, and neither "
+                "text nor messages with role and content: task.template=column:NAME needs prompts"
+            )
+    return prompts
+
+
+def _is_message(value: JsonValue) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
+
+
+def _without_missing(message: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    return {key: value for key, value in message.items() if value is not None}
+
+
+def _questions_of_prompts(
+    dataset: datasets.Dataset,
+    prompts: Sequence[Prompt],
+    problem_column: str,
+    prompt_column: str,
+    source: str,
+) -> list[str]:
+    """Returns the question of each row of a set with prompts of its own: see `read_rows`."""
+    if problem_column and problem_column != prompt_column:
+        name = find_column(dataset, "problem", source, problem_column)
+        return as_questions(dataset[name][:], name, source)
+    for name in COLUMN_NAMES["problem"]:
+        if name != prompt_column and name in dataset.column_names:
+            values = dataset[name][:]
+            if all(isinstance(value, str) for value in values):
+                return values
+    return [_words_of(prompt) for prompt in prompts]
+
+
+def _words_of(prompt: Prompt) -> str:
+    """Returns a prompt of text as it is, and the last message of the user of any other."""
+    if isinstance(prompt, str):
+        return prompt
+    of_user = [message["content"] for message in prompt if message["role"] == "user"]
+    return of_user[-1] if of_user else prompt[-1]["content"]
 
 
 def as_questions(values: Sequence[JsonValue], column: str, source: str) -> list[str]:
@@ -240,7 +347,8 @@ def as_questions(values: Sequence[JsonValue], column: str, source: str) -> list[
             raise UserError(
                 f"task.data={source} row {number}: the column {column} holds {kind}, and no text: "
                 "name a column that holds the question with task.problem_column, and choose the "
-                "text around it with task.template"
+                f"text around it with task.template, or take prompts unchanged from a column with "
+                f"task.template=column:{column}"
             )
     return list(values)
 

@@ -1,17 +1,28 @@
 """Prompt templates: what the policy reads before a response, and between one response and the next.
 
 `task.template` chooses a template by its name in the table of the task: `COUNTDOWN_TEMPLATES`,
-`MATH_TEMPLATES`, `GUESS_TEMPLATES`. It may also be "module:NAME" of a `PromptTemplate` in a module
-of the user's own, which has to be importable where the command runs. To add a template to jzero,
-add an entry to one of the tables. Imports no jax: grader processes load this module.
+`MATH_TEMPLATES`, `GUESS_TEMPLATES`. It may also be one of these:
+
+- "FILE": a file with the whole prompt, in plain text or in Jinja (`template_files`)
+- "chat:FILE": a file with the message of a user, for the tokenizer's chat template
+- "column:NAME": a column of the data set, whose text or messages are the prompt, unchanged
+- "module:NAME": a `PromptTemplate` in a module of the user's own, which has to be importable where
+  the command runs
+
+To add a template to jzero, add an entry to one of the tables. Imports no jax: grader processes load
+this module.
 """
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jzero.errors import UserError
+from jzero.tasks import template_files
 from jzero.types import Prompt
+
+CHAT_FILE = "chat:"
+COLUMN = "column:"
 
 
 @dataclass(frozen=True)
@@ -36,6 +47,10 @@ class PromptTemplate:
     # Training, `evaluate` and `generate` stop at these strings where `rollout.stop` is empty.
     # Responses to a template without stop strings end with the model's end-of-sequence token.
     stop: tuple[str, ...] = ()
+    # The file that `prompt` was read from. Its braces are those of `template_files`.
+    path: str = ""
+    # The column of the data set that holds the prompts. Such a template has no text of its own.
+    column: str = ""
 
     def render(self, values: Mapping[str, object], system_prompt: str = "") -> Prompt:
         """Returns the prompt with `values` in place of the names in braces.
@@ -44,16 +59,15 @@ class PromptTemplate:
         empty. Other templates ignore `system_prompt`.
 
         Raises:
-            UserError: the text has a name in braces that is not a key of `values`.
+            UserError: the text has a name in braces that is not a key of `values`, a file has
+                none of them, or the prompts are in a data set.
         """
-        try:
-            text = self.prompt.format(**values)
-        except (KeyError, IndexError, ValueError) as error:
-            names = ", ".join(f"{{{name}}}" for name in values)
+        if self.column:
             raise UserError(
-                f"a prompt template cannot be filled in ({error!r}): this task has {names}; "
-                f"write every other brace twice. The template is {self.prompt!r}"
-            ) from None
+                f"task.template={COLUMN}{self.column} takes prompts from a column of a data set, "
+                f"and these problems have none: choose another template"
+            )
+        text = self._fill(values)
         if not self.chat:
             return text
         messages = [{"role": "user", "content": text}]
@@ -61,17 +75,59 @@ class PromptTemplate:
             messages.insert(0, {"role": "system", "content": system_prompt})
         return messages
 
+    def check(self, names: Sequence[str]) -> None:
+        """Raises UserError if the template is a file that does not fit prompts with these values.
+
+        `names` are the keys of the values that the task passes to `render`.
+        """
+        if self.path:
+            template_files.check_template_file(self.path, tuple(names))
+
+    def _fill(self, values: Mapping[str, object]) -> str:
+        if self.path:
+            self.check(list(values))
+            if template_files.is_jinja(self.path):
+                return template_files.fill_jinja(self.path, self.prompt, values)
+            return template_files.fill_text(self.prompt, values)
+        try:
+            return self.prompt.format(**values)
+        except (KeyError, IndexError, ValueError) as error:
+            names = ", ".join(f"{{{name}}}" for name in values)
+            raise UserError(
+                f"a prompt template cannot be filled in ({error!r}): this task has {names}; "
+                f"write every other brace twice. The template is {self.prompt!r}"
+            ) from None
+
 
 def find_template(name: str, templates: Mapping[str, PromptTemplate]) -> PromptTemplate:
-    """Returns the template that `task.template=name` chooses, from `templates` or a module.
+    """Returns the template that `task.template=name` chooses: see the top of this module.
 
     Raises:
         UserError: there is no such template.
     """
     if name in templates:
         return templates[name]
-    known = f"{', '.join(templates)}, or module:NAME of a PromptTemplate"
-    if not is_module_template(name):
+    if name.startswith(COLUMN):
+        column = name.removeprefix(COLUMN)
+        if not column:
+            raise UserError(f"task.template={name!r} names no column: give {COLUMN}NAME")
+        return PromptTemplate(prompt="", column=column)
+    path = name.removeprefix(CHAT_FILE)
+    is_chat = path != name
+    if is_chat or template_files.is_template_file(path):
+        text = template_files.read_template_file(path)
+        return PromptTemplate(prompt=text, chat=is_chat, path=path)
+    return _find_in_module(name, templates)
+
+
+def _find_in_module(name: str, templates: Mapping[str, PromptTemplate]) -> PromptTemplate:
+    """Returns the template "module:NAME"; raises UserError if there is none."""
+    known = (
+        f"{', '.join(templates)}, or a file (a path with a slash, or ending in "
+        f"{', '.join(template_files.SUFFIXES)}), {CHAT_FILE}FILE, {COLUMN}NAME of a data set's "
+        "column, or module:NAME of a PromptTemplate"
+    )
+    if ":" not in name:
         raise UserError(f"task.template={name!r} is not one of {known}")
     try:
         template = pkgutil.resolve_name(name)
@@ -82,9 +138,17 @@ def find_template(name: str, templates: Mapping[str, PromptTemplate]) -> PromptT
     return template
 
 
-def is_module_template(name: str) -> bool:
-    """Returns whether `task.template=name` means a template in a module of the user's own."""
-    return ":" in name
+def is_file_or_column(name: str) -> bool:
+    """Returns whether `task.template=name` takes prompts from a file, or from the data set."""
+    return name.startswith((CHAT_FILE, COLUMN)) or template_files.is_template_file(name)
+
+
+def is_own_template(name: str) -> bool:
+    """Returns whether `task.template=name` is a template of the user's, and in none of the tables.
+
+    It is a file, a column of a data set, or in a module.
+    """
+    return ":" in name or is_file_or_column(name)
 
 
 # The end of a user's turn and the beginning of the assistant's in the format of Qwen's models.
@@ -139,6 +203,13 @@ COUNTDOWN_TEMPLATES: dict[str, PromptTemplate] = {
 # The sentence that Qwen2.5-Math was tuned on.
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
 
+# The form that the rewards format and tag_count want.
+TAGS_ON_LINES = (
+    "You think about a problem before you answer. Write in this form, with your thoughts in the "
+    "first block and the answer for the user in the second: "
+    "<think>\n...\n</think>\n<answer>\n...\n</answer>"
+)
+
 MATH_TEMPLATES: dict[str, PromptTemplate] = {
     # What Qwen2.5-Math was tuned on, for its base models as well.
     "qwen_math": PromptTemplate(
@@ -174,6 +245,12 @@ MATH_TEMPLATES: dict[str, PromptTemplate] = {
         ),
         reply="<｜end▁of▁sentence｜><｜User｜>{}\n<｜Assistant｜><think>\n",
         answer_mark="think_boxed",
+    ),
+    # The same models without the beginning of the thoughts, which the policy has to write itself.
+    "r1_distill_tags": PromptTemplate(
+        prompt=f"<｜begin▁of▁sentence｜>{TAGS_ON_LINES}<｜User｜>{{question}}<｜Assistant｜>",
+        reply="<｜end▁of▁sentence｜><｜User｜>{}<｜Assistant｜>",
+        answer_mark="final_answer",
     ),
     "qwen3": PromptTemplate(
         prompt=("<|im_start|>user\n{question}\n{instruction}<|im_end|>\n<|im_start|>assistant\n"),

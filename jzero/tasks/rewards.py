@@ -33,6 +33,8 @@ _TAGS = ("<think>\n", "\n</think>\n", "\n<answer>\n", "\n</answer>")
 _FORMAT = re.compile(
     r"^<think>\n.*?\n</think>\n<answer>\n.*?\n</answer>$", re.DOTALL | re.MULTILINE
 )
+_INLINE_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_INLINE_FORMAT = re.compile(r"<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _STEP = re.compile(r"Step \d+:|^\d+\.|\n-|\n\*|First,|Second,|Next,|Finally,")
 _STEPS_FOR_FULL_REWARD = 3
 
@@ -55,6 +57,21 @@ def tag_count(response: str, settings: RewardConfig) -> float:
     Source: open-r1, tag_count_reward.
     """
     return sum(response.count(tag) == 1 for tag in _TAGS) / len(_TAGS)
+
+
+def format_inline(response: str, settings: RewardConfig) -> float:
+    """Returns 1 for thoughts and an answer in their tags, each tag once, on one line or on several.
+
+    "<think>2 + 2 = 4</think> <answer>4</answer>" has this form, and `format_reward` refuses it.
+    Source: the format that open-r1's first system prompt asked for.
+    """
+    has_each_tag_once = all(response.count(tag) == 1 for tag in _INLINE_TAGS)
+    return float(has_each_tag_once and _INLINE_FORMAT.fullmatch(response) is not None)
+
+
+def tag_count_inline(response: str, settings: RewardConfig) -> float:
+    """Returns a quarter for each of the four tags that the response has exactly once, anywhere."""
+    return sum(response.count(tag) == 1 for tag in _INLINE_TAGS) / len(_INLINE_TAGS)
 
 
 def reasoning_steps(response: str, settings: RewardConfig) -> float:
@@ -85,6 +102,8 @@ ResponseReward = Callable[[str, "RewardConfig"], float]
 RESPONSE_REWARDS: dict[str, ResponseReward] = {
     "format": format_reward,
     "tag_count": tag_count,
+    "format_inline": format_inline,
+    "tag_count_inline": tag_count_inline,
     "reasoning_steps": reasoning_steps,
     "repetition_penalty": repetition_penalty,
 }

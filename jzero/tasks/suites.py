@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from jzero.errors import UserError
 from jzero.grading.extract import last_box, last_number
 from jzero.tasks import countdown, math_problems, problem_sets
-from jzero.tasks.prompts import COUNTDOWN_TEMPLATES
+from jzero.tasks.prompts import BOXED, COUNTDOWN_TEMPLATES
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
@@ -28,9 +28,15 @@ class Suite:
     data: str  # as `task.data`; "" for random countdown problems
     split: str = "test"
     kind: str = "math"  # `problem.task`: a key of TASKS, or "module:function" of a grader
+    instruction: str = BOXED  # what the templates of questions tell the policy to do
 
 
 MULTIPLE_CHOICE = "jzero.tasks.suites:grade_choice"
+
+ANSWER_LINE = (
+    "The question has four choices, and one of them is right. Reason step by step, then end with a "
+    "line of its own: Answer: and the letter of that choice, as in Answer: B."
+)
 
 SUITES: dict[str, Suite] = {
     "aime24": Suite("lkevinzc/math-eval", split="aime"),
@@ -41,13 +47,26 @@ SUITES: dict[str, Suite] = {
     "olympiad_bench": Suite("lkevinzc/math-eval", split="olympiad_bench"),
     "gsm8k": Suite("main@openai/gsm8k", kind="gsm8k"),
     "gpqa_diamond": Suite("gpqa_diamond@Idavidrein/gpqa", split="train", kind=MULTIPLE_CHOICE),
+    # The same questions, asked as the published evaluations ask them: no box, but a last line.
+    "gpqa_diamond_line": Suite(
+        "gpqa_diamond@Idavidrein/gpqa",
+        split="train",
+        kind=MULTIPLE_CHOICE,
+        instruction=ANSWER_LINE,
+    ),
     "countdown": Suite("", kind="countdown"),
 }
 
 RANDOM_COUNTDOWN_PROBLEMS = 512  # of the suite countdown, where there is no limit
-_CHOICES = "{question}\n\nA) {}\nB) {}\nC) {}\nD) {}\n\nThe answer is the letter of one choice."
-# The letter of a choice after a box, a tag or the word answer.
-_LETTER = re.compile(r"(?:\\boxed\{|<answer>|[Aa]nswer(?: is)?:?)(?:\s|\\text\{|[*($])*([A-D])\b")
+_CHOICE_SENTENCE = "The answer is the letter of one choice."
+_CHOICES = f"{{question}}\n\nA) {{}}\nB) {{}}\nC) {{}}\nD) {{}}\n\n{_CHOICE_SENTENCE}"
+# The letter of a choice in a box or tag, or after such words as "Answer: C", "ANSWER: C", "the
+# option is (D)" and "the right choice is: D". After "answer" the letter may follow directly.
+_LETTER = re.compile(
+    r"(?:\\boxed\{|<answer>|(?i:answer)\b(?:\s+(?i:is)\b)?"
+    r"|\b(?i:option|choice)\b\**\s*(?:(?i:is)\b|:))"
+    r"(?:[\s:*($\"'`]|\\\(|\\text\{|\\mathrm\{|\b(?i:option|choice)\b)*([A-D])\b"
+)
 
 
 # Names of suites.
@@ -104,11 +123,16 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
             for i, puzzle in enumerate(countdown.read_puzzles(dataset, suite.data))
         ]
     elif suite.kind == MULTIPLE_CHOICE:
-        problems = [choice_problem(task, f"{name}/{i}", row, seed) for i, row in enumerate(dataset)]
+        problems = [
+            choice_problem(task, f"{name}/{i}", row, seed, suite.instruction)
+            for i, row in enumerate(dataset)
+        ]
     else:
+        prompt_column = math_problems.math_template(task.template).column
+        rows = problem_sets.read_rows(dataset, "", "", suite.data, prompt_column)
         problems = [
             math_problems.to_problem(task, suite.kind, f"{name}/{i}", row)
-            for i, row in enumerate(problem_sets.read_rows(dataset, "", "", suite.data))
+            for i, row in enumerate(rows)
         ]
     return name, problems[:limit] if limit else problems
 
@@ -129,17 +153,23 @@ def load_questions(spec: str) -> list[str]:
 # Multiple choice.
 
 
-def choice_problem(task: TaskConfig, id: str, row: JsonValue, seed: int) -> Problem:
+def choice_problem(
+    task: TaskConfig, id: str, row: JsonValue, seed: int, instruction: str = BOXED
+) -> Problem:
     """Returns the problem of a row of GPQA; its gold is the letter of the right choice.
 
-    The order of the choices is a function of (id, seed).
+    The order of the choices is a function of (id, seed). The question of a template file is the
+    question with its choices, and no word of ours: a published prompt says the rest.
     """
     columns = ["Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3))]
     answers = [str(row[column]).strip() for column in columns]
     order = random.Random(f"{id}/{seed}").sample(range(4), 4)
     choices = [answers[i] for i in order]
     question = _CHOICES.format(*choices, question=str(row["Question"]).strip())
-    problem = math_problems.to_problem(task, MULTIPLE_CHOICE, id, problem_sets.Row(question, None))
+    if math_problems.math_template(task.template).path:
+        question = question.removesuffix(f"\n\n{_CHOICE_SENTENCE}")
+    asked = problem_sets.Row(question, None)
+    problem = math_problems.to_problem(task, MULTIPLE_CHOICE, id, asked, instruction)
     return replace(problem, gold="ABCD"[order.index(0)])
 
 

@@ -92,6 +92,10 @@ class Task(NamedTuple):
     """A frozen dataclass of the task's own settings; `read_options(options, task.options)` in the
     functions of the task returns its values."""
 
+    prompt_values: tuple[str, ...] = ()
+    """The names that the prompts of the task have values for. A template file is checked against
+    them before the run begins; without them, when the first prompt is made."""
+
     def find_template(self, name: str) -> PromptTemplate:
         """Returns the template of `task.template=name`; raises UserError if there is none."""
         return find_template(name, self.templates)
@@ -110,6 +114,7 @@ _MATH = Task(
     templates=MATH_TEMPLATES,
     notes=math_problems.notes,
     num_train_problems=math_problems.num_train_problems,
+    prompt_values=("question", "instruction"),
 )
 
 TASKS: dict[str, Task] = {
@@ -122,6 +127,7 @@ TASKS: dict[str, Task] = {
         warm_start_tokens=countdown_warm_start.max_tokens,
         num_train_problems=countdown.num_train_problems,
         reply=feedback,
+        prompt_values=countdown.PROMPT_VALUES,
     ),
     "gsm8k": _MATH._replace(grade=math_problems.grade_gsm8k),
     "math": _MATH,
@@ -134,6 +140,7 @@ TASKS: dict[str, Task] = {
         warm_start=guess.example,
         warm_start_tokens=guess.max_tokens,
         reply=guess.reply,
+        prompt_values=("largest",),
     ),
 }
 
@@ -168,6 +175,14 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
     """
     found = find_task(task.name)
     template = found.find_template(task.template)
+    if found.prompt_values:
+        template.check(found.prompt_values)
+    _check_questions(task, found, template)
+    if task.system_prompt and not template.chat:
+        raise UserError(
+            f"task.system_prompt={task.system_prompt!r} has no place in task.template="
+            f"{task.template}: set task.template=chat, or task.system_prompt="
+        )
     if found.options is not None:
         read_options(found.options, task.options)
     elif task.options:
@@ -181,6 +196,21 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
         raise UserError(
             f"rollout.max_turns={max_turns}: task.name={task.name} has no replies in template "
             f"{task.template}; set rollout.max_turns=1, or choose from {', '.join(known)}"
+        )
+
+
+def _check_questions(task: TaskConfig, found: Task, template: PromptTemplate) -> None:
+    """Raises UserError if a setting for sets of questions meets a task that has none."""
+    has_questions = found.templates is MATH_TEMPLATES or task.name not in TASKS
+    if template.column and not has_questions:
+        raise UserError(
+            f"task.template={task.template}: task.name={task.name} makes its own prompts; choose "
+            f"from {', '.join(found.templates)}, or a file"
+        )
+    if task.answer_mark and not has_questions:
+        raise UserError(
+            f"task.answer_mark={task.answer_mark}: answers of task.name={task.name} have a form of "
+            "their own, set task.answer_mark="
         )
 
 

@@ -48,10 +48,13 @@ def encode_conversation(
     tok: PreTrainedTokenizerFast,
     messages: Sequence[Message],
     first_trained: int,
+    keep_end: bool = False,
 ) -> Example:
     """Encodes messages with the tokenizer's chat template.
 
     The assistant's messages from index `first_trained` on are trained on, end of turn included.
+    What the template puts after the last of them is left out, as nothing in it is trained on,
+    unless `keep_end` is true.
 
     Raises UserError if a message holds the text that ends turns, or if the template renders earlier
     turns differently once later ones follow.
@@ -87,27 +90,42 @@ def encode_conversation(
         append(text[position:start], is_trained=False)
         append(text[start:stop], is_trained=True)
         position = stop
-    # What the template puts after the last trained message is left out: nothing in it is trained.
+    if keep_end and position < len(text):
+        append(text[position:], is_trained=False)
     return Example(tokens, trained)
 
 
-def encode_row(tok: PreTrainedTokenizerFast, row: ExampleRow, loss: str) -> Example:
+def encode_row(
+    tok: PreTrainedTokenizerFast, row: ExampleRow, loss: str, system_prompt: str = ""
+) -> Example:
     """Encodes a row with messages, or with a prompt and a completion (both text or both messages).
 
-    `loss` is sft.loss: "assistant" trains on what the assistant says, "all" on every token but the
-    first, which nothing predicts.
+    `loss` is sft.loss: "assistant" trains on what the assistant says, "all" on every token of the
+    text but the first, which nothing predicts. `system_prompt` is sft.system_prompt: it comes
+    before messages that do not begin with a system prompt of their own.
     """
+    keep_end = loss == "all"
     if "messages" in row:
-        example = encode_conversation(tok, messages_of(row, "messages"), first_trained=0)
+        messages = add_system_prompt(messages_of(row, "messages"), system_prompt)
+        example = encode_conversation(tok, messages, first_trained=0, keep_end=keep_end)
     elif isinstance(row["prompt"], str):
         example = encode_completion(tok, row["prompt"], str(row["completion"]))
     else:
-        prompt, completion = messages_of(row, "prompt"), messages_of(row, "completion")
-        example = encode_conversation(tok, [*prompt, *completion], first_trained=len(prompt))
+        prompt = add_system_prompt(messages_of(row, "prompt"), system_prompt)
+        messages = [*prompt, *messages_of(row, "completion")]
+        example = encode_conversation(tok, messages, len(prompt), keep_end)
 
     if loss == "assistant":
         return example
     return Example(example.tokens, [False] + [True] * (len(example.tokens) - 1))
+
+
+def add_system_prompt(messages: list[Message], system_prompt: str) -> list[Message]:
+    """Returns the messages behind a system prompt: their own, or `system_prompt` unless empty."""
+    has_own = bool(messages) and messages[0]["role"] == "system"
+    if has_own or not system_prompt:
+        return messages
+    return [{"role": "system", "content": system_prompt}, *messages]
 
 
 def messages_of(row: ExampleRow, column: str) -> list[Message]:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Never
@@ -19,6 +20,7 @@ import datasets
 import jax
 import pytest
 import reference
+from hub_stand import Hub
 from runs import ROOT, Stand, finish, rows, wait_for
 
 from jzero import config, generate
@@ -405,6 +407,24 @@ MISTAKES = {
         "rollout.num_slots=0 must be at least 1"
     ),
     "--model m --out x.jsonl --data data.jsonl --chunk=3": "Unknown command line flag 'chunk'",
+    "--model m --out x.jsonl --data data.jsonl --retries=-1 --base-url http://x": (
+        "--retries=-1 must be at least 0"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --split=validation": (
+        "data data.jsonl has the splits train: validation is not among them"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --push-to-hub=me": (
+        "--push-to-hub me: give USER/NAME of a data set"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --force": (
+        "--private and --force are about the push: give --push-to-hub, too"
+    ),
+    "--model m --out x.jsonl --no-gold --config.task.name=countdown --config.task.template=r1": (
+        "--split and --no-gold are for sets of questions"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --no-gold --config.task.reward.functions=format": (
+        "--no-gold grades nothing: leave task.reward.functions as it is"
+    ),
     "--model m --out no/x.jsonl --data data.jsonl --n two": (
         "argument --n: invalid int value: 'two'"
     ),
@@ -445,6 +465,161 @@ def test_procedural_problems_need_a_limit_and_no_data(
         flags = (url(server), "--data=", "--limit=4")
         call(monkeypatch, *arguments(inputs, out, settings, *flags))
     assert [row["id"] for row in rows(out)[::N]] == [f"countdown/train/{i}" for i in range(4)]
+
+
+# Problems without answers, splits, retries
+
+
+def write_splits(folder: Path, **splits: list[dict]) -> str:
+    """Writes a data set of splits as `save_to_disk` does; returns its directory."""
+    tables = {name: datasets.Dataset.from_list(rows) for name, rows in splits.items()}
+    datasets.DatasetDict(tables).save_to_disk(folder / "set")
+    return str(folder / "set")
+
+
+def questions(name: str, count: int, **more: str) -> list[dict]:
+    return [{"problem": f"{name} {i}?", **more} for i in range(count)]
+
+
+def test_problems_without_answers_are_answered_in_their_order_and_not_graded(
+    inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openai")
+    data = write_splits(tmp_path, train=questions("train", 4), train_hard=questions("hard", 3))
+    prompt = tmp_path / "prompt.jinja"
+    prompt.write_text("Think about {{ question }} \\boxed{}")
+    settings = f"task.template=chat:{prompt}"
+
+    with Server() as server:
+        flags = (url(server), f"--data={data}", "--no-gold", "--split=train_hard")
+        call(monkeypatch, *arguments(inputs, tmp_path / "out.jsonl", settings, *flags))
+
+    written = rows(tmp_path / "out.jsonl")
+    asked = [row["prompt"][0]["content"] for row in written[::N]]
+    assert asked == [f"Think about hard {i}? \\boxed{{}}" for i in range(3)]
+    assert [row["id"] for row in written[::N]] == [f"math/train_hard/{i}" for i in range(3)]
+    assert len(written) == 3 * N
+    for row in written:
+        assert (row["score"], row["correct"], row["reason"]) == (None, None, "not graded")
+        assert row["completion"][0]["content"].startswith("it is ")
+
+
+def test_a_split_with_answers_is_graded(
+    inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("openai")
+    test = questions("test", 3, answer="4")
+    data = write_splits(tmp_path, train=questions("train", 2, answer="2"), test=test)
+
+    with Server() as server:
+        flags = (url(server), f"--data={data}", "--split=test", "--limit=2")
+        out = tmp_path / "out.jsonl"
+        call(monkeypatch, *arguments(inputs, out, "task.template=no", *flags))
+
+    written = rows(out)
+    assert [row["prompt"] for row in written[::N]] == ["test 0?", "test 1?"]
+    for row in written:
+        assert row["correct"] == ("{4}" in row["completion"])
+
+
+def test_the_engine_answers_without_gold(
+    inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_compilation: None
+) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"problem": "1+1="}\n')
+    out = tmp_path / "out.jsonl"
+    call(monkeypatch, *arguments(inputs, out, ENGINE, f"--data={data}", "--no-gold"))
+    assert [row["reason"] for row in rows(out)] == ["not graded"] * N
+
+
+@pytest.mark.parametrize(("retries", "requests"), [(0, 1), (2, 3)])
+def test_a_request_is_repeated_as_often_as_asked(
+    retries: int,
+    requests: int,
+    inputs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("openai")
+    settings = "task.template=no rollout.num_slots=1"
+    with Server(failures=(500,) * 99) as server, pytest.raises(SystemExit):
+        flags = (url(server), f"--retries={retries}", "--limit=1", "--n=1")
+        call(monkeypatch, *arguments(inputs, tmp_path / "out.jsonl", settings, *flags))
+    assert len(server.requests) == requests
+    assert f"(a request is repeated --retries={retries} times)" in capsys.readouterr().err
+
+
+# The hub
+
+
+@pytest.fixture
+def dataset_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A stand-in for the hub, which this process then talks to."""
+    with Hub("datasets") as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.address)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", "hf_secret")
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
+        yield hub
+
+
+def test_the_complete_file_is_pushed_only_when_asked(
+    inputs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    dataset_hub: Hub,
+) -> None:
+    pytest.importorskip("openai")
+    out = tmp_path / "out.jsonl"
+    push = "--push-to-hub=me/tiny"
+
+    def generate_with(*flags: str) -> None:
+        with Server() as server:
+            command = arguments(inputs, out, "task.template=no", url(server), "--limit=3", *flags)
+            call(monkeypatch, *command)
+
+    generate_with()
+    assert not dataset_hub.branches
+
+    generate_with(push, "--private")
+    pushed = dataset_hub.branches["main"]
+    assert pushed["train.jsonl"] == out.read_bytes()
+    card = pushed["README.md"].decode()
+    assert f"{N} responses of model to every problem of data.jsonl, graded" in card
+    assert str(tmp_path) not in card
+    assert "commit/1111" in capsys.readouterr().out
+
+    with pytest.raises(SystemExit):
+        generate_with(push)
+    error = capsys.readouterr().err
+    assert "--push-to-hub me/tiny has README.md and train.jsonl already" in error
+    assert error.count("\n") == 1
+
+    pushed["train.jsonl"] = b"old"
+    generate_with(push, "--force")
+    assert dataset_hub.branches["main"]["train.jsonl"] == out.read_bytes()
+
+
+def test_a_push_without_the_right_token_is_one_line_and_keeps_the_file(
+    inputs,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    dataset_hub: Hub,
+) -> None:
+    pytest.importorskip("openai")
+    monkeypatch.setenv("HF_TOKEN", "hf_other")
+    out = tmp_path / "out.jsonl"
+    with Server() as server, pytest.raises(SystemExit):
+        flags = (url(server), "--limit=3", "--push-to-hub=me/tiny")
+        call(monkeypatch, *arguments(inputs, out, "task.template=no", *flags))
+    error = capsys.readouterr().err
+    assert "error: --push-to-hub me/tiny: " in error and error.count("\n") == 1
+    assert "The file is complete: the same command pushes it again" in error
+    assert len(rows(out)) == 3 * N
+    assert not dataset_hub.branches
 
 
 def test_help_needs_no_device(

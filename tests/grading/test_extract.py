@@ -32,6 +32,15 @@ from jzero.grading.extract import extract_answer
         ("number", "we get 1,234.5 apples", "1,234.5"),
         ("number", "none", None),
         ("answer", "  5 ", "5"),
+        ("final_answer", r"The final answer is $\frac12$. I hope it is right: $y$.", r"\frac12"),
+        ("final_answer", r"The answer is: \[x + 1\]", "x + 1"),
+        ("final_answer", "ANSWER: $$7$$ and the answer is \\(8\\).", "8"),
+        ("final_answer", r"<think>\n</think>\n<answer>\nThe answer is $7$.\n</answer>", "7"),
+        ("final_answer", r"the answer is $8$, I mean \boxed{7}", "7"),
+        ("final_answer", r"\boxed{7", None),
+        ("final_answer", "we get $7$", None),
+        ("final_answer", "The answer is 7.", None),
+        ("final_answer", "The answer is $7", None),
     ],
 )
 def test_extract(template, response, answer) -> None:

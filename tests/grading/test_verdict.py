@@ -167,7 +167,7 @@ def test_an_answer_may_be_written_otherwise_than_the_gold() -> None:
 
 
 def test_a_problem_carries_its_question() -> None:
-    task = SimpleNamespace(template="boxed", verifier="fast")
+    task = SimpleNamespace(template="boxed", answer_mark="", verifier="fast")
     gold = {"answer": "(x-1)(x+1)", "question": "Factor $x^2-1$."}
     assert math_problems.grade(r"\boxed{x^2-1}", gold, task).reason == "echo"
     assert math_problems.grade(r"\boxed{(x+1)(x-1)}", gold, task).correct

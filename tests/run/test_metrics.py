@@ -1,5 +1,6 @@
 """What a run writes about its steps: metrics, samples, W&B, the clock, and the table of metrics."""
 
+import importlib.util
 import json
 import os
 import re
@@ -141,6 +142,58 @@ def test_wandb_gets_one_run_however_often_it_is_resumed(tmp_path: Path) -> None:
         assert b"reward/mean" in log.read_bytes()
         assert b"12345" in log.read_bytes(), "the config is missing"
     assert steps_in(tmp_path) == [1, 2, 3, 4, 5]
+
+
+STAND_IN_FOR_WANDB = """
+import json
+from pathlib import Path
+
+class Error(Exception):
+    pass
+
+class Run:
+    def log(self, data, *, step):
+        pass
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        pass
+
+def init(**arguments):
+    Path(arguments["dir"], "wandb_arguments.json").write_text(json.dumps(arguments, default=str))
+    return Run()
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (("", "", ""), (None, None, "run")),
+        (("team", "ablations", "seed 1"), ("team", "ablations", "seed 1")),
+    ],
+)
+def test_wandb_is_told_of_entity_group_and_name(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: tuple[str, str, str],
+    expected: tuple[str | None, str | None, str],
+) -> None:
+    path = tmp_path / "wandb.py"
+    path.write_text(STAND_IN_FOR_WANDB)
+    spec = importlib.util.spec_from_file_location("wandb", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    workdir = tmp_path / "run"
+    workdir.mkdir()
+    (workdir / "config.json").write_text("{}")
+
+    MetricsWriter(workdir, None, "reasoning", *given).close()
+
+    arguments = json.loads((workdir / "wandb_arguments.json").read_text())
+    assert arguments["project"] == "reasoning"
+    assert (arguments["entity"], arguments["group"], arguments["name"]) == expected
 
 
 def test_wandb_without_a_key_is_one_line(tmp_path: Path) -> None:

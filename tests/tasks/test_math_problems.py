@@ -526,6 +526,32 @@ def test_gpqa_prompts_have_all_choices_and_the_gold_names_the_right_one(gpqa: st
         assert suites.grade_choice(f"so \\boxed{{{problem.gold}}}", problem.gold, None).correct
 
 
+def test_gpqa_may_be_asked_for_a_last_line(gpqa: str) -> None:
+    spec = gpqa.replace("gpqa_diamond", "gpqa_diamond_line")
+    task = config.TaskConfig(template="chat")
+
+    name, problems = suites.load_suite(spec, task, 1, 0)
+    _, boxed = suites.load_suite(gpqa, task, 1, 0)
+
+    assert name == "gpqa_diamond_line"
+    instruction, question = (message["content"] for message in problems[0].prompt)
+    assert "Answer: B" in instruction and "boxed" not in instruction
+    assert "boxed" in boxed[0].prompt[0]["content"]
+    for letter in "ABCD":
+        assert f"\n{letter}) " in question
+
+
+def test_gpqa_in_a_template_file_is_the_question_and_its_choices(gpqa: str, tmp_path: Path) -> None:
+    (tmp_path / "gpqa.txt").write_text("Last line: 'Answer: $LETTER'.\n\n{question}\n")
+    task = config.TaskConfig(template=str(tmp_path / "gpqa.txt"))
+
+    _, [problem] = suites.load_suite(gpqa, task, 1, 0)
+
+    lines = str(problem.prompt).split("\n")
+    assert lines[:4] == ["Last line: 'Answer: $LETTER'.", "", "question 0", ""]
+    assert [line[:3] for line in lines[4:]] == ["A) ", "B) ", "C) ", "D) "]
+
+
 @pytest.mark.parametrize(
     "response",
     [
@@ -535,6 +561,15 @@ def test_gpqa_prompts_have_all_choices_and_the_gold_names_the_right_one(gpqa: st
         "The answer is (B).",
         "<think>\\boxed{A}</think><answer> B </answer>",
         "Answer: A, no, **Answer: B**",
+        "Thoughts.\n\nANSWER: B",
+        "I think that the option is (B).",
+        "**Answer:** B",
+        "final_answer: B",
+        "**Answer**: (B)",
+        "The right choice is: B",
+        "The correct answer is option B.",
+        "the answer is \\(\\mathrm{B}\\)",
+        "Answer: B\n\nOption A is wrong, and so are choice C and option D.",
     ],
 )
 def test_a_choice_is_read(response: str) -> None:
@@ -545,7 +580,10 @@ def test_a_choice_is_read(response: str) -> None:
     assert not suites.grade_choice(response, "C", None).correct
 
 
-@pytest.mark.parametrize("response", ["A B C D", "\\boxed{Because}"])
+@pytest.mark.parametrize(
+    "response",
+    ["A B C D", "\\boxed{Because}", "Option B looks right", "the option isn't (B)", "ANSWERS: B"],
+)
 def test_a_response_without_a_choice_has_no_answer(response: str) -> None:
     for gold in ("B", "C"):
         grade = suites.grade_choice(response, gold, None)

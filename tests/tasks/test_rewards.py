@@ -111,6 +111,31 @@ def test_format_and_tags_are_rewarded(text: str, format_reward: float, tag_count
     assert rewards.RESPONSE_REWARDS["tag_count"](text, RewardConfig()) == tag_count
 
 
+ONE_LINE = "<think>Two and two is 4.</think> <answer>4</answer>"
+
+
+@pytest.mark.parametrize(
+    ("text", "format_inline", "tag_count_inline"),
+    [
+        pytest.param(ONE_LINE, 1.0, 1.0, id="one line"),
+        pytest.param(ONE_LINE.replace(" <a", "<a") + "\n", 1.0, 1.0, id="no space"),
+        pytest.param(GOOD, 1.0, 1.0, id="several lines"),
+        pytest.param("so: " + ONE_LINE, 0.0, 1.0, id="text before"),
+        pytest.param(ONE_LINE + " done", 0.0, 1.0, id="text after"),
+        pytest.param(ONE_LINE.replace(" <a", " so <a"), 0.0, 1.0, id="text between"),
+        pytest.param(ONE_LINE + ONE_LINE, 0.0, 0.0, id="twice"),
+        pytest.param("<answer>4</answer><think>x</think>", 0.0, 1.0, id="wrong order"),
+        pytest.param("<think>x</think> 4", 0.0, 0.5, id="no answer"),
+        pytest.param("", 0.0, 0.0, id="empty"),
+    ],
+)
+def test_the_form_of_one_line_is_rewarded(
+    text: str, format_inline: float, tag_count_inline: float
+) -> None:
+    assert rewards.RESPONSE_REWARDS["format_inline"](text, RewardConfig()) == format_inline
+    assert rewards.RESPONSE_REWARDS["tag_count_inline"](text, RewardConfig()) == tag_count_inline
+
+
 # Rewards of lengths
 
 BATCHES = st.lists(st.tuples(st.booleans(), st.integers(0, 3000)), min_size=1, max_size=8)

@@ -7,7 +7,13 @@ from chat_templates import QWEN25
 
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.training.examples import Example, Message, encode_completion, encode_row
+from jzero.training.examples import (
+    Example,
+    ExampleRow,
+    Message,
+    encode_completion,
+    encode_row,
+)
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 CONVERSATION = [
@@ -136,8 +142,41 @@ def test_loss_all_trains_every_token_but_the_first(
 
     example = encode_row(chat_tok, row, "all")
 
-    tokens = scan_chatml(chat_tok, messages, num_turns=2).tokens
-    assert example == Example(tokens, [False] + [True] * (len(tokens) - 1))
+    # All of the text: the newline after the last end of turn, too.
+    text = chat_tok.apply_chat_template(messages, tokenize=False)
+    assert chat_tok.decode(example.tokens) == text
+    assert example.trained == [False] + [True] * (len(example.tokens) - 1)
+
+
+def test_loss_all_trains_what_comes_after_the_last_response(
+    chat_tok: PreTrainedTokenizerFast,
+) -> None:
+    messages = CONVERSATION[:3]  # the last message is the user's
+
+    example = encode_row(chat_tok, {"messages": messages}, "all")
+
+    text = chat_tok.apply_chat_template(messages, tokenize=False)
+    assert chat_tok.decode(example.tokens) == text
+    assert all(example.trained[1:])
+
+
+@pytest.mark.parametrize("loss", ["assistant", "all"])
+def test_a_system_prompt_comes_before_messages_that_have_none(
+    chat_tok: PreTrainedTokenizerFast, loss: str
+) -> None:
+    own = [SYSTEM, *CONVERSATION]
+    rows: list[tuple[ExampleRow, ExampleRow]] = [
+        ({"messages": CONVERSATION}, {"messages": own}),
+        (
+            {"prompt": CONVERSATION[:1], "completion": CONVERSATION[1:2]},
+            {"prompt": own[:2], "completion": CONVERSATION[1:2]},
+        ),
+    ]
+    for row, row_with_system in rows:
+        expected = encode_row(chat_tok, row_with_system, loss)
+        assert encode_row(chat_tok, row, loss, "Be brief.") == expected
+        assert encode_row(chat_tok, row, loss) != expected
+        assert encode_row(chat_tok, row_with_system, loss, "Be long.") == expected
 
 
 def test_thoughts_that_the_template_leaves_out_are_not_trained_on(

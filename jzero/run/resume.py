@@ -1,0 +1,87 @@
+"""Going on from a checkpoint that is not the newest: `train.resume_from`.
+
+The steps after that checkpoint are the future of a run that is given up. They are removed from the
+workdir, but only with `train.discard_later_steps`. The command that did so may be repeated after a
+kill: it goes on from its own newest checkpoint, and discards nothing again.
+"""
+
+import shutil
+from pathlib import Path
+
+from jzero.config import TrainConfig, flatten
+from jzero.distributed import processes
+from jzero.errors import UserError
+from jzero.files import parse_json
+
+
+def steps_to_discard(workdir: Path, train: TrainConfig) -> list[int]:
+    """Returns the steps of the checkpoints after `train.resume_from`. Changes nothing.
+
+    Raises UserError if there is no such checkpoint, or if there are later ones and they may not be
+    discarded.
+    """
+    chosen = train.resume_from
+    if chosen < 0 or _has_gone_back(workdir, train):
+        return []
+    steps = sorted(_numbered(workdir / "checkpoints"))
+    if chosen not in steps:
+        there = ", ".join(str(step) for step in steps) or "none"
+        raise UserError(
+            f"train.resume_from={chosen}: {workdir} has no checkpoint of this step, it has "
+            f"{there}; train.keep_checkpoints says how many a run keeps"
+        )
+    later = [step for step in steps if step > chosen]
+    if later and not train.discard_later_steps:
+        raise UserError(
+            f"train.resume_from={chosen}: {workdir} has steps up to {later[-1]}, which would be "
+            "lost: set train.discard_later_steps=True to remove them, or copy the workdir first"
+        )
+    return later
+
+
+def go_back(workdir: Path, train: TrainConfig) -> None:
+    """Makes the checkpoint `train.resume_from` the newest of the workdir.
+
+    Removes the checkpoints, exports and references of later steps. Their lines in metrics.jsonl and
+    samples.jsonl are dropped when the writer opens these files. Every process calls this function,
+    and the first one removes.
+    """
+    if train.resume_from >= 0 and _has_gone_back(workdir, train):
+        processes.print_once(
+            f"{workdir} has gone on from train.resume_from={train.resume_from} before: it goes on "
+            "from its newest checkpoint"
+        )
+    later = steps_to_discard(workdir, train)
+    if not later or not processes.is_first_process():
+        return
+    # The newest goes first: a kill in between leaves a workdir that the same command goes on with.
+    for step in reversed(later):
+        shutil.rmtree(workdir / "checkpoints" / str(step))
+    for folder, prefix in ((workdir, "export-"), (workdir / "reference", "")):
+        for step, path in _numbered(folder, prefix).items():
+            if step > train.resume_from:
+                shutil.rmtree(path)
+    processes.print_once(
+        f"train.resume_from={train.resume_from}: removed the checkpoints of steps "
+        f"{', '.join(str(step) for step in later)}"
+    )
+
+
+def _has_gone_back(workdir: Path, train: TrainConfig) -> bool:
+    """Returns whether the last command in the workdir resumed from the same step, and went on."""
+    path = workdir / "config.json"
+    if not path.exists():
+        return False
+    values = flatten(parse_json(path.read_text(encoding="utf-8"), path))
+    names = ("resume_from", "discard_later_steps")
+    return all(values.get(f"train.{name}") == getattr(train, name) for name in names)
+
+
+def _numbered(folder: Path, prefix: str = "") -> dict[int, Path]:
+    """Returns the directories in `folder` called `prefix` and a number, by that number."""
+    found = {}
+    for path in folder.glob(f"{prefix}*"):
+        number = path.name.removeprefix(prefix)
+        if number.isdigit() and path.is_dir():
+            found[int(number)] = path
+    return found
