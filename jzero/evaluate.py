@@ -22,6 +22,7 @@ from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import huggingface, qwen
 from jzero.rollout.evaluation import accuracy_metrics, evaluation_kinds
+from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import read_base_model
 from jzero.run.environment import versions
@@ -132,6 +133,7 @@ def evaluate_suite(
             params, problems, num_samples, temperature, key=(settings.train.seed, 0), version=0
         )
         rollouts = sampler.gather_rollouts(rollouts)
+        check_gradings(f"suite {name}", rollouts, settings.task.max_failed_share)
         label = "greedy" if kind == "eval_greedy" else f"avg@{num_samples}"
         metrics[label] = accuracy_metrics(rollouts, num_samples)
         lines = [json.dumps(row) + "\n" for row in problem_rows(rollouts, num_samples)]

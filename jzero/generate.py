@@ -232,7 +232,7 @@ def make_row(problem: Problem, sample_index: int, turn: Turn) -> JsonObject:
         "gold": json.dumps(problem.gold),  # text: a column of a data set has one type
         "tokens": turn.end - turn.start,
         "finish": turn.finish_reason,
-        "score": grade.score,
+        "score": grade.known_score,
         "correct": grade.correct,
         "reason": grade.reason,
     }

@@ -87,6 +87,17 @@ class RewardConfig:
         "(response, gold, task).",
     )
     weights: tuple[float, ...] = setting((), "One weight for each function. Empty: all are 1.")
+    seconds: float = setting(
+        60.0,
+        "Wall-clock seconds that one call of a function of your own may take, for example to ask a "
+        "judge over the network. The first call of a process includes the import of its module.",
+        above=0,
+    )
+    memory_gib: float = setting(
+        16.0,
+        "Address space in GiB that a grader process may have while it calls a function of your "
+        "own. 0: no limit.",
+    )
     unit: str = setting(
         "characters",
         "Unit of lengths in the rewards length and cosine.",
@@ -189,14 +200,16 @@ class TaskConfig:
     )
     grade_seconds: float = setting(
         5.0,
-        "Seconds that one grading may take. Then its worker is killed and the score is 0.",
+        "Seconds that one grading may take. Then its worker is killed and the score is 0. Reward "
+        "functions of your own have task.reward.seconds instead.",
         above=0,
     )
     grade_workers: int = setting(2, "Processes that grade.", at_least=1)
     max_failed_share: float = setting(
         0.5,
         "Share of a step's gradings that may raise an error, time out or kill their worker. Beyond "
-        "it the run stops. Failed gradings score 0.",
+        "it the run stops. Responses on which a function of your own failed are not trained on; "
+        "those on which jzero's own grader failed score 0.",
         at_most=1,
     )
     reward: RewardConfig = field(default_factory=RewardConfig)

@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float
 from jzero import config
 from jzero.distributed import interrupt
 from jzero.model import qwen
+from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.sampler import EncodedProblem, Sampler
 from jzero.tasks import suites
 from jzero.types import Rollout, grade_of
@@ -133,6 +134,7 @@ def evaluate(
                 check_stop=check_stop,
             )
             rollouts = sampler.gather_rollouts(rollouts)
+            check_gradings(f"{kind} {name}".rstrip(), rollouts, sampler.task.max_failed_share)
             prefix = f"{kind}/{name}" if name else kind
             for metric, value in accuracy_metrics(rollouts, num_samples).items():
                 values[f"{prefix}/{metric}"] = value

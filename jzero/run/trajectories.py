@@ -70,7 +70,7 @@ def _describe_turn(rollout: Rollout, turn: Turn, previous: Turn | None) -> JsonO
 
 
 def _describe_grade(grade: Grade) -> JsonObject:
-    return {"reward": grade.score, "success": grade.correct, "reason": grade.reason}
+    return {"reward": grade.known_score, "success": grade.correct, "reason": grade.reason}
 
 
 def format_episode(episode: JsonObject) -> str:
@@ -78,7 +78,7 @@ def format_episode(episode: JsonObject) -> str:
     lines = [
         f"=== {episode['id']}, sample {episode['sample']}, "
         f"versions {episode['version_head']} to {episode['version_tail']}, "
-        f"reward {episode['reward']:g}",
+        f"reward {_format_reward(episode['reward'])}",
         f"--- prompt, {episode['prompt_length']} tokens",
         str(episode["prompt"]),
     ]
@@ -87,7 +87,13 @@ def format_episode(episode: JsonObject) -> str:
             lines += ["--- reply", turn["reply"]]
         lines += [
             f"--- turn {number}: {turn['answer_length']} tokens after {turn['prompt_length']} "
-            f"({turn['finish']}), reward {turn['reward']:g}, {turn['reason']}",
+            f"({turn['finish']}), "
+            f"reward {_format_reward(turn['reward'])}, {turn['reason']}",
             turn["answer"],
         ]
     return "\n".join(lines).rstrip("\n")
+
+
+def _format_reward(reward: float | None) -> str:
+    """Returns the reward as text; it is None where a function of the user's failed."""
+    return "none" if reward is None else f"{reward:g}"
