@@ -25,6 +25,7 @@ from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import huggingface, qwen
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
+from jzero.rollout.evaluation import encode_suites
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.clock import Clock
@@ -65,8 +66,7 @@ def check_task(config: Config) -> None:
 def check(config: Config, workdir: Path) -> None:
     """Raises UserError if the run cannot work. Nothing is downloaded, compiled or written."""
     check_task(config)
-    for spec in suites.split_commas(*config.eval.suites):
-        suites.parse_suite(spec)
+    suites.check_suites(config.eval.suites)
     if config.warm_start.steps:
         check_warm_start(config)
     check_workdir(workdir, to_json(config))
@@ -160,17 +160,10 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     for note in task.notes(config.task):
         processes.print_once(note)
 
-    problems = {"": task.eval_problems(config.task, config.eval.problems)}
-    for spec in suites.split_commas(*config.eval.suites):
-        name, found = suites.load_suite(spec, config.task, config.eval.limit, config.train.seed)
-        problems[name] = found
-
-    fitting = {}
-    for name, found in problems.items():
-        encoded = run.sampler.encode_problems(found, name or "held out")
-        if encoded:
-            fitting[name] = encoded
-    return fitting
+    held_out = task.eval_problems(config.task, config.eval.problems)
+    encoded = run.sampler.encode_problems(held_out, "held out")
+    own = {"": encoded} if encoded else {}
+    return own | encode_suites(run.sampler, config)
 
 
 # -- state -----------------------------------------------------------------------------------------

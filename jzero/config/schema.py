@@ -145,7 +145,13 @@ class TaskConfig:
     weights: tuple[float, ...] = setting(
         (), "Share of each set of task.data. Empty: the sets are treated as one."
     )
-    eval_data: str = setting("", "Held-out data set. Empty: the test split of task.data.")
+    eval_data: str = setting("", "Held-out data set. Empty: a split of task.data.")
+    train_split: str = setting(
+        "", "Split of task.data to train on, such as train_hard. Empty: train, or the only one."
+    )
+    eval_split: str = setting(
+        "", "Split that is held out, such as validation. Empty: test, where there is one."
+    )
     problem_column: str = setting(
         "", "Column with the problem. Empty: the first of the usual names that the set has."
     )
@@ -354,7 +360,13 @@ class SftConfig:
     weights: tuple[float, ...] = setting(
         (), "Share of each set of sft.data. Empty: the sets are treated as one."
     )
-    eval_data: str = setting("", "Held-out data set. Empty: the test splits of sft.data.")
+    eval_data: str = setting("", "Held-out data set. Empty: splits of sft.data.")
+    train_split: str = setting(
+        "", "Split of sft.data to train on, such as train_hard. Empty: train, or the only one."
+    )
+    eval_split: str = setting(
+        "", "Split that is held out, such as validation. Empty: test, where there is one."
+    )
     chat_template: str = setting(
         "", "File with a Jinja chat template. Empty: the tokenizer's own template."
     )

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 
 from jzero import config
 from jzero.distributed import interrupt
+from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.sampler import EncodedProblem, Sampler
@@ -103,6 +104,25 @@ def evaluation_kinds(
     if settings.greedy:
         kinds["eval_greedy"] = 1, 0.0
     return kinds
+
+
+def encode_suites(sampler: Sampler, settings: config.Config) -> dict[str, list[EncodedProblem]]:
+    """Returns the problems of eval.suites whose prompts are short enough, by the suite's name.
+
+    Prints how many problems of a suite were dropped. Raises UserError if all of them were.
+    """
+    problems: dict[str, list[EncodedProblem]] = {}
+    for spec in suites.split_commas(*settings.eval.suites):
+        name, found = suites.load_suite(
+            spec, settings.task, settings.eval.limit, settings.train.seed
+        )
+        problems[name] = sampler.encode_problems(found, name)
+        if not problems[name]:
+            raise UserError(
+                f"rollout.max_prompt_tokens={settings.rollout.max_prompt_tokens}: all prompts of "
+                f"suite {name} are longer; raise it, or take the suite out of eval.suites"
+            )
+    return problems
 
 
 def evaluate(

@@ -150,7 +150,7 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
     """Returns the problems of one step; a published set is shuffled anew in every epoch."""
     indices = range(step * count, (step + 1) * count)
     if task.data:
-        train, _ = _published_splits(task.data)
+        train, _ = _published_splits(task.data, task.train_split, task.eval_split)
         stream = problem_sets.stream([train], (), seed)
         puzzles = [stream[i] for i in indices]
     else:
@@ -170,7 +170,7 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
         UserError: there are not so many.
     """
     if task.data:
-        _, held_out = _published_splits(task.data)
+        _, held_out = _published_splits(task.data, task.train_split, task.eval_split)
         rng = random.Random(problem_sets.EVAL_SEED)
         puzzles = rng.sample(held_out, min(count, len(held_out)))
     else:
@@ -205,18 +205,22 @@ def _draw_distinct(task: TaskConfig, count: int) -> list[Puzzle]:
 
 
 @functools.cache
-def _published_splits(source: str) -> tuple[list[Puzzle], list[Puzzle]]:
+def _published_splits(
+    source: str, train_split: str, eval_split: str
+) -> tuple[list[Puzzle], list[Puzzle]]:
     """Returns the puzzles of a published set that are trained on, and those that are held out.
 
-    Held out are the distinct puzzles of the set's test split. Of a set without one, they are the
-    puzzles whose hash says so. Train puzzles that are held out as well are left out.
+    Held out are the distinct puzzles of the set's split `eval_split`, or of test where that is "".
+    Of a set without one, they are the puzzles whose hash says so. Train puzzles that are held out
+    as well are left out.
     """
-    puzzles = read_puzzles(problem_sets.load_split(source, "train"), source)
-    test = problem_sets.load(source).get("test")
-    if test is None:
-        held_out = [puzzle for puzzle in puzzles if is_held_out(*puzzle.key)]
-    else:
+    train_set = problem_sets.choose_split(source, train_split, "train", "task.train_split")
+    puzzles = read_puzzles(train_set, source)
+    if problem_sets.held_out_sources([source], eval_split, train_split, "task.eval_split"):
+        test = problem_sets.choose_split(source, eval_split, "test", "task.eval_split")
         held_out = read_puzzles(test, source)
+    else:
+        held_out = [puzzle for puzzle in puzzles if is_held_out(*puzzle.key)]
     distinct = {puzzle.key: puzzle for puzzle in held_out}
     train = [puzzle for puzzle in puzzles if puzzle.key not in distinct]
     if not train:

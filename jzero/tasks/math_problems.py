@@ -76,6 +76,8 @@ def load_sets(task: TaskConfig) -> QuestionSets:
     return _load_sets(
         data=task.data or problem_sets.DEFAULT_SETS[task.name],
         eval_data=task.eval_data,
+        train_split=task.train_split,
+        eval_split=task.eval_split,
         problem_column=task.problem_column,
         answer_column=task.answer_column,
         level_min=task.level_min,
@@ -89,6 +91,8 @@ def _load_sets(
     *,
     data: str,
     eval_data: str,
+    train_split: str,
+    eval_split: str,
     problem_column: str,
     answer_column: str,
     level_min: int,
@@ -99,18 +103,22 @@ def _load_sets(
     if eval_data:
         held_out_sources = [eval_data]
     else:
-        held_out_sources = [source for source in sources if "test" in problem_sets.load(source)]
+        held_out_sources = problem_sets.held_out_sources(
+            sources, eval_split, train_split, "task.eval_split"
+        )
 
     held_out: list[Row] = []
     for source in held_out_sources:
-        dataset = problem_sets.load_split(source, "test")
+        dataset = problem_sets.choose_split(source, eval_split, "test", "task.eval_split")
         held_out += problem_sets.read_rows(dataset, problem_column, answer_column, source)
     held_out_digests = {overlap.digest(row.problem) for row in held_out}
 
     train: list[list[Row]] = []
     notes: list[str] = []
+    if not held_out_sources:
+        notes = problem_sets.unused_splits_notes(sources, train_split, "task.eval_split")
     for source in sources:
-        dataset = problem_sets.load_split(source, "train")
+        dataset = problem_sets.choose_split(source, train_split, "train", "task.train_split")
         dataset = problem_sets.select_levels(dataset, level_min, level_max, source)
         rows = problem_sets.read_rows(dataset, problem_column, answer_column, source)
         if overlap.has_gsm8k_test_questions([row.problem for row in rows]):
