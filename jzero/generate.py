@@ -19,7 +19,7 @@ import urllib.parse
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -98,7 +98,11 @@ def generate_here(
 
 def check(options: Options, settings: config.Config) -> None:
     """Raises UserError for options and settings that cannot work."""
-    setup.check_task(settings)
+    checked = settings
+    if options.base_url:
+        # The name is the server's: a model of this name here says nothing about its lengths.
+        checked = replace(settings, model=replace(settings.model, path=""))
+    setup.check_task(checked)
     if options.n < 1:
         raise UserError(f"--n={options.n} must be at least 1")
     if settings.rollout.max_turns > 1:
@@ -381,7 +385,8 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request")
     args, rest = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
 
-    defaults = evaluate.defaults()
+    with cli.user_errors():
+        defaults = evaluate.defaults("" if args.base_url else args.model)
     defaults.task.name = "math"
     defaults.task.data = args.data
     defaults.model.path = args.model

@@ -27,7 +27,7 @@ from jzero.model import huggingface, qwen
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
 from jzero.rollout.evaluation import encode_suites
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
-from jzero.run.base_model import BaseModel, read_base_model
+from jzero.run.base_model import BaseModel, check_context, read_base_model
 from jzero.run.clock import Clock
 from jzero.run.workdir import check_workdir
 from jzero.tasks import check_task_settings, find_task, rewards, suites
@@ -90,6 +90,7 @@ def check_warm_start(config: Config) -> None:
 def build(config: Config, pool: Pool) -> Run:
     """Returns the parts of a run. Reads the tokenizer and the model's shape, but no weights."""
     base = read_base_model(config.model)
+    check_context(config, base)
     critic = read_critic(config, base.model)
     devices, _ = split_devices(config.mesh.decode_devices)
     mesh = train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)

@@ -30,7 +30,7 @@ from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.evaluation import encode_suites, evaluate
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
-from jzero.run.base_model import BaseModel, read_base_model
+from jzero.run.base_model import BaseModel, check_context, read_base_model
 from jzero.run.clock import Clock
 from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
@@ -80,6 +80,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
 
     base = read_base_model(config.model)
+    check_context(config, base)
     set_chat_template(base.tokenizer, sft.chat_template)
     mesh = train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     trainer = SupervisedTrainer(base.model, mesh, config, sft.pack_length)

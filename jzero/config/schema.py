@@ -59,6 +59,11 @@ class ModelConfig:
         "jzero's own character tokenizer for countdown.",
     )
     arch: ArchitectureConfig = field(default_factory=ArchitectureConfig)
+    max_position_embeddings: int = setting(
+        0,
+        "Most tokens of a sequence that the model is meant for; longer runs are refused. 0: what "
+        "its config.json says, and 32768 for a model from random weights.",
+    )
     dtype: str = setting(
         "bfloat16", "Type of the computation. Master weights are always float32.", choices=DTYPES
     )

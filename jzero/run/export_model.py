@@ -7,7 +7,6 @@ from pathlib import Path
 
 from jzero.config import RolloutConfig
 from jzero.distributed import collectives, processes
-from jzero.files import JsonObject
 from jzero.model import huggingface, qwen
 from jzero.run import history
 from jzero.run.base_model import BaseModel
@@ -37,9 +36,7 @@ def export_model(
         shutil.rmtree(directory, ignore_errors=True)  # an export that a kill cut short
 
     stop_tokens = list(base.stop_tokens)
-    hf_config: JsonObject = {"max_position_embeddings": rollout.longest_episode}
-    hf_config |= base.hf_config  # the base model's own length, where it has one
-    hf_config |= {"eos_token_id": stop_tokens[0]}
+    hf_config = base.hf_config | {"eos_token_id": stop_tokens[0]}
     huggingface.save(directory, base.model, params, dtype=dtype, hf_config_extra=hf_config)
     if processes.is_first_process():
         base.tokenizer.save_pretrained(str(directory))
