@@ -50,6 +50,7 @@ class Options:
     out: Path
     n: int = 1
     limit: int = 0  # problems; 0 = all of a set
+    greedy: bool = False  # the likeliest token each time, in place of samples
     base_url: str | None = None
     timeout: float = 600.0  # seconds
 
@@ -84,13 +85,18 @@ def generate_here(
             params,
             encoded[first : first + len(chunk)],
             options.n,
-            settings.rollout.temperature,
+            temperature_of(options, settings),
             (settings.train.seed, number),
             version=0,
         )
         return [rollout.turns[-1] for rollout in sampler.gather_rollouts(rollouts)]
 
     write_chunks(options, settings, [item.problem for item in encoded], sample_chunk)
+
+
+def temperature_of(options: Options, settings: config.Config) -> float:
+    """Returns the sampling temperature: 0 for the likeliest token."""
+    return 0.0 if options.greedy else settings.rollout.temperature
 
 
 # -- Before sampling -------------------------------------------------------------------------------
@@ -105,6 +111,11 @@ def check(options: Options, settings: config.Config) -> None:
     setup.check_task(checked)
     if options.n < 1:
         raise UserError(f"--n={options.n} must be at least 1")
+    if options.greedy and options.n > 1:
+        raise UserError(
+            f"--n={options.n}: all greedy responses to a problem are the same, give --n 1 or no "
+            "--greedy"
+        )
     if settings.rollout.max_turns > 1:
         raise UserError(
             f"rollout.max_turns={settings.rollout.max_turns}: "
@@ -167,6 +178,8 @@ def claim_output(options: Options, settings: config.Config, problems: list[Probl
         "server": bool(options.base_url),
         "problems": zlib.crc32(repr(problems).encode()),
     }
+    if options.greedy:
+        command["greedy"] = True
     claim_workdir(claim_directory(options.out), json.dumps(command, default=vars))
 
 
@@ -337,7 +350,7 @@ class RemoteSampler:
             "model": self.options.model,
             "max_tokens": rollout.max_new_tokens,
             "stop": list(rollout.stop) or None,
-            "temperature": rollout.temperature,
+            "temperature": temperature_of(self.options, self.settings),
             "top_p": rollout.top_p,
             "seed": zlib.crc32(noise.encode()) >> 1,  # servers want a signed 32-bit integer
         }
@@ -375,6 +388,11 @@ def main() -> None:
     )
     parser.add_argument("--data", default="", help="problems, as in task.data")
     parser.add_argument("--n", type=int, default=1, help="responses to each problem")
+    parser.add_argument(
+        "--greedy",
+        action="store_true",
+        help="take the likeliest token each time, whatever rollout.temperature says",
+    )
     parser.add_argument("--limit", type=int, default=0, help="number of problems; default all")
     parser.add_argument(
         "--out", required=True, type=Path, help="file of JSON lines to write or to go on with"
@@ -395,6 +413,7 @@ def main() -> None:
         out=args.out,
         n=args.n,
         limit=args.limit,
+        greedy=args.greedy,
         base_url=args.base_url,
         timeout=args.timeout,
     )
