@@ -73,7 +73,9 @@ class ModelConfig:
         choices=("none", "dots", "full"),
     )
     logit_chunk: int = setting(
-        2048, "Tokens whose logits [tokens, vocabulary] exist at the same time.", at_least=1
+        2048,
+        "Tokens whose logits [tokens, vocabulary] exist on a device at the same time.",
+        at_least=1,
     )
     attention: str = setting(
         "",
