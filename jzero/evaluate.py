@@ -23,8 +23,9 @@ from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import huggingface, qwen
 from jzero.rollout.evaluation import accuracy_metrics, evaluation_kinds
+from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
-from jzero.run.base_model import read_base_model
+from jzero.run.base_model import check_context, read_base_model
 from jzero.run.environment import versions
 from jzero.run.samples import problem_rows
 from jzero.tasks import math_problems, suites
@@ -38,11 +39,29 @@ class SuiteSummary(TypedDict):
     kinds: dict[str, dict[str, float]]  # "greedy" or "avg@K" -> metrics by name
 
 
-def defaults() -> config.Config:
-    """Returns the settings of published tables: one greedy response of at most 3,000 tokens."""
+def defaults(model: str = "") -> config.Config:
+    """Returns the settings of published tables: one greedy response of at most 3,000 tokens.
+
+    `model` is the directory or hub id of a model. For one with fewer positions the lengths are
+    shorter: prompts give way first, down to a quarter of the positions. A line says so.
+    """
+    max_prompt_tokens, max_new_tokens = 2048, 3000
+    positions = huggingface.read_positions(model) if model else None
+    if positions is not None and max_prompt_tokens + max_new_tokens > positions:
+        max_prompt_tokens = min(
+            max_prompt_tokens, max(positions - max_new_tokens, positions // 4, 1)
+        )
+        max_new_tokens = max(1, min(max_new_tokens, positions - max_prompt_tokens))
+        processes.print_once(
+            f"{model} has {positions} positions: the default lengths are "
+            f"rollout.max_prompt_tokens={max_prompt_tokens} "
+            f"rollout.max_new_tokens={max_new_tokens}"
+        )
     return config.Config(
         task=config.TaskConfig(template="qwen_math"),
-        rollout=config.RolloutConfig(max_prompt_tokens=2048, max_new_tokens=3000, num_slots=64),
+        rollout=config.RolloutConfig(
+            max_prompt_tokens=max_prompt_tokens, max_new_tokens=max_new_tokens, num_slots=64
+        ),
         eval=config.EvalConfig(samples=0),
     )
 
@@ -58,7 +77,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
     )
     parser.add_argument("--out", help="directory to write to; default runs/eval-<date>-<time>")
     given, rest = parser.parse_known_args(arguments)
-    settings = cli.parse_settings(defaults(), rest)
+    settings = cli.parse_settings(defaults(given.model), rest)
     settings.model.path = given.model
     if not settings.rollout.stop:
         settings.rollout.stop = math_problems.math_template(settings.task.template).stop
@@ -69,6 +88,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
 def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
     """Returns a sampler for the model at `settings.model.path`, and the weights it samples from."""
     base = read_base_model(settings.model)
+    check_context(settings, base)
     assert base.directory, "settings.model.path is empty"
     mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
     sampler, publish = make_sampler(settings, base, mesh, pool)
@@ -139,6 +159,7 @@ def evaluate_suite(
             top_p=settings.eval.top_p if kind == "eval" else 0.0,
         )
         rollouts = sampler.gather_rollouts(rollouts)
+        check_gradings(f"suite {name}", rollouts, settings.task.max_failed_share)
         label = "greedy" if kind == "eval_greedy" else f"avg@{num_samples}"
         metrics[label] = accuracy_metrics(rollouts, num_samples)
         lines = [json.dumps(row) + "\n" for row in problem_rows(rollouts, num_samples)]

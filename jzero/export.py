@@ -19,14 +19,14 @@ from jzero import cli, config
 from jzero.errors import UserError
 from jzero.files import JsonObject, read_jsonl
 from jzero.model import hub, huggingface, qwen
-from jzero.model.hub import is_on_hub, public_name
+from jzero.model.hub import is_on_hub
+from jzero.run import history
 from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_model
+from jzero.run.history import Stage
 from jzero.run.metrics import METRICS, STEP_LINE
 from jzero.run.record import evaluations_of
-from jzero.tasks import suites
-from jzero.tasks.problem_sets import DEFAULT_SETS
 from jzero.types import JsonValue
 
 # What an export is made of.
@@ -42,6 +42,7 @@ EXPORTED = (
     "special_tokens_map.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    history.FILE,
     "vocab.json",
 )
 
@@ -85,7 +86,8 @@ def run(options: Options) -> str:
     # The directory gets its name when it is complete.
     unfinished = options.out.with_name(f".{options.out.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
-    export_model(unfinished, base, settings.rollout, items["params"], options.dtype)
+    stages = history.history_of(settings, step, base.directory)
+    export_model(unfinished, base, settings.rollout, items["params"], options.dtype, stages)
     card = make_card(settings, step, evaluations, base, options)
     card.save(unfinished / "README.md")
     shutil.rmtree(options.out, ignore_errors=True)
@@ -156,10 +158,7 @@ class CardValues:
     model_type: str
     parameters_in_millions: str
     base_model: str
-    step: int
-    steps: int
-    algorithm: str
-    task: str
+    stages: str
     template: str
     dtype: str
     stop_tokens: str
@@ -180,10 +179,11 @@ def make_card(
 ) -> ModelCard:
     """Returns the model card of the checkpoint `step`.
 
-    The card names models and data sets of the hub, and no directories of whoever made the run.
+    The card tells of all stages of training that led to the model. It names models and data sets of
+    the hub, and no directories of whoever made the run.
     """
-    data = data_sources(settings)
-    header = card_header(settings, step, evaluations, data, options)
+    stages = history.history_of(settings, step, base.directory)
+    header = card_header(settings, step, evaluations, stages, options)
     rows = read_jsonl(options.workdir / "metrics.jsonl")
     versions_json = (options.workdir / "versions.json").read_text(encoding="utf-8")
     license_note = ": whoever publishes this model says which"
@@ -192,17 +192,13 @@ def make_card(
         model_name=str(header.model_name),
         model_type=base.model.model_type,
         parameters_in_millions=f"{qwen.num_params(base.model) / 1e6:.4g}",
-        base_model=public_name(settings.model.path) or "random weights",
-        step=step,
-        steps=settings.train.steps,
-        algorithm=settings.algorithm.name,
-        task=settings.task.name,
-        template=public_name(settings.task.template),
+        base_model=stages[0].start or "random weights",
+        stages=stages_list(stages, settings),
+        template=template_sentence(stages[-1], base),
         dtype=options.dtype,
         stop_tokens=" or ".join(str(token) for token in base.stop_tokens),
-        data=", ".join(public_name(name) for name in data)
-        or "Problems are made procedurally; none is taken from a data set.",
-        recipe=recipe_table(settings),
+        data=data_section(stages),
+        recipe=recipe_section(stages),
         evaluations=evaluations_section(settings, evaluations),
         curve=curve_table([row for row in rows if row["step"] <= step]),
         versions=table(["", ""], json.loads(versions_json).items()),
@@ -216,7 +212,7 @@ def card_header(
     settings: config.Config,
     step: int,
     evaluations: Evaluations,
-    data: Sequence[str],
+    stages: Sequence[Stage],
     options: Options,
 ) -> ModelCardData:
     """Returns the part of the card that the hub reads."""
@@ -233,28 +229,95 @@ def card_header(
                 metric_name=name,
             )
         )
+    # The model that the last stage started from or, if that is in no public place, an earlier one.
+    starts = [stage.start for stage in reversed(stages) if is_on_hub(stage.start)]
+    data = unique(name for stage in stages for name in stage.data)
     return ModelCardData(
         model_name=f"{settings.name or 'jzero'}-{step}",
         license=options.license,
         library_name="transformers",
         pipeline_tag="text-generation",
-        base_model=settings.model.path if is_on_hub(settings.model.path) else None,
+        base_model=starts[0] if starts else None,
         datasets=[name for name in data if is_on_hub(name)] or None,
-        tags=[
-            "jzero",
-            "jax",
-            "reinforcement-learning",
-            settings.algorithm.name,
-            settings.task.name,
-        ],
+        tags=card_tags(stages),
         eval_results=results or None,
     )
 
 
-def data_sources(settings: config.Config) -> list[str]:
-    """Returns the data sets that the run trained on, without the config that `config@id` names."""
-    sources = settings.task.data or DEFAULT_SETS.get(settings.task.name, "")
-    return [source.rpartition("@")[2] for source in suites.split_commas(sources)]
+def card_tags(stages: Sequence[Stage]) -> list[str]:
+    """Returns the kinds, algorithms and tasks of all stages as tags of the hub."""
+    tags = ["jzero", "jax"]
+    for stage in stages:
+        tags.append("sft" if stage.kind == history.SFT else "reinforcement-learning")
+        if stage.teachers:
+            tags.append("distillation")
+        tags += [name for name in (stage.algorithm, stage.task) if name]
+    return unique(tags)
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Returns the names in their order, each of them once."""
+    return list(dict.fromkeys(names))
+
+
+def stages_list(stages: Sequence[Stage], settings: config.Config) -> str:
+    """Returns a numbered list of the stages of training, the last with the steps of its run."""
+    lines = []
+    for number, stage in enumerate(stages, start=1):
+        steps = str(stage.steps)
+        if number == len(stages) and stage.kind == history.RL:
+            steps += f" of {settings.train.steps}"
+        lines.append(f"{number}. {describe_stage(stage, steps)}")
+    return "\n".join(lines)
+
+
+def describe_stage(stage: Stage, steps: str) -> str:
+    """Returns a sentence about a stage of training."""
+    start = stage.start or "random weights"
+    if stage.kind == history.RL:
+        sentence = f"{steps} steps of {stage.kind} from {start}: {stage.algorithm} on {stage.task}"
+        if stage.warm_start_steps:
+            sentence += f", after {stage.warm_start_steps} supervised steps on examples of the task"
+        return f"{sentence}."
+    sources = list(stage.data)
+    if stage.task:
+        sources.append(f"examples of the task {stage.task}")
+    sentence = f"{steps} steps of {stage.kind} from {start} on {', '.join(sources)}"
+    if stage.teachers:
+        sentence += f", which {' and '.join(stage.teachers)} wrote (distillation)"
+    return f"{sentence}."
+
+
+def template_sentence(stage: Stage, base: BaseModel) -> str:
+    """Returns a sentence on the form of the prompts that the last stage trained on."""
+    if stage.template:
+        return f"Prompts have the template `{stage.template}`."
+    if base.tokenizer.chat_template:
+        return "Prompts have the chat template of the tokenizer."
+    return "Prompts are plain text, without a template."
+
+
+def data_section(stages: Sequence[Stage]) -> str:
+    """Returns a line for each stage that says which data sets it trained on."""
+    lines = []
+    for stage in stages:
+        names = ", ".join(stage.data) or (
+            "problems are made procedurally; none is taken from a data set"
+        )
+        lines.append(f"- {stage.kind}: {names}")
+    return "\n".join(lines)
+
+
+def recipe_section(stages: Sequence[Stage]) -> str:
+    """Returns a table for each stage of the settings that differ from the defaults."""
+    parts = []
+    for number, stage in enumerate(stages, start=1):
+        rows = []
+        for name, value in stage.settings.items():
+            escaped = value.replace("|", "\\|")
+            rows.append((f"`{name}`", f"`{escaped}`"))
+        parts.append(f"Stage {number}, {stage.kind}:\n\n{table(['setting', 'value'], rows)}")
+    return "\n\n".join(parts)
 
 
 def last_accuracies(evaluations: Evaluations) -> dict[str, float]:
@@ -265,37 +328,26 @@ def last_accuracies(evaluations: Evaluations) -> dict[str, float]:
     return {name: value for name, value in last.items() if name.endswith("accuracy")}
 
 
-def recipe_table(settings: config.Config) -> str:
-    """Returns a table of the settings that differ from the defaults, sorted by name."""
-    changed = sorted(flat_values(settings).items() - flat_values(config.Config()).items())
-    rows = []
-    for name, value in changed:
-        escaped = value.replace("|", "\\|")
-        rows.append((f"`{name}`", f"`{escaped}`"))
-    return table(["setting", "value"], rows)
-
-
-def flat_values(settings: config.Config) -> dict[str, str]:
-    """Returns {"section.field": value as JSON}, with public names in place of paths."""
-    values: dict[str, str] = {}
-    for name, value in config.flatten(json.loads(config.to_json(settings))).items():
-        values[name] = json.dumps(public_name(value) if isinstance(value, str) else value)
-    return values
-
-
 def evaluations_section(settings: config.Config, evaluations: Evaluations) -> str:
-    """Returns a note and the accuracies of all evaluations; empty without an evaluation."""
+    """Returns a note, and the accuracies and losses of all evaluations; empty without any."""
     if not evaluations:
         return ""
-    names = list(last_accuracies(evaluations))
+    accuracies = list(last_accuracies(evaluations))
+    losses = [name for name in list(evaluations.values())[-1] if name == "eval/loss"]
     rows = []
     for evaluation, values in evaluations.items():
-        rows.append([evaluation, *(format_number(values.get(name), ".3f") for name in names)])
-    return (
-        f"\nAccuracy on held-out problems: `eval` is the mean over {settings.eval.samples} "
-        f"samples at temperature\n{settings.rollout.temperature}, `eval_greedy` is greedy.\n\n"
-        f"{table(['', *names], rows)}\n"
-    )
+        numbers = [format_number(values.get(name), ".3f") for name in (*losses, *accuracies)]
+        rows.append([evaluation, *numbers])
+    notes = []
+    if losses:
+        notes.append("`eval/loss` is the mean loss of a token of held-out examples.")
+    if accuracies:
+        notes.append(
+            f"Accuracy on held-out problems: `eval` is the mean over {settings.eval.samples} "
+            f"samples at temperature {settings.rollout.temperature}, `eval_greedy` is greedy."
+        )
+    note = "\n".join(notes)
+    return f"\n{note}\n\n{table(['', *losses, *accuracies], rows)}\n"
 
 
 def curve_table(rows: Sequence[JsonObject]) -> str:

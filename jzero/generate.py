@@ -23,7 +23,7 @@ import urllib.parse
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -57,6 +57,7 @@ class Options:
     out: Path
     n: int = 1
     limit: int = 0  # problems; 0 = all of a set
+    greedy: bool = False  # the likeliest token each time, in place of samples
     base_url: str | None = None
     timeout: float = 600.0  # seconds
     retries: int = RETRIES
@@ -113,7 +114,7 @@ def generate_here(
             params,
             encoded[first : first + len(chunk)],
             options.n,
-            settings.rollout.temperature,
+            temperature_of(options, settings),
             (settings.train.seed, number),
             version=0,
         )
@@ -122,14 +123,28 @@ def generate_here(
     write_chunks(options, settings, [item.problem for item in encoded], sample_chunk)
 
 
+def temperature_of(options: Options, settings: config.Config) -> float:
+    """Returns the sampling temperature: 0 for the likeliest token."""
+    return 0.0 if options.greedy else settings.rollout.temperature
+
+
 # -- Before sampling -------------------------------------------------------------------------------
 
 
 def check(options: Options, settings: config.Config) -> None:
     """Raises UserError for options and settings that cannot work."""
-    setup.check_task(settings)
+    checked = settings
+    if options.base_url:
+        # The name is the server's: a model of this name here says nothing about its lengths.
+        checked = replace(settings, model=replace(settings.model, path=""))
+    setup.check_task(checked)
     if options.n < 1:
         raise UserError(f"--n={options.n} must be at least 1")
+    if options.greedy and options.n > 1:
+        raise UserError(
+            f"--n={options.n}: all greedy responses to a problem are the same, give --n 1 or no "
+            "--greedy"
+        )
     if settings.rollout.max_turns > 1:
         raise UserError(
             f"rollout.max_turns={settings.rollout.max_turns}: "
@@ -213,6 +228,8 @@ def claim_output(options: Options, settings: config.Config, problems: list[Probl
         "server": bool(options.base_url),
         "problems": zlib.crc32(repr(problems).encode()),
     }
+    if options.greedy:
+        command["greedy"] = True
     claim_workdir(claim_directory(options.out), json.dumps(command, default=vars))
 
 
@@ -283,7 +300,7 @@ def make_row(problem: Problem, sample_index: int, turn: Turn) -> JsonObject:
         "gold": json.dumps(problem.gold),  # text: a column of a data set has one type
         "tokens": turn.end - turn.start,
         "finish": turn.finish_reason,
-        "score": grade.score if is_graded else None,
+        "score": grade.known_score if is_graded else None,
         "correct": grade.correct if is_graded else None,
         "reason": grade.reason,
     }
@@ -384,7 +401,7 @@ class RemoteSampler:
             "model": self.options.model,
             "max_tokens": rollout.max_new_tokens,
             "stop": list(rollout.stop) or None,
-            "temperature": rollout.temperature,
+            "temperature": temperature_of(self.options, self.settings),
             "top_p": rollout.top_p,
             "seed": zlib.crc32(noise.encode()) >> 1,  # servers want a signed 32-bit integer
         }
@@ -423,6 +440,11 @@ def main() -> None:
     )
     parser.add_argument("--data", default="", help="problems, as in task.data")
     parser.add_argument("--n", type=int, default=1, help="responses to each problem")
+    parser.add_argument(
+        "--greedy",
+        action="store_true",
+        help="take the likeliest token each time, whatever rollout.temperature says",
+    )
     parser.add_argument("--limit", type=int, default=0, help="number of problems; default all")
     parser.add_argument(
         "--out", required=True, type=Path, help="file of JSON lines to write or to go on with"
@@ -456,7 +478,8 @@ def main() -> None:
     )
     args, rest = parser.parse_known_args(cli.start_jax(sys.argv[1:]))
 
-    defaults = evaluate.defaults()
+    with cli.user_errors():
+        defaults = evaluate.defaults("" if args.base_url else args.model)
     defaults.task.name = "math"
     defaults.task.data = args.data
     defaults.model.path = args.model
@@ -465,6 +488,7 @@ def main() -> None:
         out=args.out,
         n=args.n,
         limit=args.limit,
+        greedy=args.greedy,
         base_url=args.base_url,
         timeout=args.timeout,
         retries=args.retries,

@@ -67,7 +67,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     limits.add_flags(parser)
     options, rest = parser.parse_known_args(arguments)
 
-    defaults = evaluate.defaults()
+    defaults = evaluate.defaults(options.model)
     defaults.rollout.decode_steps = STREAMED_TOKENS
     defaults.rollout.keep_stop = False
     settings = cli.parse_settings(defaults, rest)

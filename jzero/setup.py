@@ -25,8 +25,9 @@ from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import huggingface, qwen
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
+from jzero.rollout.evaluation import encode_suites
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
-from jzero.run.base_model import BaseModel, read_base_model
+from jzero.run.base_model import BaseModel, check_context, read_base_model
 from jzero.run.clock import Clock
 from jzero.run.resume import steps_to_discard
 from jzero.run.workdir import check_workdir
@@ -66,8 +67,7 @@ def check_task(config: Config) -> None:
 def check(config: Config, workdir: Path) -> None:
     """Raises UserError if the run cannot work. Nothing is downloaded, compiled or written."""
     check_task(config)
-    for spec in suites.split_commas(*config.eval.suites):
-        suites.parse_suite(spec)
+    suites.check_suites(config.eval.suites)
     if config.warm_start.steps:
         check_warm_start(config)
     check_workdir(workdir, to_json(config))
@@ -132,6 +132,7 @@ def with_steps(config: Config) -> Config:
 def build(config: Config, pool: Pool) -> Run:
     """Returns the parts of a run. Reads the tokenizer and the model's shape, but no weights."""
     base = read_base_model(config.model)
+    check_context(config, base)
     critic = read_critic(config, base.model)
     devices, _ = split_devices(config.mesh.decode_devices)
     mesh = train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
@@ -202,17 +203,10 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     for note in task.notes(config.task):
         processes.print_once(note)
 
-    problems = {"": task.eval_problems(config.task, config.eval.problems)}
-    for spec in suites.split_commas(*config.eval.suites):
-        name, found = suites.load_suite(spec, config.task, config.eval.limit, config.train.seed)
-        problems[name] = found
-
-    fitting = {}
-    for name, found in problems.items():
-        encoded = run.sampler.encode_problems(found, name or "held out")
-        if encoded:
-            fitting[name] = encoded
-    return fitting
+    held_out = task.eval_problems(config.task, config.eval.problems)
+    encoded = run.sampler.encode_problems(held_out, "held out")
+    own = {"": encoded} if encoded else {}
+    return own | encode_suites(run.sampler, config)
 
 
 # -- state -----------------------------------------------------------------------------------------

@@ -2,6 +2,9 @@
 
     examples -> packed rows -> update -> evaluate -> checkpoint
 
+An evaluation is the loss of held-out examples and, where `eval.suites` names some, the accuracy of
+the model's own responses to their problems, as in RL.
+
 It runs instead of RL if sft.data is set, for example with
 `python -m jzero.main --config=configs/sft.py --workdir=runs/sft --config.sft.data=rows.jsonl`.
 
@@ -9,22 +12,26 @@ Packing, the update program and the optimizer are those of RL (`training.supervi
 workdir, checkpoints and exports. A run that is killed resumes to the same numbers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import jax
+from jax.sharding import Mesh
 
 from jzero.config import Config, to_json, validate
 from jzero.distributed import interrupt, processes
 from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
 from jzero.files import JsonObject
+from jzero.grading.pool import Pool
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
-from jzero.run.base_model import read_base_model
+from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
+from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
+from jzero.run.base_model import BaseModel, check_context, read_base_model
 from jzero.run.clock import Clock
 from jzero.run.resume import steps_to_discard
 from jzero.run.session import RunSession
@@ -48,11 +55,27 @@ class SftData:
     held_out: list[ExampleRow]
 
 
+class Suites(NamedTuple):
+    """The suites of eval.suites, and what answers their problems."""
+
+    sampler: Sampler
+    publish: Callable[[qwen.Params], qwen.Params]  # the trainer's parameters -> the sampler's
+    problems: dict[str, list[EncodedProblem]]
+
+
+class HeldOut(NamedTuple):
+    """What a run is evaluated on. Either may be missing."""
+
+    packed: PackedBatch | None  # held-out examples
+    suites: Suites | None
+
+
 def train(config: Config, workdir: Path) -> JsonObject:
     """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
     # ----------------------------------------------------------------------------------------------
     # Set-up
     validate(config)
+    suites.check_suites(config.eval.suites)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
     sft, clock = config.sft, Clock()
@@ -60,11 +83,13 @@ def train(config: Config, workdir: Path) -> JsonObject:
     last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
 
     base = read_base_model(config.model)
+    check_context(config, base)
     set_chat_template(base.tokenizer, sft.chat_template)
     mesh = train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     trainer = SupervisedTrainer(base.model, mesh, config, sft.pack_length)
 
     with (
+        Pool(config.task.grade_workers if config.eval.suites else 0) as pool,
         interrupt.StopSignal() as stop,
         closing(RunSession(config, workdir, base, clock, last_step)) as session,
     ):
@@ -73,12 +98,15 @@ def train(config: Config, workdir: Path) -> JsonObject:
             f"{last_step} steps of {sft.batch_size}"
         )
         test_examples = encode_rows(base.tokenizer, data.held_out[: config.eval.problems], config)
-        test = trainer.pack(test_examples) if test_examples else None
+        test = HeldOut(
+            packed=trainer.pack(test_examples) if test_examples else None,
+            suites=make_suites(config, base, mesh, pool),
+        )
 
         if session.resume_step is None:
             params = trainer.learner.load_params(base.directory, config.train.seed)
             state = trainer.learner.start(params)
-            evaluate_loss(trainer, session, test, "before", state.params)
+            evaluate_model(trainer, session, test, "before", state.params)
         else:
             state = session.restore(trainer.learner.abstract_state())
 
@@ -115,7 +143,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
 
                 # -- Evaluate.
                 if name := session.schedule.evaluation_after(step):
-                    metrics |= evaluate_loss(trainer, session, test, name, state.params)
+                    metrics |= evaluate_model(trainer, session, test, name, state.params)
 
                 # -- Write metrics; checkpoint and export if they are due.
                 session.end_step(step, metrics, state)
@@ -131,17 +159,15 @@ def train(config: Config, workdir: Path) -> JsonObject:
 
 
 def read_data(config: Config) -> SftData:
-    """Reads the sets of sft.data, and held-out rows: sft.eval_data or the sets' test splits."""
+    """Reads the sets of sft.data, and held-out rows: sft.eval_data or splits of the sets."""
     sft = config.sft
     sources = suites.split_commas(sft.data)
-    held_out_sources = [sft.eval_data]
-    if not sft.eval_data:
-        held_out_sources = [source for source in sources if has_test_split(source)]
-
     sets = [read_rows(source, "train", config) for source in sources]
     for source, found in zip(sources, sets, strict=True):
         check_system_prompt(source, found, sft.system_prompt)
-    held_out = [row for source in held_out_sources for row in read_rows(source, "test", config)]
+    held_out: list[ExampleRow] = []
+    for source in find_held_out_sources(config, sources):
+        held_out += read_rows(source, "test", config)
     rows = problem_sets.stream(sets, sft.weights, config.train.seed)
     return SftData(rows, sum(map(len, sets)), held_out)
 
@@ -155,19 +181,45 @@ def check_system_prompt(source: str, rows: Sequence[ExampleRow], system_prompt: 
         )
 
 
-def has_test_split(source: str) -> bool:
-    """Returns whether a set has held-out rows. A task draws as many as are asked for."""
-    return source in TASKS or "test" in problem_sets.load(source)
+def find_held_out_sources(config: Config, sources: Sequence[str]) -> list[str]:
+    """Returns the sources of held-out rows. A task draws as many rows as are asked for.
+
+    Raises UserError if no set has the split sft.eval_split.
+    """
+    sft = config.sft
+    if sft.eval_data:
+        return [sft.eval_data]
+    tasks = [source for source in sources if draws_examples(source)]
+    sets = [source for source in sources if source not in tasks]
+    found = tasks
+    if sets:
+        found = tasks + problem_sets.held_out_sources(
+            sets, sft.eval_split, sft.train_split, "sft.eval_split"
+        )
+    if not found:
+        notes = problem_sets.unused_splits_notes(sets, sft.train_split, "sft.eval_split")
+        for note in notes:
+            processes.print_once(note)
+    return [source for source in sources if source in found]
 
 
-def read_rows(source: str, split: str, config: Config) -> Sequence[ExampleRow]:
+def draws_examples(source: str) -> bool:
+    """Returns whether a source is a task that makes warm-start examples, and no data set."""
+    return source in TASKS and TASKS[source].warm_start is not None
+
+
+def read_rows(source: str, part: str, config: Config) -> Sequence[ExampleRow]:
     """Returns a split of a set, or warm-start examples if `source` is a task.
+
+    `part` is "train" for the rows to train on, and "test" for held-out rows.
 
     Raises UserError if the set has neither messages nor prompts with completions.
     """
-    if source in TASKS and TASKS[source].warm_start is not None:
-        return draw_task_rows(source, split, config)
-    dataset = problem_sets.load_split(source, split)
+    if draws_examples(source):
+        return draw_task_rows(source, part, config)
+    setting = "train_split" if part == "train" else "eval_split"
+    wanted = getattr(config.sft, setting)
+    dataset = problem_sets.choose_split(source, wanted, part, f"sft.{setting}")
     for columns in (["messages"], ["prompt", "completion"]):
         if set(columns) <= set(dataset.column_names):
             # A Dataset indexes and iterates as a sequence of rows, but does not declare it.
@@ -178,12 +230,12 @@ def read_rows(source: str, split: str, config: Config) -> Sequence[ExampleRow]:
     )
 
 
-def draw_task_rows(task_name: str, split: str, config: Config) -> list[ExampleRow]:
+def draw_task_rows(task_name: str, part: str, config: Config) -> list[ExampleRow]:
     """Returns warm-start examples of a task. The held-out ones have a seed of their own."""
     make_example = TASKS[task_name].warm_start
     assert make_example is not None, f"{task_name=}"
     warm = config.warm_start
-    if split == "train":
+    if part == "train":
         seed, count = config.train.seed, warm.steps * warm.batch_size
     else:
         seed, count = config.train.seed + 1, config.eval.problems
@@ -238,17 +290,36 @@ def update_metrics(stats: Stats) -> dict[str, float]:
     }
 
 
-def evaluate_loss(
+def make_suites(config: Config, base: BaseModel, mesh: Mesh, pool: Pool) -> Suites | None:
+    """Returns the suites of eval.suites with a sampler for them, None where there are none."""
+    if not config.eval.suites:
+        return None
+    sampler, publish = make_sampler(config, base, mesh, pool)
+    return Suites(sampler, publish, encode_suites(sampler, config))
+
+
+def evaluate_model(
     trainer: SupervisedTrainer,
     session: RunSession,
-    test: PackedBatch | None,
+    test: HeldOut,
     name: str,
     params: qwen.Params,
 ) -> dict[str, float]:
-    """Computes the loss of the held-out examples, if there are any, and records it under `name`."""
-    if test is None:
-        return {}
+    """Computes the loss of the held-out examples, and the accuracies of the suites.
+
+    Records them under `name`.
+    """
+    metrics: dict[str, float] = {}
+    config = session.config
     with session.clock("eval"):
-        metrics = {"eval/loss": trainer.loss(params, test)}
-    session.record_evaluation(name, metrics)
+        if test.packed is not None:
+            metrics["eval/loss"] = trainer.loss(params, test.packed)
+        if test.suites is not None:
+            sampler, publish, problems = test.suites
+            evaluated = evaluate(
+                sampler, publish(params), problems, config.eval, config.rollout.temperature
+            )
+            metrics |= evaluation_metrics(evaluated)
+    if metrics:
+        session.record_evaluation(name, metrics)
     return metrics

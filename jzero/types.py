@@ -68,6 +68,15 @@ class Grade:
     parts: dict[str, float] = field(default_factory=dict)
     # The environment's answer to the response. None ends the episode.
     reply: str | None = None
+    # Whether a function of the user's raised, took too long, ended its process or returned no
+    # reward. The response then has no score, whatever `score` says, and nothing is trained on it.
+    # `correct` is the verdict of the task's grader, if that had come to one.
+    failed: bool = False
+
+    @property
+    def known_score(self) -> float | None:
+        """The score as people read it: None where there is none, because a function failed."""
+        return None if self.failed else self.score
 
 
 @dataclass(frozen=True)

@@ -251,6 +251,46 @@ def test_a_run_goes_back_to_a_chosen_checkpoint(
     assert "at step 10" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_the_suites_are_answered_at_every_evaluation(tmp_path: Path) -> None:
+    settings = mixed_sets(tmp_path, epochs=0.4)  # 2 steps
+    settings.eval.suites = ("countdown",)
+    settings.eval.limit = 3
+    settings.eval.samples = 0
+    settings.task.template = "plain"
+    settings.rollout.max_prompt_tokens = 20
+
+    summary = sft.train(settings, tmp_path / "run")
+
+    for name in ("before", "after"):
+        evaluation = summary["eval_all"][name]
+        assert 0 <= evaluation["eval_greedy/countdown/accuracy"] <= 1
+        assert evaluation["eval/loss"] > 0
+    row = read_metrics(tmp_path / "run")[-1]
+    assert row["eval_greedy/countdown/accuracy"] == pytest.approx(
+        summary["eval_all"]["after"]["eval_greedy/countdown/accuracy"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("suites", "message"),
+    [
+        (("no_such_suite",), "no suite 'no_such_suite'"),
+        (("countdown", "countdown"), "names countdown 2 times"),
+    ],
+)
+def test_suites_that_cannot_work_are_refused_before_anything_is_written(
+    suites: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    settings = mixed_sets(tmp_path)
+    settings.eval.suites = suites
+
+    with pytest.raises(ValueError, match=message):
+        sft.train(settings, tmp_path / "run")
+
+    assert not (tmp_path / "run").exists()
+
+
 # -- mistakes --------------------------------------------------------------------------------------
 
 

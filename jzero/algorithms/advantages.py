@@ -97,7 +97,8 @@ def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> Advantages
 
     Source: arXiv:2508.08221; TRL's scale_rewards="batch".
     """
-    std = episodes.returns.std(ddof=1)
+    returns = episodes.returns
+    std = returns.std(ddof=1) if len(returns) > 1 else 0.0
     return group_mean(episodes, algorithm) / (std + algorithm.std_eps)
 
 

@@ -8,12 +8,18 @@ A check of settings that must fit together is a function that yields messages, a
 """
 
 import importlib.util
+import json
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import huggingface_hub
 
 from jzero import algorithms
 from jzero.config.schema import Config, Setting, list_settings
 from jzero.errors import UserError
+
+POSITIONS = "max_position_embeddings"  # in config.json of a model
 
 
 def validate(config: Config) -> None:
@@ -239,6 +245,80 @@ def check_evaluation(config: Config) -> Iterator[str]:
         )
 
 
+def check_context(config: Config) -> Iterator[str]:
+    """No sequence may be longer than the model, if its config.json is on this machine already.
+
+    A model of the hub that is not here yet is checked when its config.json has come.
+    """
+    model = config.model
+    yield from context_mistakes(config, model.max_position_embeddings or read_positions(model.path))
+
+
+def read_positions(path: str) -> int | None:
+    """Returns max_position_embeddings of a model in a directory or in the cache of the hub.
+
+    None: the model has no such entry, is not here, or its config.json cannot be read, which whoever
+    loads the model reports.
+    """
+    if not path:
+        return None
+    file: object = Path(path).expanduser() / "config.json"
+    if not Path(path).expanduser().is_dir():
+        if path.count("/") != 1 or path[0] in "./~":
+            return None
+        try:
+            file = huggingface_hub.try_to_load_from_cache(path, "config.json")
+        except ValueError:  # no id of the hub
+            return None
+    if not isinstance(file, str | Path) or not Path(file).is_file():
+        return None
+    try:
+        positions = json.loads(Path(file).read_text(encoding="utf-8")).get(POSITIONS)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return positions if isinstance(positions, int) else None
+
+
+def context_mistakes(config: Config, positions: int | None) -> Iterator[str]:
+    """Yields a message where sequences of the run may be longer than `positions` tokens.
+
+    `positions` is max_position_embeddings of the model, None where it does not say.
+    """
+    if positions is None:
+        return
+    rollout, sft = config.rollout, config.sft
+    name = config.model.path or "the model"
+    if sft.data and sft.pack_length > positions:
+        yield (
+            f"sft.pack_length={sft.pack_length} takes examples of so many tokens, and {name} has "
+            f"{POSITIONS}={positions}: set sft.pack_length={positions}{beyond(sft.pack_length)}"
+        )
+    generates = not sft.data or config.eval.suites
+    longest = rollout.longest_episode
+    if generates and longest > positions:
+        room = positions - rollout.max_prompt_tokens
+        advice = "lower rollout.max_prompt_tokens and rollout.max_new_tokens"
+        if rollout.max_turns > 1 and room >= rollout.max_new_tokens:
+            advice = f"set rollout.max_episode_tokens={positions}"
+        elif room > 0 and rollout.max_turns == 1:
+            advice = f"set rollout.max_new_tokens={room} rollout.max_episode_tokens=0"
+        yield (
+            f"rollout.max_prompt_tokens={rollout.max_prompt_tokens} "
+            f"rollout.max_new_tokens={rollout.max_new_tokens} "
+            f"rollout.max_turns={rollout.max_turns} make sequences of {longest} tokens, and {name} "
+            f"has {POSITIONS}={positions}: {advice}{beyond(longest)}"
+        )
+
+
+def beyond(length: int) -> str:
+    """Returns the words on the two ways to more positions than the model has."""
+    return (
+        f". YaRN would stretch its positions to {length}, which jzero does not compute; "
+        f"model.max_position_embeddings={length} goes on without, at positions that the model has "
+        "not been trained at"
+    )
+
+
 CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_architecture,
     check_packages,
@@ -249,6 +329,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_correction,
     check_algorithm_numbers,
     check_lengths,
+    check_context,
     check_schedule_of_a_step,
     check_length_of_the_run,
     check_evaluation,

@@ -43,7 +43,7 @@ def differing(flag: str, published: str, setting: str, value: object, note: str)
 
 # What all commands of oat leave at its default, and what the runs have in common.
 OAT = (
-    Row("train_split", "train", "task.train_split", "train"),
+    Row("train_split", "train", "task.train_split", "", "the default is train"),
     Row("max-train", "9999999", "task.max_train", 0, "0 is all rows"),
     Row("learning_rate", "1e-6", "optimizer.lr", 1e-6),
     Row("(AdamW, second beta)", "0.95", "optimizer.b2", 0.95),

@@ -59,6 +59,11 @@ class ModelConfig:
         "jzero's own character tokenizer for countdown.",
     )
     arch: ArchitectureConfig = field(default_factory=ArchitectureConfig)
+    max_position_embeddings: int = setting(
+        0,
+        "Most tokens of a sequence that the model is meant for; longer runs are refused. 0: what "
+        "its config.json says, and 32768 for a model from random weights.",
+    )
     dtype: str = setting(
         "bfloat16", "Type of the computation. Master weights are always float32.", choices=DTYPES
     )
@@ -68,7 +73,9 @@ class ModelConfig:
         choices=("none", "dots", "full"),
     )
     logit_chunk: int = setting(
-        2048, "Tokens whose logits [tokens, vocabulary] exist at the same time.", at_least=1
+        2048,
+        "Tokens whose logits [tokens, vocabulary] exist on a device at the same time.",
+        at_least=1,
     )
     attention: str = setting(
         "",
@@ -87,6 +94,17 @@ class RewardConfig:
         "(response, gold, task).",
     )
     weights: tuple[float, ...] = setting((), "One weight for each function. Empty: all are 1.")
+    seconds: float = setting(
+        60.0,
+        "Wall-clock seconds that one call of a function of your own may take, for example to ask a "
+        "judge over the network. The first call of a process includes the import of its module.",
+        above=0,
+    )
+    memory_gib: float = setting(
+        16.0,
+        "Address space in GiB that a grader process may have while it calls a function of your "
+        "own. 0: no limit.",
+    )
     unit: str = setting(
         "characters",
         "Unit of lengths in the rewards length and cosine.",
@@ -134,15 +152,18 @@ class TaskConfig:
     weights: tuple[float, ...] = setting(
         (), "Share of each set of task.data. Empty: the sets are treated as one."
     )
-    eval_data: str = setting("", "Held-out data set. Empty: the test split of task.data.")
+    eval_data: str = setting("", "Held-out data set. Empty: a split of task.data.")
+    train_split: str = setting(
+        "", "Split of task.data to train on, such as train_hard. Empty: train, or the only one."
+    )
+    eval_split: str = setting(
+        "", "Split that is held out, such as validation. Empty: test, where there is one."
+    )
     problem_column: str = setting(
         "", "Column with the problem. Empty: the first of the usual names that the set has."
     )
     answer_column: str = setting(
         "", "Column with the answer. Empty: the first of the usual names that the set has."
-    )
-    train_split: str = setting(
-        "train", "Split of task.data to train on. A set with a single split has its only one."
     )
     max_train: int = setting(
         0, "Trains on the first rows of each set only, at most this many. 0: on all."
@@ -212,14 +233,16 @@ class TaskConfig:
     )
     grade_seconds: float = setting(
         5.0,
-        "Seconds that one grading may take. Then its worker is killed and the score is 0.",
+        "Seconds that one grading may take. Then its worker is killed and the score is 0. Reward "
+        "functions of your own have task.reward.seconds instead.",
         above=0,
     )
     grade_workers: int = setting(2, "Processes that grade.", at_least=1)
     max_failed_share: float = setting(
         0.5,
         "Share of a step's gradings that may raise an error, time out or kill their worker. Beyond "
-        "it the run stops. Failed gradings score 0.",
+        "it the run stops. Responses on which a function of your own failed are not trained on; "
+        "those on which jzero's own grader failed score 0.",
         at_most=1,
     )
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -366,7 +389,13 @@ class SftConfig:
     weights: tuple[float, ...] = setting(
         (), "Share of each set of sft.data. Empty: the sets are treated as one."
     )
-    eval_data: str = setting("", "Held-out data set. Empty: the test splits of sft.data.")
+    eval_data: str = setting("", "Held-out data set. Empty: splits of sft.data.")
+    train_split: str = setting(
+        "", "Split of sft.data to train on, such as train_hard. Empty: train, or the only one."
+    )
+    eval_split: str = setting(
+        "", "Split that is held out, such as validation. Empty: test, where there is one."
+    )
     chat_template: str = setting(
         "", "File with a Jinja chat template. Empty: the tokenizer's own template."
     )

@@ -6,7 +6,8 @@ and reads one answer for each.
 
 A worker that ends, or that is silent for too long, is replaced. The item that it was grading is to
 blame. That item gets a second try, because a machine may also kill a worker by chance, and then
-scores 0. The other items of the batch go back to the queue.
+scores 0 or, where it was code of the user's that ran, has failed. The other items of the batch go
+back to the queue.
 
 Trainers import this module, but it imports no jax: the workers hold no device.
 """
@@ -20,7 +21,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from multiprocessing import connection
 from subprocess import DEVNULL, Popen
 from typing import NamedTuple, Protocol
@@ -67,6 +68,21 @@ class _Item(NamedTuple):
     has_ended_worker: bool
 
 
+class _Stage(NamedTuple):
+    """What a worker is at: see the message `stage` in `worker`."""
+
+    is_users: bool  # whether the code is the user's
+    function: str  # a reward function of the user's; "" for the grader
+    seconds: float | None  # wall-clock limit of the function; None for the grader
+    score: float  # the grader's verdict, once there is one
+    correct: bool
+
+
+_CHECKING = _Stage(is_users=False, function="", seconds=None, score=0.0, correct=False)
+
+ShowNote = Callable[[str, str, str], None]  # function, kind, text
+
+
 class _NotStarted(RuntimeError):
     """A grader process ended before it was ready."""
 
@@ -75,6 +91,7 @@ class _Worker:
     """A grader process and our end of the pipe to it."""
 
     def __init__(self) -> None:
+        self.stage = _CHECKING
         self.pipe, its_end = connection.Pipe()
         with its_end:  # closed here, so that the pipe ends with the process
             descriptor = its_end.fileno()
@@ -86,7 +103,7 @@ class _Worker:
             self.process = Popen(
                 [sys.executable, "-c", start],
                 stdin=DEVNULL,
-                stdout=DEVNULL,  # graders may print; stderr stays, it says why a worker fails
+                stdout=DEVNULL,  # what graders print comes as notes; stderr says why a worker fails
                 env=os.environ | environment,
                 pass_fds=[descriptor],
                 # Ctrl-C in the terminal is for the parent. And a worker can be killed with all
@@ -109,12 +126,23 @@ class _Worker:
             raise TimeoutError
         return self.pipe.recv_bytes()
 
-    def receive_grade(self, item: _Item) -> Grade:
+    def receive_grade(self, item: _Item, show_note: ShowNote) -> Grade:
         """Returns the grade of `item`, which must be the one that the worker is at."""
-        answer = self.receive(item.seconds * WALL_SECONDS_PER_CPU_SECOND)
-        number, score, correct, reason, seconds, parts, reply = json.loads(answer)
-        assert number == item.number, f"{number=} {item.number=}"
-        return Grade(score, correct, reason, seconds=seconds, parts=parts, reply=reply)
+        self.stage = _CHECKING
+        while True:
+            seconds = self.stage.seconds
+            if seconds is None:
+                seconds = item.seconds * WALL_SECONDS_PER_CPU_SECOND
+            kind, *content = json.loads(self.receive(seconds))
+            if kind == "answer":
+                number, fields = content
+                assert number == item.number, f"{number=} {item.number=}"
+                return Grade(**fields)
+            if kind == "stage":
+                self.stage = _Stage(*content)
+            else:
+                assert kind == "note", f"{kind=}"
+                show_note(*content)
 
     def end(self) -> int:
         """Kills the process if it still runs. Returns its exit status, negative for a signal."""
@@ -139,6 +167,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._num_returned = 0
         self._changed = threading.Condition()  # guards the items and the counters
         self._closed = False
+        self._notes: set[tuple[str, str]] = set()  # that were shown: function, kind
         self._workers: list[_Worker | None] = [None] * workers
         self._threads = []
         for index in range(workers):
@@ -248,7 +277,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 while batch:
                     # The worker began with this item when it answered the last, so that the wait
                     # is this item's time alone.
-                    grade = worker.receive_grade(batch[0])
+                    grade = worker.receive_grade(batch[0], self._show_note)
                     self._deliver(batch.popleft(), grade)
         except (OSError, EOFError) as error:  # it ended, or a TimeoutError, which is an OSError
             status = worker.end()
@@ -256,7 +285,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 message = "a grader process did not start; its stderr says why"
                 raise _NotStarted(message) from None
             is_late = isinstance(error, TimeoutError) or status == -signal.SIGPROF
-            self._blame_first(batch, "timeout" if is_late else "killed")
+            self._blame_first(batch, "timeout" if is_late else "killed", worker.stage)
         worker.end()
 
     def _next_batch(self) -> deque[_Item]:
@@ -271,10 +300,11 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             share = 1 + len(self._items) // (2 * len(self._workers))
             return deque(self._items.popleft() for _ in range(min(MAX_BATCH, share)))
 
-    def _blame_first(self, batch: deque[_Item], reason: str) -> None:
+    def _blame_first(self, batch: deque[_Item], reason: str, stage: _Stage) -> None:
         """Queues a batch again whose first item ended its worker.
 
-        The first item is queued at the end or, if this was its second try, scores 0.
+        The first item is queued at the end or, if this was its second try, scores 0 or, where code
+        of the user's ran, has failed.
         """
         first = batch.popleft()
         is_second_try = first.has_ended_worker
@@ -286,8 +316,23 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 self._items.append(first._replace(has_ended_worker=True))
             self._changed.notify_all()
         if is_second_try:
-            seconds = first.seconds if reason == "timeout" else 0.0
-            self._deliver(first, Grade(0.0, False, reason, seconds))
+            limit = stage.seconds or first.seconds
+            seconds = limit if reason == "timeout" else 0.0
+            if stage.function:
+                reason = f"{reason}: {stage.function}"
+            if reason.startswith("timeout") and stage.seconds:
+                reason += f" took more than task.reward.seconds={stage.seconds:g}"
+            grade = Grade(stage.score, stage.correct, reason, seconds, failed=stage.is_users)
+            self._deliver(first, grade)
+
+    def _show_note(self, function: str, kind: str, text: str) -> None:
+        """Prints what a function printed or raised, if no worker has said the same before."""
+        with self._changed:
+            if (function, kind) in self._notes:
+                return
+            self._notes.add((function, kind))
+        lines = text.rstrip("\n")
+        print(f"{function} {kind} (shown once):\n{lines}", file=sys.stderr, flush=True)
 
     def _deliver(self, item: _Item, grade: Grade) -> None:
         reason = re.split("[:;]", grade.reason)[0]

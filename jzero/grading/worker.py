@@ -4,20 +4,33 @@ Messages are JSON over one pipe. The process says "ready" once it can grade. The
 items a message and answers with one message for every item, in their order:
 
     item    [number, grader, response, gold, settings, earlier turns or null]
-    answer  [number, score, correct, reason, seconds, parts, reply]
+    answer  ["answer", number, fields of the Grade]
 
 `grader` is the name of a task or "module:function". `settings` are JSON in a string, because only
 they become a namespace: golds stay as they are. `earlier` are pairs of a turn's text and the fields
 of its grade; with them, the task is asked for a reply to the response, too.
 
+Two more messages may come before an answer:
+
+    stage   ["stage", is the user's, function, seconds, score, correct]
+    note    ["note", function, kind, text]
+
+A stage says whose code runs from now on, so that the pool knows how long to wait and whom to blame
+if the process ends. `function` is "" while the grader runs, `seconds` are the wall-clock limit of a
+reward function of the user's or null, `score` and `correct` are the grader's verdict so far. A note
+is what a function printed, or the traceback of what it raised: for people, once.
+
 Responses are hostile. An item that takes too long, or too much memory, ends the process; the pool
-finds out from the end of the pipe.
+finds out from the end of the pipe. Reward functions of the user's are not hostile, and may take
+more: their limits are `task.reward.seconds` and `task.reward.memory_gib`, and they may write files.
 """
 
 import contextlib
 import ctypes
 import functools
+import io
 import json
+import math
 import os
 import pkgutil
 import resource
@@ -25,22 +38,24 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import connection
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from jzero.types import Grade
+from jzero.types import Grade, JsonValue
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
 
-MAX_MEMORY = 2 << 30  # bytes of address space
+MAX_MEMORY = 2 << 30  # bytes of address space that grading may take
 MAX_REASON = 200  # characters: a reason may quote the response
+MAX_NOTE = 4000  # characters
+MAX_MESSAGE = 200  # characters of what a function raised
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
-_SHOWN: set[type[Exception]] = set()  # the types of errors whose traceback was printed
+_NOTED: set[tuple[str, str]] = set()  # function and kind of the notes that this process has sent
 
 EarlierTurns = list[tuple[str, dict[str, Any]]]  # text, fields of its Grade
 
@@ -50,6 +65,41 @@ class _Grader(NamedTuple):
 
     grade: Callable[[str, object, "TaskConfig"], Grade]
     reply: Callable[[object, list[tuple[str, Grade]], "TaskConfig"], str | None] | None
+
+
+class _FunctionFailedError(Exception):
+    """A reward function of the user's raised, or returned no reward. Its cause says more."""
+
+    def __init__(self, function: str, grade: Grade) -> None:
+        super().__init__(function)
+        self.function = function
+        self.grade = grade  # of the task's grader, before the function was called
+
+
+class _Pipe:
+    """Our end of the pipe to the pool."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._connection = connection.Connection(descriptor)
+
+    def receive(self) -> list[Any]:
+        return json.loads(self._connection.recv_bytes())
+
+    def send(self, *message: object) -> None:
+        self._connection.send_bytes(json.dumps(message).encode())
+
+    def send_stage(
+        self, is_users: bool, function: str, seconds: float | None, grade: Grade | None
+    ) -> None:
+        """Says whose code runs from now on; `grade` is the grader's verdict, if there is one."""
+        score, correct = (grade.score, grade.correct) if grade else (0.0, False)
+        self.send("stage", is_users, function, seconds, score, correct)
+
+    def send_note(self, function: str, kind: str, text: str) -> None:
+        """Sends a text for people, the first of its kind in this process."""
+        if (function, kind) not in _NOTED:
+            _NOTED.add((function, kind))
+            self.send("note", function, kind, text[-MAX_NOTE:])
 
 
 def work(descriptor: int) -> None:
@@ -63,23 +113,15 @@ def work(descriptor: int) -> None:
     # knows of tasks.
     import jzero.tasks  # noqa: F401
 
-    _limit_resources()
-    pipe = connection.Connection(descriptor)
-    pipe.send_bytes(b'"ready"')
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes must not fill the disk with cores
+    _limit_resources(MAX_MEMORY)
+    pipe = _Pipe(descriptor)
+    pipe.send("ready")
     while True:
-        for number, name, response, gold, settings, earlier in json.loads(pipe.recv_bytes()):
+        for number, name, response, gold, settings, earlier in pipe.receive():
             task = json.loads(settings, object_hook=_namespace)
-            grade = _grade(name, response, gold, task, earlier)
-            answer = (
-                number,
-                float(grade.score),
-                bool(grade.correct),
-                grade.reason[:MAX_REASON],
-                grade.seconds,
-                grade.parts,
-                grade.reply,
-            )
-            pipe.send_bytes(json.dumps(answer).encode())
+            grade = _grade(pipe, name, response, gold, task, earlier)
+            pipe.send("answer", number, vars(grade))
 
 
 def _end_with_parent() -> None:
@@ -91,15 +133,46 @@ def _end_with_parent() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _limit_resources() -> None:
-    """Limits what a hostile response can take. The imports before may write bytecode."""
-    limits = {
-        resource.RLIMIT_CORE: 0,  # a crash at every other item must not fill the disk with cores
-        resource.RLIMIT_FSIZE: 0,  # graders write no files; pipes have no size
-        resource.RLIMIT_AS: MAX_MEMORY,
-    }
-    for kind, limit in limits.items():
-        resource.setrlimit(kind, (limit, limit))
+def _limit_resources(memory: int) -> None:
+    """Limits what a hostile response can take: `memory` bytes of address space, and no files.
+
+    These are soft limits, which `_users_limits` lifts for a while.
+    """
+    _set_soft_limit(resource.RLIMIT_AS, memory)
+    # Graders write no files; pipes have no size. The imports before may have written bytecode.
+    _set_soft_limit(resource.RLIMIT_FSIZE, 0)
+
+
+def _set_soft_limit(kind: int, limit: int) -> None:
+    _, most = resource.getrlimit(kind)
+    if most != resource.RLIM_INFINITY:
+        limit = most if limit == resource.RLIM_INFINITY else min(limit, most)
+    resource.setrlimit(kind, (limit, most))
+
+
+def _address_space() -> int:
+    """Returns the bytes of address space that this process has; 0 where the system has no /proc."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            pages = int(file.read().split()[0])
+    except OSError:
+        return 0
+    return pages * resource.getpagesize()
+
+
+@contextlib.contextmanager
+def _users_limits(memory_gib: float) -> Iterator[None]:
+    """Gives a reward function of the user's its own limits, and takes grading's back afterwards."""
+    remaining, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+    memory = int(memory_gib * 2**30) if memory_gib else resource.RLIM_INFINITY
+    _set_soft_limit(resource.RLIMIT_AS, memory)
+    _set_soft_limit(resource.RLIMIT_FSIZE, resource.RLIM_INFINITY)
+    try:
+        yield
+    finally:
+        # What the function keeps, such as a model of its own, is not the next response's to pay.
+        _limit_resources(MAX_MEMORY + _address_space())
+        signal.setitimer(signal.ITIMER_PROF, remaining)
 
 
 def _namespace(values: dict[str, object]) -> SimpleNamespace:
@@ -116,7 +189,16 @@ def _grader(name: str) -> _Grader:
     return _Grader(task.grade, task.reply)
 
 
+@functools.cache
+def _is_users(name: str) -> bool:
+    """Returns whether a grader is the user's: a task or a function that jzero does not have."""
+    from jzero.tasks import TASKS
+
+    return name not in TASKS and not name.startswith("jzero.")
+
+
 def _grade(
+    pipe: _Pipe,
     name: str,
     response: str,
     gold: object,
@@ -125,39 +207,82 @@ def _grade(
 ) -> Grade:
     """Returns the grade of one response, with the seconds that grading took.
 
-    A grader that raises scores 0. One that takes more than `task.grade_seconds` of CPU time ends
-    the process.
+    A grader of jzero's that raises scores 0, because a hostile response may make it raise. Where
+    code of the user's raises, the grade is `failed`. A grader that takes more than
+    `task.grade_seconds` of CPU time ends the process.
     """
+    is_users = _is_users(name)
+    if is_users:
+        pipe.send_stage(is_users, "", None, None)
     # The kernel's timer, whose signal has no handler in Python: it also ends a regular expression
     # or a power that does not return to the interpreter. It counts CPU time, so that a busy machine
     # does not change a grade; the pool limits the wall time of what sleeps.
     signal.setitimer(signal.ITIMER_PROF, task.grade_seconds)
     start = time.perf_counter()
     try:
-        grade = _grade_and_reply(name, response, gold, task, earlier)
+        with _shown_once(pipe, name):
+            grade = _grade_and_reply(pipe, name, response, gold, task, earlier)
     except MemoryError:
         os._exit(1)  # at once: a clean-up takes memory, and a new process has a clean heap
-    except Exception as error:  # graders of users, and whatever a response makes them do
-        _print_first_traceback(error)
-        grade = Grade(0.0, False, f"error: {type(error).__name__}: {error}")
+    except _FunctionFailedError as failure:
+        cause = failure.__cause__
+        assert cause is not None, f"{failure=}"
+        reason = f"error: {failure.function}: {_describe(cause)}"
+        _note_traceback(pipe, failure.function, cause)
+        grade = replace(failure.grade, reason=reason[:MAX_REASON], failed=True)
+    except (Exception, SystemExit) as error:  # graders of users, and what a response makes them do
+        _note_traceback(pipe, name, error)
+        reason = f"error: {_describe(error)}"
+        grade = Grade(0.0, False, reason[:MAX_REASON], failed=is_users)
     signal.setitimer(signal.ITIMER_PROF, 0)
     return replace(grade, seconds=time.perf_counter() - start)
 
 
-def _print_first_traceback(error: Exception) -> None:
-    """Prints the traceback of the first error of each type in this process, to stderr.
+def _describe(error: BaseException) -> str:
+    """Returns the type and the message of an error; making its message may fail, too."""
+    try:
+        message = str(error)
+    except Exception:
+        message = ""
+    return f"{type(error).__name__}: {message[:MAX_MESSAGE]}"
+
+
+def _note_traceback(pipe: _Pipe, function: str, error: BaseException) -> None:
+    """Sends the traceback of the first error of each type that a function raises.
 
     A hostile response may cause as many errors as it likes. The first one shows a mistake in a
     grader or in a reward function.
     """
-    if type(error) in _SHOWN:
-        return
-    _SHOWN.add(type(error))
     with contextlib.suppress(Exception):  # the printing of a hostile error may fail, too
-        traceback.print_exception(error)
+        text = "".join(traceback.format_exception(error))
+        pipe.send_note(function, f"raised {type(error).__name__}", text)
+
+
+class _FirstText(io.TextIOBase):
+    """A text file that keeps the first MAX_NOTE characters that are written to it."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> int:
+        self.text += text[: MAX_NOTE - len(self.text)]
+        return len(text)
+
+
+@contextlib.contextmanager
+def _shown_once(pipe: _Pipe, function: str) -> Iterator[None]:
+    """Catches what a function prints, and sends the first of it for people to see."""
+    printed = _FirstText()
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            yield
+    finally:
+        if printed.text:
+            pipe.send_note(function, "printed", printed.text)
 
 
 def _grade_and_reply(
+    pipe: _Pipe,
     name: str,
     response: str,
     gold: object,
@@ -166,10 +291,41 @@ def _grade_and_reply(
 ) -> Grade:
     from jzero.tasks import rewards
 
+    def call(function: str, response: str, gold: JsonValue, task: "TaskConfig") -> float | None:
+        """Calls a reward function of the user's within limits of its own."""
+        limits = task.reward
+        pipe.send_stage(True, function, limits.seconds, grade)
+        try:
+            with _users_limits(limits.memory_gib), _shown_once(pipe, function):
+                reward = rewards.call_function(function, response, gold, task)
+        except (Exception, SystemExit) as error:
+            raise _FunctionFailedError(function, grade) from error
+        pipe.send_stage(_is_users(name), "", None, grade)
+        return reward
+
     grader = _grader(name)
-    grade = grader.grade(response, gold, task)
-    grade = rewards.add_response_rewards(grade, response, gold, task)
+    grade = _checked(grader.grade(response, gold, task))
+    grade = rewards.add_response_rewards(grade, response, gold, task, call)
     if earlier is None or grader.reply is None:
         return grade
     turns = [(text, Grade(**fields)) for text, fields in earlier]
-    return replace(grade, reply=grader.reply(gold, [*turns, (response, grade)], task))
+    reply = grader.reply(gold, [*turns, (response, grade)], task)
+    if reply is not None and not isinstance(reply, str):
+        raise TypeError(f"the reply is {reply!r:.80}: it has to be text or None")
+    return replace(grade, reply=reply)
+
+
+def _checked(grade: object) -> Grade:
+    """Returns what a grader returned, if it is a grade with a finite score.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    if not isinstance(grade, Grade):
+        raise TypeError(f"the grader returned {grade!r:.80}: it has to return a jzero.types.Grade")
+    score = float(grade.score)
+    parts = {str(name): float(part) for name, part in grade.parts.items()}
+    if not all(math.isfinite(number) for number in (score, *parts.values())):
+        raise ValueError(f"the grader returned the score {score} and the parts {parts}: not finite")
+    reason = str(grade.reason)[:MAX_REASON]
+    return replace(grade, score=score, correct=bool(grade.correct), reason=reason, parts=parts)

@@ -7,6 +7,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 
 from jzero.errors import UserError
+from jzero.tasks.problem_sets import FILE_TYPES
 
 TIMEOUT_SECONDS = 10  # without an answer the hub counts as unreachable
 OLD_WEIGHTS = ["*.safetensors", "*.index.json"]  # deleted by an upload, as shards may be fewer now
@@ -100,7 +101,9 @@ def push_dataset(files: Mapping[str, Path | bytes], name: str, private: bool, re
 
 def is_on_hub(name: str) -> bool:
     """Says whether a name is an id of the hub, like Qwen/Qwen2.5-3B, and no path."""
-    return name.count("/") == 1 and name[0] not in "./~" and not os.path.exists(name)
+    if name.count("/") != 1 or name[0] in "./~" or name.endswith(FILE_TYPES):
+        return False
+    return not os.path.exists(name)
 
 
 def public_name(name: str) -> str:

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -21,6 +21,7 @@ from jzero.rollout.abstract_calls import abstract_calls
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shape, prefill_shapes
 from jzero.rollout.sampler import per_host_settings
+from jzero.training.supervised import SupervisedTrainer, power_of_two
 from jzero.training.trainer import Trainer, abstract_batches, make_trainer, needs_old_logps
 from jzero.types import Params
 
@@ -32,11 +33,17 @@ class PlannedRun:
     """A run on its devices, before anything is compiled."""
 
     trainer: Trainer
-    engine: Engine  # of one host
+    sampling: Engine | None  # of one host; None for fine-tuning without suites
     num_hosts: int
     programs: dict[str, Program]
     parts: dict[str, float]  # bytes on a device of what stays there between programs
     num_scoring_passes: int  # forward passes over the batch before the first optimizer step
+
+    @property
+    def engine(self) -> Engine:
+        """The engine of a run that samples."""
+        assert self.sampling is not None, "the run samples nothing"
+        return self.sampling
 
     @property
     def mesh(self) -> Mesh:
@@ -59,41 +66,28 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     """
     config.validate(settings)
     model, critic = _models(settings)
-
     mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, devices)
     host_mesh, num_hosts = _mesh_of_one_host(mesh)
-    rollout = per_host_settings(settings.rollout, num_hosts)
-    engine = Engine(
-        model,
-        rollout,
-        host_mesh,
-        STOP_IDS,
-        settings.model.dtype,
-        settings.model.attention,
-    )
+    if settings.sft.data:
+        return _build_fine_tuning(settings, model, mesh, host_mesh, num_hosts)
+
+    engine = _engine(settings, model, host_mesh, num_hosts)
     trainer = make_trainer(settings, model, critic, mesh)
     batches = abstract_batches(trainer)
     state = trainer.policy.abstract_state()
     needs_old = needs_old_logps(settings)
     needs_reference = algorithms.needs_reference(settings.algorithm)
 
-    publish = gather_program(model, mesh, engine.dtype)
-    decoder_weights = _decoder_weights(publish, state.params, model, engine)
     learner_programs = trainer.policy.programs(batches, trainer.layouts)
     batch_arguments = learner_programs["update"][1][1]
     if not needs_old and not needs_reference:
         del learner_programs["score"]
-    programs = {
-        "publish": (publish, (state.params,)),
-        **abstract_calls(engine, decoder_weights, prefill_shapes(engine)),
-        **learner_programs,
-    }
+    sampling_programs, sampling_parts = _sampling(engine, state.params, model, mesh)
+    programs = sampling_programs | learner_programs
     parts = {
         "weights": device_bytes(state.params),
         "optimizer": device_bytes(state.opt_state),
-        "decoder weights": device_bytes(decoder_weights),
-        "KV pool": device_bytes(engine.abstract_state()),
-        "prefixes": _prefix_bytes(engine),
+        **sampling_parts,
         "batches": device_bytes(batch_arguments) * settings.train.minibatches,
     }
     if needs_reference:
@@ -107,6 +101,71 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
 
     num_scoring_passes = needs_old + needs_reference + (critic is not None)
     return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes)
+
+
+def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hosts: int) -> Engine:
+    """Returns the engine of one host."""
+    return Engine(
+        model,
+        per_host_settings(settings.rollout, num_hosts),
+        host_mesh,
+        STOP_IDS,
+        settings.model.dtype,
+        settings.model.attention,
+    )
+
+
+def _sampling(
+    engine: Engine, params: Params, model: QwenConfig, mesh: Mesh
+) -> tuple[dict[str, Program], dict[str, float]]:
+    """Returns the programs of sampling, and the bytes on a device of what they need."""
+    publish = gather_program(model, mesh, engine.dtype)
+    decoder_weights = _decoder_weights(publish, params, model, engine)
+    programs = {
+        "publish": (publish, (params,)),
+        **abstract_calls(engine, decoder_weights, prefill_shapes(engine)),
+    }
+    parts = {
+        "decoder weights": device_bytes(decoder_weights),
+        "KV pool": device_bytes(engine.abstract_state()),
+        "prefixes": _prefix_bytes(engine),
+    }
+    return programs, parts
+
+
+def _build_fine_tuning(
+    settings: config.Config,
+    model: QwenConfig,
+    mesh: Mesh,
+    host_mesh: Mesh,
+    num_hosts: int,
+) -> PlannedRun:
+    """Plans a run of supervised fine-tuning as `sft.train` sets it up.
+
+    The batch is the largest there can be: every example fills a row. Suites of `eval.suites` are
+    sampled, and without them nothing is.
+    """
+    supervised = SupervisedTrainer(model, mesh, settings, settings.sft.pack_length)
+    num_rows = -(-settings.sft.batch_size // supervised.rows)
+    trainer = Trainer(
+        replace(supervised.objective, train=replace(settings.train, minibatches=1, epochs=1)),
+        supervised.learner,
+        None,
+        [supervised.layout],
+        [supervised.rows],
+        [power_of_two(num_rows)],
+    )
+    programs = trainer.policy.programs(abstract_batches(trainer), trainer.layouts)
+    state = trainer.policy.abstract_state()
+    parts = {"weights": device_bytes(state.params), "optimizer": device_bytes(state.opt_state)}
+    engine = None
+    if settings.eval.suites:
+        engine = _engine(settings, model, host_mesh, num_hosts)
+        sampling_programs, sampling_parts = _sampling(engine, state.params, model, mesh)
+        programs = sampling_programs | programs
+        parts |= sampling_parts
+    parts["batches"] = device_bytes(programs["update"][1][1])
+    return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes=0)
 
 
 def _models(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:

@@ -6,6 +6,8 @@ not counted.
 
 from dataclasses import dataclass
 
+import jax.numpy as jnp
+
 from jzero.model import qwen
 from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import Chip
@@ -40,8 +42,13 @@ def attention_flops_per_pair(model: QwenConfig) -> int:
 
 
 def roofline(run: PlannedRun) -> dict[str, PhaseCost]:
-    """Returns the cost of every phase of a step whose responses are all as long as they may be."""
+    """Returns the cost of every phase of a step whose responses are all as long as they may be.
+
+    A step of fine-tuning has one phase, and examples that fill their rows.
+    """
     settings = run.trainer.config
+    if settings.sft.data:
+        return {"update": _fine_tuning_cost(run)}
     rollout, train = settings.rollout, settings.train
     model, engine = run.engine.model, run.engine
     matmul = matmul_flops_per_token(model)
@@ -86,6 +93,27 @@ def roofline(run: PlannedRun) -> dict[str, PhaseCost]:
         name: _cost(run.chip, flops / run.mesh.size, float(moved))
         for name, (flops, moved) in flops_and_bytes.items()
     }
+
+
+def _fine_tuning_cost(run: PlannedRun) -> PhaseCost:
+    """Returns the cost of an optimizer step on examples that are all as long as a row."""
+    settings, [layout] = run.trainer.config, run.trainer.layouts
+    model = run.trainer.policy.model
+    num_tokens = settings.sft.batch_size * layout.tokens
+    pairs = attention_flops_per_pair(model) * layout.tokens / 2
+    recomputed = RECOMPUTATION if settings.model.remat == "full" else 0
+    num_passes = FORWARD_AND_BACKWARD + recomputed
+    flops = num_passes * num_tokens * (matmul_flops_per_token(model) + pairs)
+
+    # Every microbatch reads the weights in each pass, and adds up the gradient.
+    weights = run.parts["weights"]
+    itemsize = jnp.dtype(settings.model.dtype).itemsize
+    gathered = qwen.num_params(model) * itemsize / run.mesh.shape["tensor"]
+    num_calls = -(-settings.sft.batch_size // run.trainer.rows[0])
+    moved = 2 * (weights + run.parts["optimizer"]) + num_calls * (
+        3 * weights + num_passes * gathered
+    )
+    return _cost(run.chip, flops / run.mesh.size, float(moved))
 
 
 def _cost(chip: Chip, flops: float, moved: float) -> PhaseCost:

@@ -18,12 +18,12 @@ Measure = Callable[[Program], Measurement]
 def search(run: PlannedRun, measure: Measure) -> dict[str, int]:
     """Returns the largest train.microbatch_tokens and rollout.num_pages that fit, 0 if none does.
 
-    `measure` compiles a program for the devices of `run`.
+    `measure` compiles a program for the devices of `run`. A run that samples nothing has no pages.
     """
-    return {
-        "train.microbatch_tokens": _largest_microbatch(run, measure),
-        "rollout.num_pages": _largest_pool(run, measure),
-    }
+    largest = {"train.microbatch_tokens": _largest_microbatch(run, measure)}
+    if run.sampling is not None:
+        largest["rollout.num_pages"] = _largest_pool(run, measure)
+    return largest
 
 
 def _largest_microbatch(run: PlannedRun, measure: Measure) -> int:

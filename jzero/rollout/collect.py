@@ -5,14 +5,14 @@ is not 0, they go on with further problems until enough groups have rewards that
 arXiv:2503.14476 §3.2). Asynchronous runs take the groups that their stream has ready.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 from jzero.config import Config
-from jzero.distributed import collectives, interrupt, processes
+from jzero.distributed import collectives, interrupt
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.rollout.async_stream import RolloutStream
+from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.rollout_metrics import rollout_metrics
 from jzero.rollout.sampler import Sampler
 from jzero.rollout.sequence import DecodeCounters
@@ -22,10 +22,6 @@ from jzero.types import Rollout, grade_of
 
 # Round r of step s draws the problems of step s + r * ROUND_STRIDE. No run has so many steps.
 ROUND_STRIDE = 10**6
-
-# If a larger share of a step's gradings fails, the terminal shows a line.
-FAILED_GRADINGS_ALARM = 1e-3
-FAILURES = ("error", "timeout", "killed")  # how the reason of a failed grading begins
 
 # The rollouts of one problem.
 Group = list[Rollout]
@@ -83,7 +79,7 @@ def collect_rollouts(
         for name, count in sampler.pool.counters.items()
     }
     metrics |= host_metrics(counters, grading)
-    check_gradings(step, sampled, config.task.max_failed_share)
+    check_gradings(f"step {step}", sampled, config.task.max_failed_share)
 
     # Groups that differ come first; the sort is stable, so the order is otherwise kept.
     if rounds:
@@ -130,8 +126,12 @@ def sample_round(
 
 
 def is_uniform(group: Group) -> bool:
-    """Returns whether all rollouts of a group have the same score, so that no advantage differs."""
-    return len({grade_of(rollout).score for rollout in group}) == 1
+    """Returns whether all rollouts of a group have the same score, so that no advantage differs.
+
+    Rollouts whose grading failed have no score, and a group of such rollouts teaches nothing.
+    """
+    grades = [grade_of(rollout) for rollout in group]
+    return len({grade.score for grade in grades if not grade.failed}) <= 1
 
 
 def count_mixed(groups: Sequence[Group]) -> int:
@@ -148,28 +148,3 @@ def host_metrics(counters: DecodeCounters, grading: dict[str, int]) -> dict[str,
     }
     # The number of gradings says nothing that the other metrics do not say.
     return metrics | {name: counts[name] for name in grading if name != "grade/graded"}
-
-
-def check_gradings(step: int, rollouts: Sequence[Rollout], max_failed_share: float) -> None:
-    """Prints a line if many gradings failed, and raises UserError if too many did.
-
-    A grading fails if the grader or a reward function raises, times out or kills its worker. The
-    rollout then scores 0, and a run whose reward function is broken would learn nothing from that.
-    """
-    failures = []
-    for rollout in rollouts:
-        reason = grade_of(rollout).reason
-        if reason.startswith(FAILURES):
-            failures.append(reason)
-    if len(failures) <= FAILED_GRADINGS_ALARM * len(rollouts):
-        return
-    reason, count = Counter(failures).most_common(1)[0]
-    summary = (
-        f"step {step}: {len(failures)} of {len(rollouts)} gradings failed, "
-        f"{count} of them with: {reason}"
-    )
-    if len(failures) > max_failed_share * len(rollouts):
-        raise UserError(
-            f"{summary}. Mend the grader or the reward function, or raise task.max_failed_share"
-        )
-    processes.print_once(f"{summary}. They score 0")

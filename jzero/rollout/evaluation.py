@@ -14,7 +14,9 @@ from jaxtyping import Bool, Float
 
 from jzero import config
 from jzero.distributed import interrupt
+from jzero.errors import UserError
 from jzero.model import qwen
+from jzero.rollout.failed_gradings import check_gradings
 from jzero.rollout.sampler import EncodedProblem, Sampler
 from jzero.tasks import suites
 from jzero.types import Rollout, grade_of
@@ -117,6 +119,25 @@ class Evaluated(NamedTuple):
     rollouts: list[Rollout]
 
 
+def encode_suites(sampler: Sampler, settings: config.Config) -> dict[str, list[EncodedProblem]]:
+    """Returns the problems of eval.suites whose prompts are short enough, by the suite's name.
+
+    Prints how many problems of a suite were dropped. Raises UserError if all of them were.
+    """
+    problems: dict[str, list[EncodedProblem]] = {}
+    for spec in suites.split_commas(*settings.eval.suites):
+        name, found = suites.load_suite(
+            spec, settings.task, settings.eval.limit, settings.train.seed
+        )
+        problems[name] = sampler.encode_problems(found, name)
+        if not problems[name]:
+            raise UserError(
+                f"rollout.max_prompt_tokens={settings.rollout.max_prompt_tokens}: all prompts of "
+                f"suite {name} are longer; raise it, or take the suite out of eval.suites"
+            )
+    return problems
+
+
 def evaluate(
     sampler: Sampler,
     params: qwen.Params,
@@ -145,6 +166,7 @@ def evaluate(
                 top_p=settings.top_p if kind == "eval" else 0.0,
             )
             rollouts = sampler.gather_rollouts(rollouts)
+            check_gradings(f"{kind} {name}".rstrip(), rollouts, sampler.task.max_failed_share)
             evaluated.append(Evaluated(name, kind, num_samples, rollouts))
     return evaluated
 

@@ -27,11 +27,17 @@ def reward_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, fl
             parts = [grade.parts[name] for grade in grades if name in grade.parts]
             metrics[f"reward/{name.replace(':', '.')}"] = float(np.mean(parts))
 
+    # Where a function of the user's failed there is no score, and means are over the others.
     scores_PG = np.array([grade.score for grade in grades]).reshape(-1, group_size)
-    is_uniform = scores_PG.max(axis=1) == scores_PG.min(axis=1)
-    metrics["reward/mean"] = float(scores_PG.mean())
+    has_score_PG = np.array([not grade.failed for grade in grades]).reshape(-1, group_size)
+    highest_P = np.where(has_score_PG, scores_PG, -np.inf).max(axis=1)
+    lowest_P = np.where(has_score_PG, scores_PG, np.inf).min(axis=1)
+    # A group without any score has its highest below its lowest.
+    is_uniform = highest_P <= lowest_P
+    metrics["reward/mean"] = float(scores_PG[has_score_PG].mean()) if has_score_PG.any() else 0.0
     metrics["reward/accuracy"] = float(np.mean([grade.correct for grade in grades]))
     metrics["reward/zero_variance_groups"] = float(is_uniform.mean())
+    metrics["reward/failed"] = float(1 - has_score_PG.mean())
     return metrics
 
 

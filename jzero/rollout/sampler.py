@@ -208,7 +208,7 @@ def with_turn_grades(rollout: Rollout, grades: list[Grade]) -> Rollout:
     """Returns `rollout` with one grade for each turn, and the episode's grade made from them.
 
     The episode's score is the sum of its turns' scores. It is correct if any turn is. Its reason
-    and named rewards are those of the last turn.
+    and named rewards are those of the last turn. An episode has failed if a turn has.
     """
     turns = tuple(
         replace(turn, grade=grade) for turn, grade in zip(rollout.turns, grades, strict=True)
@@ -218,6 +218,7 @@ def with_turn_grades(rollout: Rollout, grades: list[Grade]) -> Rollout:
         score=sum(grade.score for grade in grades),
         correct=any(grade.correct for grade in grades),
         seconds=sum(grade.seconds for grade in grades),
+        failed=any(grade.failed for grade in grades),
     )
     return replace(rollout, turns=turns, grade=episode)
 

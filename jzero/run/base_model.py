@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from jzero.config import ModelConfig
+from jzero.config import POSITIONS, Config, ModelConfig, context_mistakes
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.model import huggingface, qwen, tokenizer
+
+POSITIONS_FROM_SCRATCH = 32768  # max_position_embeddings of a model from random weights
 
 
 class BaseModel(NamedTuple):
@@ -14,7 +16,8 @@ class BaseModel(NamedTuple):
 
     directory: Path | None  # of the model to load; None for random parameters
     model: qwen.QwenConfig
-    hf_config: JsonObject  # the model's config.json; empty for random parameters
+    # The model's config.json; of random parameters only max_position_embeddings.
+    hf_config: JsonObject
     tokenizer: tokenizer.PreTrainedTokenizerFast
 
     @property
@@ -32,12 +35,24 @@ def read_base_model(config: ModelConfig) -> BaseModel:
     if config.path:
         directory = huggingface.resolve(config.path)
         model, hf_config = huggingface.load_config(directory)
+        if config.max_position_embeddings:
+            hf_config = hf_config | {POSITIONS: config.max_position_embeddings}
         tok = tokenizer.load(config.tokenizer or str(directory))
         check_vocabulary(directory, model.vocab_size, tok)
         return BaseModel(directory, model, hf_config, tok)
     tok = tokenizer.load(config.tokenizer)
     model = qwen.QwenConfig(vocab_size=tokenizer.num_ids(tok), **vars(config.arch))
-    return BaseModel(None, model, {}, tok)
+    # Rotary embeddings have no last position: the limit is the architecture's claim, and not the
+    # longest episode of one run.
+    positions = config.max_position_embeddings or POSITIONS_FROM_SCRATCH
+    return BaseModel(None, model, {POSITIONS: positions}, tok)
+
+
+def check_context(config: Config, base: BaseModel) -> None:
+    """Raises UserError if the run's sequences may be longer than the model has positions."""
+    mistakes = list(context_mistakes(config, base.hf_config.get(POSITIONS)))
+    if mistakes:
+        raise UserError("; ".join(mistakes))
 
 
 def check_vocabulary(

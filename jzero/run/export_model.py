@@ -2,13 +2,15 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from jzero.config import RolloutConfig
 from jzero.distributed import collectives, processes
-from jzero.files import JsonObject
 from jzero.model import huggingface, qwen
+from jzero.run import history
 from jzero.run.base_model import BaseModel
+from jzero.run.history import Stage
 
 
 def export_model(
@@ -17,9 +19,11 @@ def export_model(
     rollout: RolloutConfig,
     params: qwen.Params,
     dtype: str,
+    stages: Sequence[Stage] = (),
 ) -> str:
     """Exports `params` with the tokenizer and configuration of `base`; returns the directory.
 
+    `stages` is how the model came to be, for the model cards of this run and of later ones.
     Every process calls this function. generation_config.json is written last: where it exists, an
     earlier process of this run has exported the same weights completely, and nothing is done.
     """
@@ -32,12 +36,11 @@ def export_model(
         shutil.rmtree(directory, ignore_errors=True)  # an export that a kill cut short
 
     stop_tokens = list(base.stop_tokens)
-    hf_config: JsonObject = {"max_position_embeddings": rollout.longest_episode}
-    hf_config |= base.hf_config  # the base model's own length, where it has one
-    hf_config |= {"eos_token_id": stop_tokens[0]}
+    hf_config = base.hf_config | {"eos_token_id": stop_tokens[0]}
     huggingface.save(directory, base.model, params, dtype=dtype, hf_config_extra=hf_config)
     if processes.is_first_process():
         base.tokenizer.save_pretrained(str(directory))
+    processes.write_once(directory / history.FILE, history.history_json(stages))
 
     generation = {
         "eos_token_id": stop_tokens,

@@ -24,13 +24,18 @@ class Metric:
 
 METRICS: dict[str, Metric] = {
     # -- The rewards of a step's rollouts, before uniform groups are replaced (dynamic sampling).
-    "reward/mean": Metric("Mean score of the rollouts.", "", "reward", ".3f"),
+    "reward/mean": Metric("Mean score of the rollouts that have one.", "", "reward", ".3f"),
     "reward/accuracy": Metric(
         "Share of rollouts that the grader calls correct.", "share", "accuracy", ".3f"
     ),
     "reward/zero_variance_groups": Metric(
         "Share of groups whose rollouts all have the same score; most algorithms learn nothing "
         "from them.",
+        "share",
+    ),
+    "reward/failed": Metric(
+        "Share of rollouts without a score, because a function of your own failed on them; they "
+        "are not trained on.",
         "share",
     ),
     "reward/<function>": Metric(
@@ -95,14 +100,16 @@ METRICS: dict[str, Metric] = {
     "grade/no_answer": Metric("Responses in which no answer was found.", "responses"),
     "grade/unparsed": Metric("Responses whose answer could not be parsed.", "responses"),
     "grade/echo": Metric("Responses that repeat the problem as their answer.", "responses"),
-    "grade/errors": Metric("Responses on which the grader raised an exception.", "responses"),
+    "grade/errors": Metric(
+        "Responses on which the grader or a function of your own failed.", "responses"
+    ),
     "grade/disagreed": Metric(
         "Responses on which the two verifiers of math answers disagree.", "responses"
     ),
     "grade/timeouts": Metric(
-        "Gradings that exceeded `task.grade_seconds`; they score 0.", "responses"
+        "Times that a grading or a function of your own exceeded its limit.", "responses"
     ),
-    "grade/killed": Metric("Gradings whose worker process died; they score 0.", "responses"),
+    "grade/killed": Metric("Times that a worker process died while it graded.", "responses"),
     "grade/restarted": Metric("Worker processes that were replaced.", "processes"),
     # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps.
     "policy/entropy": Metric(

@@ -9,7 +9,8 @@ from jzero.types import Rollout, Turn, grade_of
 def sample_row(rollout: Rollout) -> JsonObject:
     """Returns a graded rollout as a row of plain JSON values.
 
-    `response` is the last response. A rollout of several turns has all of them in `turns`.
+    `response` is the last response. A rollout of several turns has all of them in `turns`. A
+    rollout on which a function of the user's failed has the score null, and says `failed`.
     """
     problem, grade = rollout.problem, grade_of(rollout)
     row: JsonObject = {
@@ -18,12 +19,14 @@ def sample_row(rollout: Rollout) -> JsonObject:
         "prompt": problem.prompt,
         "response": rollout.text,
         "gold": problem.gold,
-        "score": grade.score,
+        "score": grade.known_score,
         "advantage": rollout.advantage,
         "reason": grade.reason,
         "tokens": rollout.response_length,
         "finish": rollout.finish_reason,
     }
+    if grade.failed:
+        row["failed"] = True
     if len(rollout.turns) > 1:
         row["turns"] = [turn_row(turn) for turn in rollout.turns]
     return row
@@ -34,7 +37,7 @@ def turn_row(turn: Turn) -> JsonObject:
     grade = grade_of(turn)
     return {
         "response": turn.text,
-        "score": grade.score,
+        "score": grade.known_score,
         "reason": grade.reason,
         "tokens": turn.end - turn.start,
         "reply": grade.reply,

@@ -29,6 +29,7 @@ from jzero.run.checkpoint import Checkpoints
 from jzero.run.clock import Clock
 from jzero.run.environment import versions
 from jzero.run.export_model import export_model
+from jzero.run.history import history_of
 from jzero.run.lock import lock_directory
 from jzero.run.metrics import step_line
 from jzero.run.metrics_writer import MetricsWriter
@@ -137,6 +138,7 @@ class RunSession:
                 self.config.rollout,
                 state.params,
                 self.config.model.dtype,
+                history_of(self.config, self.record.step, self.base.directory),
             )
 
     # -- Steps -------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def _describe_turn(rollout: Rollout, turn: Turn, previous: Turn | None) -> JsonO
 
 
 def _describe_grade(grade: Grade) -> JsonObject:
-    return {"reward": grade.score, "success": grade.correct, "reason": grade.reason}
+    return {"reward": grade.known_score, "success": grade.correct, "reason": grade.reason}
 
 
 def format_episode(episode: JsonObject) -> str:
@@ -82,7 +82,7 @@ def format_episode(episode: JsonObject) -> str:
     lines = [
         f"=== {episode['id']}, sample {episode['sample']}, "
         f"versions {episode['version_head']} to {episode['version_tail']}, "
-        f"reward {episode['reward']:g}",
+        f"reward {_format_reward(episode['reward'])}",
         f"--- prompt, {episode['prompt_length']} tokens",
         str(episode["prompt"]),
     ]
@@ -92,7 +92,12 @@ def format_episode(episode: JsonObject) -> str:
         lines += [
             f"--- turn {number}: {turn['answer_length']} tokens after {turn['prompt_length']} "
             f"({turn['finish']}), versions {turn['version_head']} to {turn['version_tail']}, "
-            f"reward {turn['reward']:g}, {turn['reason']}",
+            f"reward {_format_reward(turn['reward'])}, {turn['reason']}",
             turn["answer"],
         ]
     return "\n".join(lines).rstrip("\n")
+
+
+def _format_reward(reward: float | None) -> str:
+    """Returns the reward as text; it is None where a function of the user's failed."""
+    return "none" if reward is None else f"{reward:g}"

@@ -163,7 +163,7 @@ def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[P
     """Returns the problems of one step; a published set is shuffled anew in every epoch."""
     indices = range(step * count, (step + 1) * count)
     if task.data:
-        train, _ = _published_splits(task.data, task.train_split, task.max_train)
+        train, _ = _published_splits(task.data, task.train_split, task.eval_split, task.max_train)
         stream = problem_sets.stream([train], (), seed)
         puzzles = [stream[i] for i in indices]
     else:
@@ -180,7 +180,7 @@ def num_train_problems(task: TaskConfig) -> int | None:
     """Returns the number of problems to train on, None where they are drawn without end."""
     if not task.data:
         return None
-    train, _ = _published_splits(task.data, task.train_split, task.max_train)
+    train, _ = _published_splits(task.data, task.train_split, task.eval_split, task.max_train)
     return len(train)
 
 
@@ -191,7 +191,9 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
         UserError: there are not so many.
     """
     if task.data:
-        _, held_out = _published_splits(task.data, task.train_split, task.max_train)
+        _, held_out = _published_splits(
+            task.data, task.train_split, task.eval_split, task.max_train
+        )
         rng = random.Random(problem_sets.EVAL_SEED)
         puzzles = rng.sample(held_out, min(count, len(held_out)))
     else:
@@ -227,20 +229,21 @@ def _draw_distinct(task: TaskConfig, count: int) -> list[Puzzle]:
 
 @functools.cache
 def _published_splits(
-    source: str, train_split: str, max_train: int
+    source: str, train_split: str, eval_split: str, max_train: int
 ) -> tuple[list[Puzzle], list[Puzzle]]:
     """Returns the puzzles of a published set that are trained on, and those that are held out.
 
-    Held out are the distinct puzzles of the set's test split. Of a set without one, they are the
-    puzzles whose hash says so. Train puzzles that are held out as well are left out.
+    Held out are the distinct puzzles of the set's split `eval_split`, or of test where that is "".
+    Of a set without one, they are the puzzles whose hash says so. Train puzzles that are held out
+    as well are left out.
     """
-    dataset = problem_sets.load_train_split(source, train_split)
-    puzzles = read_puzzles(dataset, source)
-    test = problem_sets.load(source).get("test")
-    if test is None:
-        held_out = [puzzle for puzzle in puzzles if is_held_out(*puzzle.key)]
-    else:
+    train_set = problem_sets.choose_split(source, train_split, "train", "task.train_split")
+    puzzles = read_puzzles(train_set, source)
+    if problem_sets.held_out_sources([source], eval_split, train_split, "task.eval_split"):
+        test = problem_sets.choose_split(source, eval_split, "test", "task.eval_split")
         held_out = read_puzzles(test, source)
+    else:
+        held_out = [puzzle for puzzle in puzzles if is_held_out(*puzzle.key)]
     distinct = {puzzle.key: puzzle for puzzle in held_out}
     first = puzzles[:max_train] if max_train else puzzles
     train = [puzzle for puzzle in first if puzzle.key not in distinct]

@@ -85,9 +85,10 @@ def load_sets(task: TaskConfig) -> QuestionSets:
     return _load_sets(
         data=task.data or problem_sets.DEFAULT_SETS[task.name],
         eval_data=task.eval_data,
+        train_split=task.train_split,
+        eval_split=task.eval_split,
         problem_column=task.problem_column,
         answer_column=task.answer_column,
-        train_split=task.train_split,
         max_train=task.max_train,
         level_min=task.level_min,
         level_max=task.level_max,
@@ -101,9 +102,10 @@ def _load_sets(
     *,
     data: str,
     eval_data: str,
+    train_split: str,
+    eval_split: str,
     problem_column: str,
     answer_column: str,
-    train_split: str,
     max_train: int,
     level_min: int,
     level_max: int,
@@ -114,11 +116,13 @@ def _load_sets(
     if eval_data:
         held_out_sources = [eval_data]
     else:
-        held_out_sources = [source for source in sources if "test" in problem_sets.load(source)]
+        held_out_sources = problem_sets.held_out_sources(
+            sources, eval_split, train_split, "task.eval_split"
+        )
 
     held_out: list[Row] = []
     for source in held_out_sources:
-        dataset = problem_sets.load_split(source, "test")
+        dataset = problem_sets.choose_split(source, eval_split, "test", "task.eval_split")
         held_out += problem_sets.read_rows(
             dataset, problem_column, answer_column, source, prompt_column
         )
@@ -126,8 +130,10 @@ def _load_sets(
 
     train: list[list[Row]] = []
     notes: list[str] = []
+    if not held_out_sources:
+        notes = problem_sets.unused_splits_notes(sources, train_split, "task.eval_split")
     for source in sources:
-        dataset = problem_sets.load_train_split(source, train_split)
+        dataset = problem_sets.choose_split(source, train_split, "train", "task.train_split")
         dataset = problem_sets.select_levels(dataset, level_min, level_max, source)
         if 0 < max_train < len(dataset):
             dataset = dataset.select(range(max_train))

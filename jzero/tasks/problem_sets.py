@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
@@ -41,6 +41,8 @@ COLUMN_NAMES = {
 }
 
 FILE_TYPES = (".json", ".jsonl", ".parquet", ".arrow")
+# Files that `save_to_disk` writes beside the data of a Dataset, or of a dict of them.
+SAVED_TO_DISK = ("state.json", "dataset_dict.json")
 
 
 class Row(NamedTuple):
@@ -64,11 +66,12 @@ class Stream(Protocol[RowType_co]):
 
 
 @functools.cache
-def load(source: str) -> dict[str, datasets.Dataset]:
+def load(source: str) -> Mapping[str, datasets.Dataset]:
     """Returns the splits of a source by their names; a single file is the split "train".
 
-    A source is a json, jsonl, parquet or arrow file, a directory of such files called train and
-    test, a directory that `save_to_disk` wrote, or a hub id ("owner/name" or "config@owner/name").
+    A source is a json, jsonl, parquet or arrow file, a directory of such files, each of which is a
+    split (train.jsonl, test.jsonl, ...), a directory that `save_to_disk` wrote, or a hub id
+    ("owner/name" or "config@owner/name").
 
     Raises:
         UserError: the source cannot be loaded.
@@ -84,15 +87,43 @@ def load(source: str) -> dict[str, datasets.Dataset]:
         ) from None
 
 
-def _load(source: str) -> dict[str, datasets.Dataset]:
+class _Files(Mapping[str, "datasets.Dataset"]):
+    """The splits of a directory of files. A file is read when its split is first asked for."""
+
+    def __init__(self, files: dict[str, Path]) -> None:
+        self._files = files
+        self._splits: dict[str, datasets.Dataset] = {}
+
+    def __getitem__(self, name: str) -> datasets.Dataset:
+        path = self._files[name]
+        if name not in self._splits:
+            try:
+                self._splits[name] = _read_file(path)
+            except Exception as error:  # a foreign file: datasets raises whatever it met
+                reason = " ".join(str(error).split())[:200]
+                raise UserError(
+                    f"data {path} cannot be loaded ({type(error).__name__}: {reason})"
+                ) from None
+        return self._splits[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+
+def _load(source: str) -> Mapping[str, datasets.Dataset]:
     import datasets
 
     path = Path(source)
     if path.is_dir():
         files = {file.stem: file for file in sorted(path.iterdir()) if file.suffix in FILE_TYPES}
-        names = [name for name in ("train", "test") if name in files]
-        if names:
-            return {name: _read_file(files[name]) for name in names}
+        if files and not any((path / name).exists() for name in SAVED_TO_DISK):
+            return _Files(files)
         return _as_splits(datasets.load_from_disk(source))
     if path.exists() and path.suffix in FILE_TYPES:
         return {"train": _read_file(path)}
@@ -136,23 +167,10 @@ def load_split(source: str, *names: str) -> datasets.Dataset:
             return splits[name]
     if len(splits) > 1:
         raise UserError(
-            f"task.data={source} has splits {', '.join(splits)}: {names[0]} is not among them"
+            f"data {source} has splits {', '.join(splits)}: {names[0]} is not among them, name one "
+            "with task.train_split, task.eval_split, sft.train_split or sft.eval_split"
         )
     return next(iter(splits.values()))
-
-
-def load_train_split(source: str, name: str) -> datasets.Dataset:
-    """Returns the split that `task.train_split=name` chooses.
-
-    Raises:
-        UserError: the source has no split of this name. Of the name train any single split will do.
-    """
-    splits = load(source)
-    if name != "train" and name not in splits:
-        raise UserError(
-            f"task.train_split={name}: task.data={source} has the splits {', '.join(splits)}"
-        )
-    return load_split(source, name)
 
 
 def load_exact_split(source: str, name: str) -> datasets.Dataset:
@@ -167,6 +185,56 @@ def load_exact_split(source: str, name: str) -> datasets.Dataset:
             f"data {source} has the splits {', '.join(splits)}: {name} is not among them"
         )
     return splits[name]
+
+
+def choose_split(source: str, wanted: str, usual: str, setting: str) -> datasets.Dataset:
+    """Returns the split `wanted` of a source or, if that is "", the split `usual` or the only one.
+
+    `setting` is the name of the setting that has the value `wanted`.
+
+    Raises:
+        UserError: the source has no such split.
+    """
+    if not wanted:
+        return load_split(source, usual)
+    splits = load(source)
+    if wanted not in splits:
+        raise UserError(f"{setting}={wanted}: {source} has the splits {', '.join(splits)}")
+    return splits[wanted]
+
+
+def held_out_sources(
+    sources: Sequence[str], wanted: str, train_split: str, setting: str
+) -> list[str]:
+    """Returns the sources that have held-out rows: the split `wanted`, or "test" if that is "".
+
+    `train_split` is the split that is trained on. `setting` is the name of the setting that has the
+    value `wanted`.
+
+    Raises:
+        UserError: no source has the split `wanted`, or it is the one that is trained on.
+    """
+    if wanted and wanted == (train_split or "train"):
+        raise UserError(f"{setting}={wanted} is the split that is trained on: name another")
+    name = wanted or "test"
+    found = [source for source in sources if name != train_split and name in load(source)]
+    if wanted and not found:
+        splits = [f"{source} has the splits {', '.join(load(source))}" for source in sources]
+        raise UserError(f"{setting}={wanted}: {'; '.join(splits)}")
+    return found
+
+
+def unused_splits_notes(sources: Sequence[str], train_split: str, setting: str) -> list[str]:
+    """Returns a line for each source that has further splits, none of which is held out."""
+    notes = []
+    for source in sources:
+        others = [name for name in load(source) if name != (train_split or "train")]
+        if len(load(source)) > 1 and others:
+            notes.append(
+                f"{source}: nothing is held out; its split {', '.join(others)} is held out if "
+                f"{setting} names it"
+            )
+    return notes
 
 
 def _read_json(path: Path) -> datasets.Dataset:

@@ -14,8 +14,10 @@ and defaults are those of open-r1 (github.com/huggingface/open-r1, rewards.py).
 
 from __future__ import annotations
 
+import math
 import pkgutil
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
@@ -184,11 +186,17 @@ def check_rewards(settings: RewardConfig) -> None:
     """Checks that every name is a function and that there is a weight for each.
 
     Raises:
-        UserError: a name is no function, or the weights do not fit the functions.
+        UserError: a name is no function or is named twice, or the weights do not fit the
+            functions.
     """
-    for name in settings.functions:
+    for name, count in Counter(settings.functions).items():
         if name not in NAMES:
             _find_function(name)
+        if count > 1:
+            raise UserError(
+                f"task.reward.functions names {name} {count} times: name it once, and give it a "
+                "weight in task.reward.weights"
+            )
     weights, count = settings.weights, len(settings.functions)
     are_numbers = all(isinstance(weight, int | float) for weight in weights)
     if weights and (len(weights) != count or not are_numbers):
@@ -203,16 +211,49 @@ def _find_function(name: str) -> UserReward:
         function = pkgutil.resolve_name(name)
         if not callable(function):
             raise TypeError("no function")
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
+    except Exception as error:  # the module is the user's: its import may raise anything
         raise UserError(
             f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or a "
-            f"module:function ({error}); give the flag once for each"
+            f"module:function ({type(error).__name__}: {error}); give the flag once for each"
         ) from None
     return cast(UserReward, function)
 
 
-def add_response_rewards(grade: Grade, response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Returns the grade with the rewards that this response alone decides as its `parts`."""
+CallFunction = Callable[[str, str, JsonValue, "TaskConfig"], float | None]
+
+
+def call_function(name: str, response: str, gold: JsonValue, task: TaskConfig) -> float | None:
+    """Calls the user's function "module:function"; None means that it does not apply.
+
+    Raises:
+        TypeError, ValueError: the function returned something else than a finite number or None.
+        Exception: whatever the function raises.
+    """
+    reward = _find_function(name)(response, gold, task)
+    if reward is None:
+        return None
+    if isinstance(reward, str | bytes):
+        raise TypeError(f"returned {reward!r:.80}: a reward is a number or None")
+    try:
+        number = float(reward)
+    except (TypeError, ValueError):
+        raise TypeError(f"returned {reward!r:.80}: a reward is a number or None") from None
+    if not math.isfinite(number):
+        raise ValueError(f"returned {number}: a reward is a finite number or None")
+    return number
+
+
+def add_response_rewards(
+    grade: Grade,
+    response: str,
+    gold: JsonValue,
+    task: TaskConfig,
+    call: CallFunction = call_function,
+) -> Grade:
+    """Returns the grade with the rewards that this response alone decides as its `parts`.
+
+    `call` calls a function of the user's; a grader process limits what such a call may take.
+    """
     # `python -m jzero.grade` computes scores alone: its settings have no section `reward`.
     settings = getattr(task, "reward", None)
     if settings is None:
@@ -222,9 +263,9 @@ def add_response_rewards(grade: Grade, response: str, gold: JsonValue, task: Tas
         if name in RESPONSE_REWARDS:
             parts[name] = float(RESPONSE_REWARDS[name](response, settings))
         elif name not in NAMES:
-            reward = _find_function(name)(response, gold, task)
-            if reward is not None:  # None: the function does not apply to this response
-                parts[name] = float(reward)
+            reward = call(name, response, gold, task)
+            if reward is not None:
+                parts[name] = reward
     return replace(grade, parts=parts)
 
 
@@ -257,6 +298,8 @@ def add_batch_rewards(
         # to a response adds nothing to its score.
         parts = {name: known[name] for name in weights if name in known}
         score = sum(weights[name] * part for name, part in parts.items())
+        if grade.failed:  # a part is missing, and without it the sum is no score
+            score = 0.0
         done.append(replace(grade, score=score, parts=parts))
     return done
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -94,6 +96,14 @@ def parse_suite(spec: str) -> tuple[str, Suite]:
         )
     suite = SUITES.get(name, Suite(path))
     return name, replace(suite, data=path or suite.data)
+
+
+def check_suites(specs: Sequence[str]) -> None:
+    """Raises UserError if `eval.suites` names a suite that does not exist, or one of them twice."""
+    names = [parse_suite(spec)[0] for spec in split_commas(*specs)]
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UserError(f"eval.suites names {name} {count} times: name it once")
 
 
 # Problems.

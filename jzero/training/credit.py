@@ -41,7 +41,7 @@ def training_sequences(
                 logps=rollout.logps[: turn.end],
                 versions=rollout.versions[: turn.end],
                 turns=rollout.turns[: number + 1],
-                grade=turn.grade,
+                grade=replace(grade_of(turn), failed=grade_of(rollout).failed),
             )
             sequences.append(sequence)
             sources.append(source)
@@ -78,8 +78,13 @@ def token_weights(
 
 
 def trained_tokens(sequence: Rollout, algorithm: algorithms.Algorithm) -> np.ndarray:
-    """Returns bool[T]: the sampled tokens, without truncated turns if they are not trained on."""
+    """Returns bool[T]: the sampled tokens, without truncated turns if they are not trained on.
+
+    A sequence whose grading failed has no score, and none of its tokens is trained.
+    """
     trained = sequence.sampled.copy()
+    if grade_of(sequence).failed:
+        trained[:] = False
     if algorithm.truncated in ("mask", "ignore"):
         for turn in sequence.turns:
             if turn.finish_reason == "length":
@@ -142,6 +147,33 @@ def make_episodes(
         turn=turns_NT if turns_NT.any() else None,
         turn_discount=config.task.turn_discount,
     )
+
+
+def advantages_of_graded(
+    episodes: Episodes, is_graded: np.ndarray, algorithm: algorithms.Algorithm
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns what `algorithms.compute_advantages` does, from the episodes that have a score.
+
+    `is_graded` is bool[N]. An episode that is not graded is no member of its group: the baseline of
+    the others is as if it had not been sampled. Its own rows are 0.
+    """
+    if is_graded.all():
+        return algorithms.compute_advantages(episodes, algorithm)
+    advantages_NT = np.zeros(episodes.mask.shape)
+    targets_NT = np.zeros(episodes.mask.shape)
+    if is_graded.any():
+        _, group = np.unique(episodes.group[is_graded], return_inverse=True)
+        graded = episodes._replace(
+            rewards=episodes.rewards[is_graded],
+            values=episodes.values[is_graded],
+            mask=episodes.mask[is_graded],
+            group=group,
+            turn=None if episodes.turn is None else episodes.turn[is_graded],
+        )
+        advantages_NT[is_graded], targets_NT[is_graded] = algorithms.compute_advantages(
+            graded, algorithm
+        )
+    return advantages_NT, targets_NT
 
 
 def spread_over_tokens(values_NT: np.ndarray, rollouts: Sequence[Rollout]) -> list[np.ndarray]:

@@ -59,6 +59,10 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
     vocabulary_shards = mesh.shape["fsdp"] * mesh.shape["tensor"]
     is_split = mesh.shape["fsdp"] > 1 and model.vocab_size % vocabulary_shards == 0
 
+    # The devices that share the tokens of a chunk: where the vocabulary is split over fsdp, devices
+    # along fsdp take the same tokens.
+    token_shards = mesh.shape["data"] * (1 if is_split else mesh.shape["fsdp"])
+
     def constrain(x: jax.Array, spec: P) -> jax.Array:
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if is_split else x
 
@@ -81,7 +85,7 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
             hidden,
             targets,
             temperature=config.rollout.temperature,
-            chunk=config.model.logit_chunk,
+            chunk=config.model.logit_chunk * token_shards,
             dtype=dtype,
             place=place_hidden,
             place_logits=place_logits,

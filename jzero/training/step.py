@@ -15,10 +15,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from jzero import algorithms
 from jzero.distributed import collectives, processes
 from jzero.model import qwen
 from jzero.training.credit import (
+    advantages_of_graded,
     make_episodes,
     spread_over_tokens,
     token_weights,
@@ -29,7 +29,7 @@ from jzero.training.learner import Learner
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch, TrainingSequence, pack
 from jzero.training.trainer import Trainer, needs_old_logps
-from jzero.types import Batch, Rollout, State
+from jzero.types import Batch, Rollout, State, grade_of
 
 # Stats of one optimizer step, fetched from the devices.
 HostStats = dict[str, np.ndarray]
@@ -262,7 +262,8 @@ def assign_credit(
         join_sequences(penalties, sequences, sources, rollouts),
         join_sequences(scores.values, sequences, sources, rollouts),
     )
-    advantages_NT, returns_NT = algorithms.compute_advantages(episodes, algorithm)
+    is_graded = np.array([not grade_of(rollout).failed for rollout in rollouts])
+    advantages_NT, returns_NT = advantages_of_graded(episodes, is_graded, algorithm)
     advantages = spread_over_tokens(advantages_NT, rollouts)
     returns = spread_over_tokens(returns_NT, rollouts)
 

@@ -22,6 +22,11 @@ from jzero.training.trainer import microbatch_rows
 from jzero.types import RowLayout, State
 
 
+def power_of_two(number: int) -> int:
+    """Returns the smallest power of two that is at least `number`."""
+    return 1 << (number - 1).bit_length()
+
+
 class SupervisedTrainer:
     """Trains one model on packed rows of `row_tokens` tokens."""
 
@@ -33,12 +38,12 @@ class SupervisedTrainer:
         row_tokens: int,
     ) -> None:
         # The temperature and the algorithm of the config are RL's.
-        objective = replace(
+        self.objective = replace(
             config,
             algorithm=grpo(name="sft"),
             rollout=replace(config.rollout, temperature=1.0),
         )
-        self.learner = policy_learner(model, objective, mesh)
+        self.learner = policy_learner(model, self.objective, mesh)
         self.layout = RowLayout(prefix=0, slots=1, slot=row_tokens)
         self.rows = microbatch_rows(config.train, mesh, self.layout)
 
@@ -64,7 +69,7 @@ class SupervisedTrainer:
         lengths = [len(sequence.tokens) - 1 for sequence in sequences]
         num_rows = len(best_fit(lengths, self.layout.slot))
         needed = -(-num_rows // self.rows)
-        microbatches = 1 << (needed - 1).bit_length()
+        microbatches = power_of_two(needed)
         [packed] = pack([sequences], [self.layout], [self.rows], [microbatches])
         return packed
 

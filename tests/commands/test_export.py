@@ -16,10 +16,12 @@ from hub_stand import Hub
 from huggingface_hub import ModelCard
 from runs import ROOT, finish, rows
 
-from jzero import config, export, setup
+from jzero import algorithms, config, export, setup
+from jzero.errors import UserError
 from jzero.export import Options
 from jzero.model import huggingface, qwen, tokenizer
-from jzero.run.base_model import read_base_model
+from jzero.run import history
+from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.environment import versions
 from jzero.run.metrics_writer import MetricsWriter
@@ -139,10 +141,14 @@ def test_an_export_has_the_files_that_transformers_reads(exported: Path) -> None
         "generation_config.json",
         "README.md",
         "tokenizer.json",
+        history.FILE,
     }
     generation_config = json.loads((exported / "generation_config.json").read_text())
     tok = tokenizer.load(str(exported))
     assert generation_config["eos_token_id"] == [tok.eos_token_id]
+    # A run that starts from this export tells of this run in its card.
+    [stage] = history.read_history(exported)
+    assert (stage.kind, stage.algorithm, stage.steps) == (history.RL, "grpo", 4)
 
 
 @pytest.mark.peer
@@ -190,7 +196,11 @@ def test_the_card_says_how_the_model_was_made(exported: Path) -> None:
     assert f"| jax | {jax.__version__} |" in lines
     assert "| before | 0.125 | 0.062 |" in lines
     assert "| after | 0.500 | 0.250 |" in lines
-    assert "from\nrandom weights, after 4 of 200 steps" in text
+    assert (
+        "1. 4 of 200 steps of reinforcement learning from random weights: grpo on countdown."
+        in lines
+    )
+    assert "Prompts have the template `plain`." in text
     assert "{{" not in text, "a placeholder is left"
     assert "{%" not in text, "a statement of the template is left"
 
@@ -243,6 +253,100 @@ def test_a_card_without_evaluations_has_no_results(workdir: Path, tmp_path: Path
     card = export.make_card(settings, 3, {}, read_base_model(settings.model), options)
 
     assert card.data.eval_results is None
+
+
+# The card of each kind of run
+
+
+def sft_settings(name: str, data: str) -> config.Config:
+    """Returns settings of supervised fine-tuning whose other sections say nothing about it."""
+    settings = reference.settings(train={"microbatch_tokens": 240})
+    settings.name = name
+    settings.sft = config.SftConfig(data=data, epochs=2.0, loss="all")
+    return settings
+
+
+def card_of(workdir: Path, settings: config.Config, base: BaseModel) -> ModelCard:
+    """Returns the card of a run of 4 steps with these settings, as somebody reads it."""
+    card = export.make_card(settings, 4, {}, base, Options(workdir, workdir / "x"))
+    return ModelCard(str(card), ignore_metadata_errors=False)
+
+
+@pytest.fixture
+def base(workdir: Path) -> BaseModel:
+    return read_base_model(read_config(workdir).model)
+
+
+def write_generated(path: Path, teacher: str) -> str:
+    """Writes a data set as `python -m jzero.generate` leaves it, and returns its path."""
+    path.write_text(json.dumps({"prompt": "1+1=", "completion": "2"}) + "\n")
+    claim = path.with_name(f".{path.name}")
+    claim.mkdir()
+    (claim / "config.json").write_text(json.dumps({"config": {"model": {"path": teacher}}}))
+    return str(path)
+
+
+def test_the_card_of_fine_tuning_tells_of_no_reinforcement_learning(
+    workdir: Path, base: BaseModel, tmp_path: Path
+) -> None:
+    data = f"all@open-r1/Mixture-of-Thoughts,{tmp_path}/mine.jsonl"
+
+    card = card_of(workdir, sft_settings("traces", data), base)
+
+    text = card.text
+    assert card.data.datasets == ["open-r1/Mixture-of-Thoughts"]
+    assert card.data.tags == ["jzero", "jax", "sft"]
+    assert (
+        "1. 4 steps of supervised fine-tuning from random weights on "
+        "open-r1/Mixture-of-Thoughts, mine.jsonl."
+    ) in text
+    assert '| `sft.loss` | `"all"` |' in text
+    assert "Prompts are plain text, without a template." in text
+    for word in ("grpo", "countdown", "reinforcement", "algorithm.", str(tmp_path)):
+        assert word not in text, word
+
+
+def test_the_card_of_distillation_names_the_teacher(
+    workdir: Path, base: BaseModel, tmp_path: Path
+) -> None:
+    data = write_generated(tmp_path / "answers.jsonl", "Qwen/Qwen2.5-Math-7B")
+
+    card = card_of(workdir, sft_settings("pupil", data), base)
+
+    assert "on answers.jsonl, which Qwen/Qwen2.5-Math-7B wrote (distillation)." in card.text
+    assert "distillation" in card.data.tags
+
+
+def test_the_card_of_a_run_after_another_tells_of_both(
+    workdir: Path, base: BaseModel, tmp_path: Path
+) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    stages = history.history_of(sft_settings("traces", "open-r1/traces"), 4, None)
+    (first / history.FILE).write_text(history.history_json(stages))
+    settings = reference.settings(train={"microbatch_tokens": 240})
+    settings.model.path = str(first)
+    settings.task.name, settings.task.template = "math", "r1"
+    settings.task.data = "main@openai/gsm8k"
+    settings.algorithm = algorithms.dr_grpo()
+
+    card = card_of(workdir, settings, base._replace(directory=first))
+
+    text = card.text
+    assert "1. 4 steps of supervised fine-tuning from random weights on open-r1/traces." in text
+    assert "2. 4 of 200 steps of reinforcement learning from first: dr_grpo on math." in text
+    assert (
+        "- supervised fine-tuning: open-r1/traces\n- reinforcement learning: openai/gsm8k" in text
+    )
+    assert text.index("| `sft.epochs` | `2.0` |") < text.index('| `task.name` | `"math"` |')
+    assert card.data.datasets == ["open-r1/traces", "openai/gsm8k"]
+    assert {"sft", "reinforcement-learning", "dr_grpo", "math"} <= set(card.data.tags)
+
+
+def test_a_damaged_history_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / history.FILE).write_text('[{"kind": "x"}]')
+    with pytest.raises(UserError, match=history.FILE):
+        history.read_history(tmp_path)
 
 
 # Mistakes

@@ -253,6 +253,35 @@ def test_a_server_that_fails_at_first_gives_the_same_rows(
     assert not all(row["correct"] for row in written)
 
 
+def test_greedy_responses_come_without_temperature(
+    inputs: Path, tmp_path: Path, monkeypatch
+) -> None:
+    pytest.importorskip("openai")
+    argv = ["--greedy", "--n=1"]
+    with Server() as server:
+        to_server = arguments(inputs, tmp_path / "greedy.jsonl", "", url(server))
+        call(monkeypatch, *to_server, *argv)
+        sampled = arguments(inputs, tmp_path / "sampled.jsonl", "", url(server))
+        call(monkeypatch, *sampled, "--n=1")
+        with pytest.raises(SystemExit):  # the rows of the file are no greedy ones
+            call(monkeypatch, *to_server, "--n=1")
+    temperatures = [body["temperature"] for _, body in server.requests]
+    assert temperatures == [0.0] * PROBLEMS + [1.0] * PROBLEMS
+
+
+@pytest.mark.slow
+def test_greedy_responses_do_not_depend_on_the_seed(
+    environment: dict[str, str], inputs: Path, tmp_path: Path
+) -> None:
+    outs = [tmp_path / f"{seed}.jsonl" for seed in (1, 2)]
+    for seed, out in enumerate(outs, start=1):
+        settings = f"{ENGINE} train.seed={seed}"
+        finish(launch(environment, *arguments(inputs, out, settings, "--greedy"), "--n=1"))
+    first, second = ({row["prompt"]: row["completion"] for row in rows(out)} for out in outs)
+    assert len(first) == PROBLEMS
+    assert first == second
+
+
 def test_a_server_that_breaks_is_one_line_and_the_same_command_goes_on(
     inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -383,6 +412,9 @@ MISTAKES = {
     ),
     "--model m --out x.jsonl --data data.jsonl --n 0 --base-url http://x": (
         "--n=0 must be at least 1"
+    ),
+    "--model m --out x.jsonl --data data.jsonl --n 2 --greedy": (
+        "--n=2: all greedy responses to a problem are the same"
     ),
     "--model m --out x.jsonl --data data.jsonl --config.rollout.max_turns=2": (
         "rollout.max_turns=2"

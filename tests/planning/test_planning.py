@@ -4,11 +4,13 @@ import importlib.util
 from dataclasses import replace
 
 import jax
+import numpy as np
 import pytest
 import reference
 from plans import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
 
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
+from jzero.config import Config, EvalConfig, SftConfig
 from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
 from jzero.model import qwen
@@ -16,8 +18,12 @@ from jzero.planning import chips
 from jzero.planning.compiling import Measurement, Program, compile_only_devices, measure
 from jzero.planning.models import architecture
 from jzero.planning.planned_run import build
+from jzero.planning.roofline import roofline
 from jzero.planning.search import search
+from jzero.run.base_model import read_base_model
+from jzero.training.examples import Example
 from jzero.training.step import make_minibatches, score_and_credit
+from jzero.training.supervised import SupervisedTrainer
 from jzero.training.trainer import abstract_batches, make_trainer
 from jzero.types import Batch
 
@@ -135,3 +141,48 @@ def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compila
         return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
 
     assert shapes(minibatch.batches) == shapes(abstract_batches(trainer))
+
+
+def fine_tuning_settings(**evaluation: object) -> Config:
+    """Returns settings of fine-tuning on 20 examples in rows of 160 tokens, 8 rows a microbatch."""
+    settings = small_settings()
+    settings.sft = SftConfig(data="countdown", batch_size=20, pack_length=ROW_TOKENS)
+    settings.eval = EvalConfig(**evaluation)
+    return settings
+
+
+@needs_libtpu
+def test_the_plan_of_fine_tuning_has_its_programs_and_no_others() -> None:
+    run = build(fine_tuning_settings(), compile_only_devices(TOPOLOGY))
+    assert set(run.programs) == {"score", "update"}  # the score is the loss of held-out examples
+    assert set(run.parts) == {"weights", "optimizer", "batches"}
+    [batch] = run.programs["update"][1][1]
+    assert batch.tokens.shape == (4, 8, ROW_TOKENS)  # 3 microbatches, rounded up as in a run
+    costs = roofline(run)
+    assert list(costs) == ["update"]
+    assert costs["update"].flops > 6 * qwen.num_params(run.trainer.policy.model) * 20 * 160 / 8 / 2
+
+    with_suites = build(fine_tuning_settings(suites=("countdown",)), compile_only_devices(TOPOLOGY))
+    names = {name.split()[0] for name in with_suites.programs}
+    assert names == {"publish", "prefill", "insert", "generate", "score", "update"}
+    assert {"KV pool", "decoder weights"} <= set(with_suites.parts)
+
+
+@needs_libtpu
+def test_the_planned_batches_of_fine_tuning_are_those_of_a_run() -> None:
+    settings = fine_tuning_settings()
+    model = read_base_model(settings.model).model
+    supervised = SupervisedTrainer(model, train_mesh(1, 8, 1), settings, ROW_TOKENS)
+    example = Example(
+        tokens=[1] * (ROW_TOKENS + 1), trained=[False] + [True] * ROW_TOKENS
+    )  # it fills a row
+    packed = supervised.pack([example] * 20)
+    batch = replace(packed.batch, advantages=np.ones_like(packed.batch.weights))  # as `step` does
+
+    run = build(settings, compile_only_devices(TOPOLOGY))
+
+    def shapes(batch: Batch) -> dict[str, tuple[int, ...]]:
+        return {name: x.shape for name, x in vars(batch).items() if x is not None}
+
+    [planned] = run.programs["update"][1][1]
+    assert shapes(planned) == shapes(batch)

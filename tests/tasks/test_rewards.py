@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jzero.config import RewardConfig, TaskConfig
+from jzero.errors import UserError
 from jzero.grading import verdict
 from jzero.grading.pool import Pool
 from jzero.tasks import rewards
@@ -256,3 +257,10 @@ def test_settings_that_cannot_work_are_errors(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         rewards.check_rewards(RewardConfig(functions=functions, weights=weights))
+
+
+@pytest.mark.parametrize("name", ["accuracy", "tag_count", "test_rewards:reward_of_digits"])
+def test_the_same_reward_named_twice_is_refused(name: str) -> None:
+    settings = RewardConfig(functions=("format", name, name))
+    with pytest.raises(UserError, match=f"names {name} 2 times"):
+        rewards.check_rewards(settings)

@@ -7,7 +7,13 @@ import pytest
 import reference
 
 from jzero import algorithms
-from jzero.training.credit import make_episodes, token_weights, turn_rewards
+from jzero.algorithms import Episodes
+from jzero.training.credit import (
+    advantages_of_graded,
+    make_episodes,
+    token_weights,
+    turn_rewards,
+)
 from jzero.types import Grade, Rollout
 
 ROLLOUTS = reference.random_rollouts(1, 4, 4)
@@ -82,3 +88,38 @@ def test_a_turn_without_a_grade_has_no_reward() -> None:
 
     with pytest.raises(AssertionError, match="was not graded"):
         turn_rewards(rollout_with("stop", grade=None), config)
+
+
+def test_no_token_of_a_failed_rollout_is_trained() -> None:
+    config = reference.settings(algorithm={"weight": "token_mean"})
+    failed = replace(ROLLOUTS[0], grade=Grade(0.0, False, "", failed=True))
+
+    weights = token_weights([failed, *ROLLOUTS[1:]], [0, 1], "token_mean", config)
+
+    assert not weights[0].any()
+    # The mean is over the tokens that are trained.
+    assert weights[1].sum() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("advantage", sorted(algorithms.ADVANTAGES))
+def test_a_failed_rollout_is_no_member_of_its_group(advantage: str) -> None:
+    """The others get what they would get if the failed ones had not been sampled."""
+    returns = np.array([1.0, 0.0, 9.0, 1.0, 9.0, 9.0, 9.0, 9.0, 0.0, 1.0, 0.5, 0.0])
+    group = np.repeat([0, 1, 2], 4)
+    is_graded = returns < 9  # of the second group none is
+    settings = algorithms.Algorithm(advantage=advantage, whiten=True)
+
+    def episodes(chosen: np.ndarray, group: np.ndarray) -> Episodes:
+        rewards = returns[chosen][:, None]
+        return Episodes(rewards, np.full_like(rewards, 0.25), np.ones_like(rewards, bool), group)
+
+    everything = episodes(np.ones(12, bool), group)
+    advantages, targets = advantages_of_graded(everything, is_graded, settings)
+
+    rest = episodes(is_graded, np.array([0, 0, 0, 1, 1, 1, 1]))
+    expected = algorithms.compute_advantages(rest, settings)
+    np.testing.assert_array_equal(advantages[is_graded], expected[0])
+    np.testing.assert_array_equal(targets[is_graded], expected[1])
+    assert not advantages[~is_graded].any()
+    none, _ = advantages_of_graded(everything, np.zeros(12, bool), settings)
+    assert not none.any()

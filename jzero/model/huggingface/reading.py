@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from jzero.config.checks import read_positions as read_cached_positions
 from jzero.distributed import collectives
 from jzero.errors import UserError, reason_of
 from jzero.model import hub
@@ -76,6 +77,21 @@ def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
         raise UserError(f"{adapter} is of an adapter, which is not read: merge it into the weights")
     hf_config = read_json(file)
     return parse_config(hf_config, file), hf_config
+
+
+def read_positions(path: str) -> int | None:
+    """Returns max_position_embeddings of a model in a directory or on the hub, before it is loaded.
+
+    Only config.json is downloaded. None: the file does not say, or the model cannot be reached,
+    which `resolve` reports.
+    """
+    is_on_hub = path.count("/") == 1 and path[0] not in "./~"
+    if not Path(path).expanduser().is_dir() and is_on_hub:
+        try:
+            hub.download(path, ("config.json",))  # into the cache, where the config looks
+        except OSError:
+            return None
+    return read_cached_positions(path)
 
 
 def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -> Params:

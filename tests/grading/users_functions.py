@@ -1,0 +1,85 @@
+"""Reward functions and a grader of a user's that fail in every way, for tests of the pool.
+
+Tests name them "users_functions:raises"; see hostile_graders.py for how workers find them.
+"""
+
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+
+from jzero.types import Grade
+
+
+def one(response, gold, task):
+    return 1
+
+
+def misspelt(response, gold, task):
+    return len(respons)  # noqa: F821
+
+
+def text(response, gold, task):
+    return "1.0"
+
+
+def table(response, gold, task):
+    return {"score": 1.0}
+
+
+def nan(response, gold, task):
+    return float("nan")
+
+
+def refused(response, gold, task):
+    """Asks a judge at a port where nobody listens."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    socket.create_connection(("127.0.0.1", port), timeout=5)
+
+
+def hang(response, gold, task):
+    time.sleep(1000)
+
+
+def leave(response, gold, task):
+    sys.exit(3)
+
+
+def die(response, gold, task):
+    os._exit(3)
+
+
+def grow(response, gold, task):
+    return len(bytes(3 << 30))
+
+
+def write(response, gold, task):
+    """Writes to the file that the environment names."""
+    Path(os.environ["USERS_FILE"]).write_text(response, encoding="utf-8")
+    return 1.0
+
+
+def talk(response, gold, task):
+    print("a line for the user")
+    print("a warning", file=sys.stderr)
+    return 1.0
+
+
+def sleep_and_compute(response, gold, task):
+    """Takes longer than task.grade_seconds, and less than task.reward.seconds."""
+    end = time.process_time() + 0.5
+    while time.process_time() < end:
+        pass
+    return 0.5
+
+
+def judge(response, gold, task):
+    """A grader that returns a bare score."""
+    return 1.0
+
+
+def nan_judge(response, gold, task):
+    return Grade(float("nan"), True, "")
