@@ -1,5 +1,6 @@
 """The architectures of models that can be planned without a download."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from jzero.errors import UserError
@@ -139,6 +140,10 @@ KNOWN_MODELS = {
         rms_norm_eps=1e-6,
     ),
 }
+# The base of OpenR1-Distill-7B: the architecture of Qwen2.5-Math-7B with another base of RoPE.
+KNOWN_MODELS["open-r1/Qwen2.5-Math-7B-RoPE-300k"] = replace(
+    KNOWN_MODELS["Qwen/Qwen2.5-Math-7B"], rope_theta=3e5
+)
 
 
 def short_names() -> list[str]:

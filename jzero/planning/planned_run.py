@@ -155,7 +155,8 @@ def _build_fine_tuning(
         [supervised.rows],
         [power_of_two(num_rows)],
     )
-    programs = trainer.policy.programs(abstract_batches(trainer), trainer.layouts)
+    learner_programs = trainer.policy.programs(abstract_batches(trainer), trainer.layouts)
+    programs: dict[str, Program] = {**learner_programs}
     state = trainer.policy.abstract_state()
     parts = {"weights": device_bytes(state.params), "optimizer": device_bytes(state.opt_state)}
     engine = None
@@ -164,7 +165,7 @@ def _build_fine_tuning(
         sampling_programs, sampling_parts = _sampling(engine, state.params, model, mesh)
         programs = sampling_programs | programs
         parts |= sampling_parts
-    parts["batches"] = device_bytes(programs["update"][1][1])
+    parts["batches"] = device_bytes(learner_programs["update"][1][1])
     return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes=0)
 
 

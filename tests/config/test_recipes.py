@@ -10,6 +10,7 @@ from jzero import algorithms, config
 from jzero.config.checks import is_installed
 from jzero.config.presets import keep_truncation_rule
 from jzero.errors import UserError
+from jzero.planning.models import architecture
 
 DEFAULT_TYPES = {
     setting.name: type(setting.value) for setting in config.list_settings(config.Config())
@@ -84,3 +85,10 @@ def test_an_algorithm_with_a_rule_of_its_own_keeps_it() -> None:
     chosen = algorithms.Algorithm(truncated="fixed", truncated_score=-1.0)
     kept = keep_truncation_rule(recipe, chosen)
     assert (kept.truncated, kept.truncated_score, kept.truncated_penalty) == ("fixed", -1.0, 0.5)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_models_of_all_recipes_can_be_planned(recipe: str) -> None:
+    module = load_recipe(recipe)
+    for preset in module.HUB:
+        assert architecture(module.get_config(preset).model.path).num_hidden_layers > 0
