@@ -48,7 +48,7 @@ class KeyCheck(AuthenticationBackend):
 
         The comparison takes the same time wherever two keys differ.
         """
-        # Not conn.url.path, which a hostile Host header can change.
+        # Not conn.url.path: in older versions of Starlette a hostile Host header could change it.
         if conn.scope["path"] in OPEN_PATHS:
             return None
         scheme, _, sent = conn.headers.get("authorization", "").partition(" ")
