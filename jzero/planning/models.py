@@ -144,6 +144,11 @@ KNOWN_MODELS = {
 KNOWN_MODELS["open-r1/Qwen2.5-Math-7B-RoPE-300k"] = replace(
     KNOWN_MODELS["Qwen/Qwen2.5-Math-7B"], rope_theta=3e5
 )
+KNOWN_MODELS["Qwen/Qwen2.5-1.5B-Instruct"] = KNOWN_MODELS["Qwen/Qwen2.5-1.5B"]
+# A descendant of Qwen2.5-Math-1.5B with an output head of its own.
+KNOWN_MODELS["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"] = replace(
+    KNOWN_MODELS["Qwen/Qwen2.5-Math-1.5B"], tie_word_embeddings=False
+)
 
 
 def short_names() -> list[str]:

@@ -368,7 +368,7 @@ def write_broken_runs(directory: Path) -> None:
         ("--workdir {run} --out x --step 3", "--step=3: {run} has checkpoints of steps [2, 4]"),
         ("--workdir {run} --out there", "--out there exists: give another, or --force"),
         # With --force, too, because the directory holds no model.
-        ("--workdir {run} --out there --force", "--out there exists: give another, or --force"),
+        ("--workdir {run} --out there --force", "--out there holds mine, which no export writes"),
         (
             "--workdir {run} --out x --revision v1",
             "--revision=v1 is a branch on the hub: give --push-to-hub",

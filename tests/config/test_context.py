@@ -131,6 +131,8 @@ PUBLISHED = {
     "Qwen/Qwen2.5-Math-1.5B": 4096,
     "Qwen/Qwen2.5-Math-7B": 4096,
     "open-r1/Qwen2.5-Math-7B-RoPE-300k": 32768,
+    "Qwen/Qwen2.5-1.5B-Instruct": 32768,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 131072,
 }
 
 
