@@ -46,8 +46,12 @@ def nest(*_):
 
 
 def fill(*_) -> None:
-    with open("filled", "w") as file:
-        file.write("x" * 10000)
+    path = f"/tmp/filled-by-{os.getpid()}"
+    try:
+        with open(path, "w") as file:
+            file.write("x" * 10000)
+    finally:
+        os.remove(path)
 
 
 def fail(*_) -> Never:
