@@ -156,8 +156,9 @@ def watch_peers() -> None:
             beats = PEERS.client.key_value_dir_get(BEAT_FOLDER)
         except Exception:
             return  # the store is gone: the run is over, or process 0 is lost and JAX ends this one
-        if ends:
-            _, line = ends[0]
+        for key, line in ends:
+            if key == f"{END_FOLDER}/{PEERS.process_id}":
+                return  # this host ends, and waits for the others
             time.sleep(BEAT_SECONDS)  # this host may be about to print the same mistake itself
             if is_running():
                 end_process(line, 1)

@@ -270,10 +270,10 @@ def test_head_dim_follows_from_hidden_size_where_config_lacks_it() -> None:
     ("change", "message"),
     [
         ({"model_type": "llama"}, "model_type='llama'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type='yarn'"),
-        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type='linear'"),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type=yarn"),
+        ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type=linear"),
         ({"use_sliding_window": True}, "sliding-window"),
-        ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
+        ({"hidden_act": "gelu"}, "hidden_act=gelu"),
         ({"attention_bias": True}, "attention_bias=true on qwen3"),
         ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ],
