@@ -48,6 +48,7 @@ jaxtyping.install_import_hook(JAXTYPED, "beartype.beartype")
 
 jax.config.update("jax_num_cpu_devices", 8)
 
+TESTS = Path(__file__).resolve().parent
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
@@ -84,17 +85,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
+def is_of_tests(function: object) -> bool:
+    """Returns whether a function is defined in the folder of the tests."""
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    path = getattr(module, "__file__", None)
+    return path is not None and TESTS in Path(path).parents
+
+
 @pytest.fixture(scope="module", autouse=True)
 def forget_compiled_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Frees the programs of a test module once it has run.
 
-    JAX keeps every program that it compiled: without this a worker grows to several GiB. What the
-    module's cached functions returned holds programs, too.
+    JAX keeps every program that it compiled: without this a worker grows to several GiB. What
+    cached functions of the module, or of a module of helpers beside it, returned holds programs,
+    too.
     """
     yield
     for value in vars(request.module).values():
-        is_own = getattr(value, "__module__", None) == request.module.__name__
-        if is_own and hasattr(value, "cache_clear"):
+        if hasattr(value, "cache_clear") and is_of_tests(value):
             value.cache_clear()
     jax.clear_caches()
     with warnings.catch_warnings():
