@@ -179,7 +179,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         status = self.server.begin(self.path, body)
-        time.sleep(2.0 if status == 0 else 0.02)
+        time.sleep(6.0 if status == 0 else 0.02)
         self.server.end()
         if self.server.body_instead is not None:
             data = self.server.body_instead.encode()
@@ -229,7 +229,7 @@ def test_a_server_that_fails_at_first_gives_the_same_rows(
     failures = (429, 500, 0, 503, 408)
 
     with Server(failures) as server:
-        call(monkeypatch, *arguments(inputs, failing, settings, url(server), "--timeout=0.5"))
+        call(monkeypatch, *arguments(inputs, failing, settings, url(server), "--timeout=2"))
         # A request that hangs is still open when the client has given up on it.
         assert 2 <= server.most_open_requests <= 4 + failures.count(0)
         assert len(server.requests) == PROBLEMS * N + len(failures)

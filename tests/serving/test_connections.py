@@ -17,7 +17,7 @@ from jzero.serving.http import Server, say_nothing
 from jzero.serving.limits import Limits
 from jzero.serving.sockets import allow_connections
 
-LIMITS = Limits(max_connections=4, request_seconds=0.4, idle_seconds=0.4)
+LIMITS = Limits(max_connections=4, request_seconds=1.0, idle_seconds=1.0)
 GET = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 BEGUN_HEAD = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Le"
 BEGUN_BODY = b"POST /echo HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nabc"
@@ -42,7 +42,7 @@ def make_test_app(sent: list[int]) -> Starlette:
         return PlainTextResponse(await request.body())
 
     async def slow(_: Request) -> Response:
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)
         return PlainTextResponse("at last")
 
     async def stream(_: Request) -> Response:
