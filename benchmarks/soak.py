@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import measure
+import soak_hosts
 import soak_serve
 from soak_outcomes import HEADINGS, Outcome, rows
 
@@ -32,6 +33,7 @@ class Part:
 
 PARTS = {
     "serve": Part("the HTTP server: too much, too slow, gone, ended", soak_serve.attack),
+    "hosts": Part("runs of two processes: stopped, killed, resumed", soak_hosts.attack),
 }
 
 
