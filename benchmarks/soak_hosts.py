@@ -20,7 +20,7 @@ from soak_outcomes import Outcome
 from soak_serve import HOST, ROOT, free_port
 
 STEPS = 12
-INTERRUPTIONS = 3  # of one run, before it may end
+INTERRUPTIONS = 10  # of one run, before it may end
 SECONDS_TO_END = 120.0  # for which an interrupted run may go on: a lost host is noticed after 24 s
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 

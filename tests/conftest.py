@@ -13,6 +13,7 @@ Fixture for tests that want reference material:
 
 import ctypes
 import gc
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -22,6 +23,11 @@ from pathlib import Path
 
 # `JAX_PLATFORMS=cuda pytest -m gpu` runs the tests that need a GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# XLA has two ways of generating code for CPUs. The older one compiles the programs of the tests
+# three times as fast. JAX 0.12 no longer has it, and an unknown flag would end the process.
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    flags = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_use_fusion_emitters=false".strip()
 # Tests import recipes of the folder configs.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -53,7 +59,8 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the tests marked slow")
+    parser.addoption("--thorough", action="store_true", help="run the tests marked thorough, too")
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow or thorough")
     parser.addoption("--network", action="store_true", help="run the tests marked network")
     skips.add_options(parser)
 
@@ -71,6 +78,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     missing = {}
     if not config.getoption("--slow"):
         missing["slow"] = "slow: run with --slow"
+        if not config.getoption("--thorough"):
+            missing["thorough"] = "thorough: run with --thorough"
     if not config.getoption("--network"):
         missing["network"] = "downloads: run with --network"
     if importlib.util.find_spec("torch") is None:
@@ -170,7 +179,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory, programs: str) -> dict
         "JAX_COMPILATION_CACHE_DIR": programs,
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "XLA_FLAGS": "--xla_backend_optimization_level=0",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0",
         "HF_HUB_OFFLINE": "1",
         "HF_HOME": str(tmp_path_factory.mktemp("hub")),
         "JAX_PLATFORMS": "cpu",

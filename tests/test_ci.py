@@ -59,6 +59,11 @@ def test_the_tests_of_the_newest_versions_exist() -> None:
         assert (ROOT / path).exists(), path
 
 
+@pytest.mark.parametrize("script", [".ci/run", ".ci/newest", ".github/workflows/ci.yml"])
+def test_the_thorough_tests_run_in_ci(script: str) -> None:
+    assert "--thorough --strict-skips" in (ROOT / script).read_text(encoding="utf-8")
+
+
 def test_a_machine_without_python_3_12_is_told_so(environment: dict[str, str]) -> None:
     done = run_newest(environment)
 

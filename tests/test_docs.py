@@ -4,6 +4,7 @@ An HTML comment above a block states how the block is tested:
 
     runs            run here as it stands
     small           run here; each training command gets the settings of the tests' small runs
+    thorough        the same, with `pytest --thorough`
     slow            run here as it stands, with `pytest --slow`
     test command    the command that .ci/run executes
     tested: FILE    run by that test file
@@ -67,7 +68,15 @@ def page_name(page: Path) -> str:
 def test_every_block_says_how_it_is_tested(block: Block) -> None:
     kind, _, rest = block.mark.partition(": ")
 
-    assert kind in ("runs", "small", "slow", "test command", "needs", "tested"), block.text
+    assert kind in (
+        "runs",
+        "small",
+        "thorough",
+        "slow",
+        "test command",
+        "needs",
+        "tested",
+    ), block.text
     if kind == "needs":
         assert rest, "the reason is missing"
     if kind == "tested":
@@ -119,7 +128,13 @@ def test_it_runs(block: Block, environment: dict[str, str], tmp_path: Path) -> N
     run(block.text, environment, tmp_path)
 
 
-@pytest.mark.parametrize("block", marked("small"), ids=block_name)
+def small_blocks() -> list[object]:
+    """Returns the blocks that run with small settings, as parameters of a test."""
+    thorough = [pytest.param(block, marks=pytest.mark.thorough) for block in marked("thorough")]
+    return [*marked("small"), *thorough]
+
+
+@pytest.mark.parametrize("block", small_blocks(), ids=block_name)
 def test_it_runs_small(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
     settings_of_tests = RUN[1:]  # the first flag is the recipe, which the page gives itself
     changes = ["train.steps=2", "warm_start.steps=2", "eval.every=0"]

@@ -13,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import reference
+import servers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -320,3 +321,42 @@ def test_the_filter_writes_the_rows_that_it_keeps(
     assert out == "6 rows, 2 too easy or too hard, 1 in a suite, 3 kept\n"
     kept = [json.loads(line) for line in Path("kept.jsonl").read_text().splitlines()]
     assert kept == [rows[1], rows[2], rows[4]]
+
+
+# a whole evaluation
+
+
+def test_the_suites_are_answered_and_written(tmp_path: Path, quick_runs: None) -> None:
+    """Two sets of problems of the user's, by a model that knows nothing."""
+    specs = []
+    for name, sign in (("sums", "+"), ("products", "*")):
+        lines = [json.dumps({"problem": f"{i} {sign} 1 =", "answer": "2"}) for i in range(3)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        specs.append(f"{name}={tmp_path / name}.jsonl")
+    model = servers.save_model(tmp_path / "model")
+    arguments = ["--model", model, "--suite", ",".join(specs), "--out", str(tmp_path / "out")]
+    changes = [
+        "task.template=no",
+        "rollout.max_new_tokens=4",
+        "rollout.max_prompt_tokens=16",
+        "rollout.num_slots=8",
+        "rollout.page_size=8",
+        "rollout.decode_steps=4",
+        "eval.samples=2",
+    ]
+    arguments += [f"--config.{change}" for change in changes]
+
+    found_specs, out, settings = evaluate.parse(arguments)
+    summaries = evaluate.run(found_specs, out, settings)
+
+    assert found_specs == specs
+    assert list(summaries) == ["sums", "products"]
+    for name, summary in summaries.items():
+        assert summary["kinds"].keys() == {"avg@2", "greedy"}
+        assert summary["problems"] == 3
+        for kind, num_samples in (("avg@2", 2), ("greedy", 1)):
+            text = (out / f"{name}-{kind}.jsonl").read_text(encoding="utf-8")
+            rows = [json.loads(line) for line in text.splitlines()]
+            assert [len(row["samples"]) for row in rows] == [num_samples] * 3
+    written = json.loads((out / "summary.json").read_text(encoding="utf-8"))
+    assert written["suites"] == json.loads(json.dumps(summaries))

@@ -203,12 +203,20 @@ def kill_second_process(environment: Environment, workdir: Path) -> None:
     second.communicate()
 
 
-def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
-    environment: Environment, tmp_path: Path
+INTERRUPTIONS = {"stopped": stop_second_process, "killed": kill_second_process}
+
+
+@pytest.mark.parametrize(
+    "interruptions",
+    [("stopped",), pytest.param(("stopped", "killed"), marks=pytest.mark.thorough)],
+    ids=" and ".join,
+)
+def test_two_processes_are_one_of_as_many_devices_also_when_interrupted(
+    environment: Environment, tmp_path: Path, interruptions: tuple[str, ...]
 ) -> None:
-    """2 x 2 devices, stopped, killed and resumed, are 1 x 4 devices in one go."""
-    stop_second_process(environment, tmp_path / "two")
-    kill_second_process(environment, tmp_path / "two")
+    """2 x 2 devices, interrupted and resumed, are 1 x 4 devices in one go."""
+    for name in interruptions:
+        INTERRUPTIONS[name](environment, tmp_path / "two")
     for process in launch_two(environment, tmp_path / "two"):
         finish(process)
     finish(launch(environment | {"JAX_NUM_CPU_DEVICES": "4"}, tmp_path / "one", *CHANGES))
@@ -300,7 +308,10 @@ main.run()
 """
 
 
-@pytest.mark.parametrize("num_steps", [6, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "num_steps",
+    [pytest.param(6, marks=pytest.mark.thorough), pytest.param(200, marks=pytest.mark.slow)],
+)
 def test_hosts_whose_episodes_differ_go_on_together(
     environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
 ) -> None:

@@ -58,8 +58,13 @@ Completions = dict[tuple[int, int], Sequence]  # (prompt, sample) -> its finishe
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
+def thorough(*values: object, id: str | None = None) -> object:
+    """A case that runs only with --thorough: the default run has another one of its kind."""
+    return pytest.param(*values, marks=pytest.mark.thorough, id=id)
+
+
 def slow(*values: object, id: str | None = None) -> object:
-    """A case that runs only with --slow: the default run has another one of its kind."""
+    """A case that runs only with --slow: --thorough has another one of its kind."""
     return pytest.param(*values, marks=pytest.mark.slow, id=id)
 
 
@@ -316,14 +321,25 @@ ARRANGEMENTS = {
         "num_pages": 46,
     },
 }
-# Other default cases have pages that do not divide the prompt, and tensor parallelism.
+DEFAULT_ARRANGEMENTS = ("2 slots", "2 shards x tensor 2", "preempted")
+# Other cases have pages that do not divide the prompt, and tensor parallelism.
 SLOW_ARRANGEMENTS = ("page of 12", "tensor 2", "preempted, 2 shards")
 
 
-@pytest.mark.parametrize(
-    "arrangement",
-    [slow(name) if name in SLOW_ARRANGEMENTS else name for name in ARRANGEMENTS],
-)
+def arrangements() -> list[object]:
+    """Returns the names of all arrangements, as parameters of a test."""
+    parameters: list[object] = []
+    for name in ARRANGEMENTS:
+        if name in DEFAULT_ARRANGEMENTS:
+            parameters.append(name)
+        elif name in SLOW_ARRANGEMENTS:
+            parameters.append(slow(name))
+        else:
+            parameters.append(thorough(name))
+    return parameters
+
+
+@pytest.mark.parametrize("arrangement", arrangements())
 def test_completions_do_not_depend_on_the_arrangement(arrangement) -> None:
     engine = make(**ARRANGEMENTS[arrangement])
     got, scheduler = complete(engine)
@@ -625,7 +641,15 @@ def test_load_params_gives_the_decoders_layout_and_dtype() -> None:
     assert {x.dtype for x in jax.tree.leaves(bfloat16)} == {jnp.dtype("bfloat16")}
 
 
-@pytest.mark.parametrize("arrangement, slot", [("3 slots, 1-token calls", 2), ("4 shards", 6)])
+@pytest.mark.parametrize(
+    "arrangement, slot",
+    [
+        ("2 slots", 1),
+        ("2 shards x tensor 2", 6),
+        thorough("3 slots, 1-token calls", 2),
+        thorough("4 shards", 6),
+    ],
+)
 def test_prefill_insert_generate_by_hand(arrangement, slot) -> None:
     """One request as JetStream's orchestrator drives it, on a slot of the last shard."""
     engine = make(**ARRANGEMENTS[arrangement])
@@ -655,6 +679,6 @@ def test_prefill_insert_generate_by_hand(arrangement, slot) -> None:
     engine.free_resource(slot)
 
     assert_empty(engine)
-    want = base()[3, 0]  # its request is 3 * GROUP + 0
+    want = base(name_of(engine))[3, 0]  # its request is 3 * GROUP + 0
     assert tokens == want.tokens
     np.testing.assert_allclose(logps, want.logps, atol=1e-5)

@@ -660,6 +660,7 @@ def tiny_gsm8k(data: Path) -> config.Config:
     return settings
 
 
+@pytest.mark.thorough
 def test_gsm8k_trains_and_is_evaluated_on_math500(
     shared: Path, tmp_path: Path, quick_runs: None
 ) -> None:
