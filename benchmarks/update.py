@@ -77,7 +77,8 @@ def random_minibatch(args: argparse.Namespace, vocab_size: int, trainer: Trainer
     sequences = [TrainingSequence(row, args.prompt, weights, logps) for row in tokens]
     packed = pack([sequences], trainer.layouts, trainer.rows, trainer.microbatches)
     batches, counts = trainer.policy.put(packed)
-    minibatch = Minibatch(list(range(len(sequences))), packed, batches, counts)
+    indices = list(range(len(sequences)))
+    minibatch = Minibatch(indices, indices, packed, batches, counts)
     advantages = generator.normal(size=len(sequences))
     rows = [np.full(length, advantage, np.float32) for advantage in advantages]
     minibatch.set_values(trainer.policy, "advantages", rows)

@@ -28,8 +28,8 @@ docs/recipes.md has every setting of the published commands beside ours. What di
   --config.task.data=.../datasets/train/math_lvl3to5_8k takes the published set.
 - verifier_version of 7b: the score is jzero's, with its rules for math_verify. The package is asked
   beside it, and grade/disagreed counts where the two differ.
-- (words of r1): the template r1 asks for the same in other words. task.template=module:NAME takes
-  a template of your own.
+- (words of r1): the template r1 asks for the same in other words. task.template=FILE takes the
+  published words from a file, and task.template=module:NAME a template of your own.
 - num_prompt_epoch: a published pass leaves out the problems that fill no batch, so 20 passes over
   12,000 problems are 1,860 steps there and 1,875 here.
 - rnd-seed: the published seed is random, ours is train.seed.

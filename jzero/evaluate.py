@@ -22,12 +22,12 @@ from jzero.distributed.mesh import param_shardings, train_mesh
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import huggingface, qwen
-from jzero.rollout.evaluation import accuracy_metrics, evaluation_kinds
-from jzero.rollout.failed_gradings import check_gradings
+from jzero.rollout.evaluation import accuracy_metrics, evaluate, evaluation_kinds
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import check_context, read_base_model
 from jzero.run.environment import versions
-from jzero.run.samples import problem_rows
+from jzero.run.samples import write_responses
+from jzero.setup import with_stop_strings
 from jzero.tasks import math_problems, suites
 
 
@@ -79,8 +79,7 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
     given, rest = parser.parse_known_args(arguments)
     settings = cli.parse_settings(defaults(given.model), rest)
     settings.model.path = given.model
-    if not settings.rollout.stop:
-        settings.rollout.stop = math_problems.math_template(settings.task.template).stop
+    settings = with_stop_strings(settings, math_problems.math_template(settings.task.template))
     out = Path(given.out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
     return suites.split_commas(given.suite), out, settings
 
@@ -146,25 +145,19 @@ def evaluate_suite(
     settings: config.Config,
 ) -> dict[str, dict[str, float]]:
     """Samples one suite, writes `out`/`name`-<kind>.jsonl, and returns the metrics by kind."""
-    metrics: dict[str, dict[str, float]] = {}
-    kinds = evaluation_kinds(settings.eval, settings.rollout.temperature)
-    for kind, (num_samples, temperature) in kinds.items():
-        rollouts, _ = sampler.sample_rollouts(
-            params,
-            problems,
-            num_samples,
-            temperature,
-            key=(settings.train.seed, 0),
-            version=0,
-            top_p=settings.eval.top_p if kind == "eval" else 0.0,
-        )
-        rollouts = sampler.gather_rollouts(rollouts)
-        check_gradings(f"suite {name}", rollouts, settings.task.max_failed_share)
-        label = "greedy" if kind == "eval_greedy" else f"avg@{num_samples}"
-        metrics[label] = accuracy_metrics(rollouts, num_samples)
-        lines = [json.dumps(row) + "\n" for row in problem_rows(rollouts, num_samples)]
-        processes.write_once(out / f"{name}-{label}.jsonl", "".join(lines))
-    return metrics
+    evaluated = evaluate(
+        sampler,
+        params,
+        {name: problems},
+        settings.eval,
+        settings.rollout.temperature,
+        key=(settings.train.seed, 0),
+    )
+    write_responses(out, evaluated)
+    return {
+        evaluation.label: accuracy_metrics(evaluation.rollouts, evaluation.num_samples)
+        for evaluation in evaluated
+    }
 
 
 def table(summary: Mapping[str, SuiteSummary]) -> str:

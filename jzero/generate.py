@@ -500,9 +500,8 @@ def main() -> None:
     )
     with cli.user_errors():
         settings = cli.parse_settings(defaults, rest)
-        if not settings.rollout.stop:
-            settings.rollout.stop = math_problems.math_template(settings.task.template).stop
-        run(options, settings)
+        template = math_problems.math_template(settings.task.template)
+        run(options, setup.with_stop_strings(settings, template))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from jzero.run.clock import Clock
 from jzero.run.resume import steps_to_discard
 from jzero.run.workdir import check_workdir
 from jzero.tasks import check_task_settings, find_task, rewards, suites
+from jzero.tasks.prompts import PromptTemplate
 from jzero.training.learner import Learner
 from jzero.training.trainer import Trainer, make_trainer
 from jzero.types import State
@@ -89,9 +90,13 @@ def check_warm_start(config: Config) -> None:
 # -- settings that are computed --------------------------------------------------------------------
 
 
-def with_stop_strings(config: Config) -> Config:
-    """Returns the config with the stop strings of its template, if it names none of its own."""
-    template = find_task(config.task.name).find_template(config.task.template)
+def with_stop_strings(config: Config, template: PromptTemplate | None = None) -> Config:
+    """Returns the config with the stop strings of its template, if it names none of its own.
+
+    `template` is the one that prompts are made with, None for that of the task.
+    """
+    if template is None:
+        template = find_task(config.task.name).find_template(config.task.template)
     if config.rollout.stop or not template.stop:
         return config
     return replace(config, rollout=replace(config.rollout, stop=template.stop))

@@ -36,7 +36,7 @@ from jzero.run.clock import Clock
 from jzero.run.resume import steps_to_discard
 from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
-from jzero.tasks import TASKS, problem_sets, suites
+from jzero.tasks import TASKS, draws_examples, problem_sets, suites
 from jzero.training.examples import Example, ExampleRow, encode_row
 from jzero.training.heads import Stats
 from jzero.training.optimizer import learning_rate
@@ -201,11 +201,6 @@ def find_held_out_sources(config: Config, sources: Sequence[str]) -> list[str]:
         for note in notes:
             processes.print_once(note)
     return [source for source in sources if source in found]
-
-
-def draws_examples(source: str) -> bool:
-    """Returns whether a source is a task that makes warm-start examples, and no data set."""
-    return source in TASKS and TASKS[source].warm_start is not None
 
 
 def read_rows(source: str, part: str, config: Config) -> Sequence[ExampleRow]:

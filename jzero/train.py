@@ -13,8 +13,6 @@ around a program of the whole mesh.
 """
 
 import contextlib
-import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -28,9 +26,9 @@ from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.model import qwen
 from jzero.rollout.collect import collect_rollouts
-from jzero.rollout.evaluation import Evaluated, evaluate, evaluation_metrics
+from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
-from jzero.run.samples import problem_rows, sample_row
+from jzero.run.samples import sample_row, write_responses
 from jzero.run.session import RunSession
 from jzero.run.trajectories import write_trajectories
 from jzero.setup import (
@@ -214,18 +212,6 @@ def evaluate_policy(
         write_responses(session.workdir / "evaluations" / name, evaluated)
     session.record_evaluation(name, metrics)
     return metrics
-
-
-def write_responses(directory: Path, evaluated: Sequence[Evaluated]) -> None:
-    """Writes all responses of an evaluation: a file for each suite and kind, a line for a problem.
-
-    The file of the task's own problems is called problems-<kind>.jsonl.
-    """
-    for name, kind, num_samples, rollouts in evaluated:
-        label = "greedy" if kind == "eval_greedy" else f"avg@{num_samples}"
-        rows = problem_rows(rollouts, num_samples)
-        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
-        processes.write_once(directory / f"{name or 'problems'}-{label}.jsonl", "".join(lines))
 
 
 def current_reference(run: Run, session: RunSession, step: int, params: qwen.Params) -> qwen.Params:

@@ -32,6 +32,6 @@ from jzero.algorithms.kl import KL_ESTIMATORS, k2, k3
 from jzero.algorithms.losses import policy_loss, value_loss
 from jzero.algorithms.presets import PRESETS, dr_grpo, grpo
 from jzero.algorithms.ratios import RATIOS, SequenceSum
-from jzero.algorithms.surrogates import SURROGATES
+from jzero.algorithms.surrogates import SURROGATES, Surrogate
 from jzero.algorithms.tables import TABLES
 from jzero.algorithms.weights import WEIGHTS

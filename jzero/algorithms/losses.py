@@ -37,7 +37,7 @@ def policy_loss(
     weights = present(batch.weights)
     ratio = RATIOS[algorithm.ratio](logps - old_logps, sequence_sum)
     surrogate = SURROGATES[algorithm.surrogate]
-    term, is_clipped = surrogate(logps, ratio, present(batch.advantages), algorithm)
+    term, is_clipped = surrogate.compute(logps, ratio, present(batch.advantages), algorithm)
     stats = {
         "clip_fraction": is_clipped.astype(jnp.float32),
         "ratio_shift": jnp.abs(ratio - 1),

@@ -2,10 +2,15 @@
 
 A surrogate function takes the log-probs, the ratios and the advantages of every token, and returns
 the loss of every token and whether its ratio was clipped.
+
+The table also says of each surrogate whether it scales with the advantage: whether loss and
+gradient of a token are exactly 0 where its advantage is 0. All of those here do. Sequences whose
+advantages are all 0 then need no place in the update (`training.credit.can_have_gradient`). A
+surrogate with a term besides the advantage, such as a squared log-ratio, does not.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +20,9 @@ from jzero.algorithms.algorithm import Algorithm
 from jzero.algorithms.ratios import Tokens
 
 TokenFlags: TypeAlias = Bool[Array, "rows tokens"]
-Surrogate: TypeAlias = Callable[[Tokens, Tokens, Tokens, Algorithm], tuple[Tokens, TokenFlags]]
+SurrogateFunction: TypeAlias = Callable[
+    [Tokens, Tokens, Tokens, Algorithm], tuple[Tokens, TokenFlags]
+]
 
 
 def clip(
@@ -64,4 +71,15 @@ def cispo(
     return loss, clipped_ratio != ratio
 
 
-SURROGATES: dict[str, Surrogate] = {"clip": clip, "reinforce": reinforce, "cispo": cispo}
+class Surrogate(NamedTuple):
+    """A surrogate function, and whether its loss and gradient are 0 where the advantage is 0."""
+
+    compute: SurrogateFunction
+    scales_with_advantage: bool = False
+
+
+SURROGATES: dict[str, Surrogate] = {
+    "clip": Surrogate(clip, scales_with_advantage=True),
+    "reinforce": Surrogate(reinforce, scales_with_advantage=True),
+    "cispo": Surrogate(cispo, scales_with_advantage=True),
+}

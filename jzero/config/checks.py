@@ -254,6 +254,11 @@ def check_context(config: Config) -> Iterator[str]:
     yield from context_mistakes(config, model.max_position_embeddings or read_positions(model.path))
 
 
+def is_hub_id(name: str) -> bool:
+    """Returns whether a name has the form of an id of the hub, such as Qwen/Qwen2.5-3B."""
+    return name.count("/") == 1 and name[0] not in "./~"
+
+
 def read_positions(path: str) -> int | None:
     """Returns max_position_embeddings of a model in a directory or in the cache of the hub.
 
@@ -264,7 +269,7 @@ def read_positions(path: str) -> int | None:
         return None
     file: object = Path(path).expanduser() / "config.json"
     if not Path(path).expanduser().is_dir():
-        if path.count("/") != 1 or path[0] in "./~":
+        if not is_hub_id(path):
             return None
         try:
             file = huggingface_hub.try_to_load_from_cache(path, "config.json")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi, snapshot_download
 
+from jzero.config.checks import is_hub_id
 from jzero.errors import UserError
 from jzero.tasks.problem_sets import FILE_TYPES
 
@@ -101,9 +102,7 @@ def push_dataset(files: Mapping[str, Path | bytes], name: str, private: bool, re
 
 def is_on_hub(name: str) -> bool:
     """Says whether a name is an id of the hub, like Qwen/Qwen2.5-3B, and no path."""
-    if name.count("/") != 1 or name[0] in "./~" or name.endswith(FILE_TYPES):
-        return False
-    return not os.path.exists(name)
+    return is_hub_id(name) and not name.endswith(FILE_TYPES) and not os.path.exists(name)
 
 
 def public_name(name: str) -> str:

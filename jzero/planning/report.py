@@ -12,7 +12,7 @@ from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement, compile_only_devices, measure
 from jzero.planning.memory import phase_totals, suggestions
 from jzero.planning.planned_run import PlannedRun, build
-from jzero.planning.roofline import PhaseCost, roofline
+from jzero.planning.roofline import PhaseCost, roofline, update_by_layout
 from jzero.planning.search import search
 
 MAX_ERROR = 120  # characters of a compiler's message in the table
@@ -34,8 +34,10 @@ class Report:
     parts: dict[str, float]  # bytes
     phases: dict[str, float]  # bytes at the peak
     programs: dict[str, Measurement]
-    roofline: dict[str, PhaseCost]
+    roofline: dict[str, PhaseCost]  # of a step whose responses are all as long as they may be
     step_s: float
+    # The update if all rows are of one layout, by the tokens of a row. The first is in `roofline`.
+    update_by_layout: dict[int, PhaseCost]
     suggestions: list[str]
     search: dict[str, int] | None = None  # the largest settings that fit, where they were searched
 
@@ -83,6 +85,7 @@ def make_report(
         programs=measured,
         roofline=costs,
         step_s=sum(cost.seconds for cost in costs.values()),
+        update_by_layout=update_by_layout(run),
         suggestions=suggestions(run, totals, measured),
         search=largest,
     )
@@ -147,8 +150,18 @@ def _phase_lines(report: Report) -> Iterator[str]:
 def _roofline_lines(report: Report) -> Iterator[str]:
     yield "roofline, a device       TFLOP  GB moved   seconds"
     for name, cost in report.roofline.items():
-        yield f"{name:<20}{cost.flops / 1e12:10.1f}{cost.bytes / 1e9:10.1f}{cost.seconds:10.2f}"
+        yield _cost_line(name, cost)
     yield f"{'step':<40}{report.step_s:10.2f}"
+    yield "  of the longest responses there can be: the worst case"
+    if len(report.update_by_layout) > 1:
+        yield ""
+        yield "update, if all rows have   TFLOP  GB moved   seconds"
+        for tokens, cost in report.update_by_layout.items():
+            yield _cost_line(f"{tokens} tokens", cost)
+
+
+def _cost_line(name: str, cost: PhaseCost) -> str:
+    return f"{name:<20}{cost.flops / 1e12:10.1f}{cost.bytes / 1e9:10.1f}{cost.seconds:10.2f}"
 
 
 def _verdict_lines(report: Report) -> Iterator[str]:

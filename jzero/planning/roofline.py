@@ -13,6 +13,7 @@ from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import Chip
 from jzero.planning.planned_run import PlannedRun, kv_bytes_per_token
 from jzero.rollout.prefill import PREFILL_TOKENS
+from jzero.types import RowLayout
 
 FORWARD_AND_BACKWARD = 3  # forward passes: a backward pass is two
 RECOMPUTATION = 1  # one more, with model.remat=full
@@ -44,55 +45,108 @@ def attention_flops_per_pair(model: QwenConfig) -> int:
 def roofline(run: PlannedRun) -> dict[str, PhaseCost]:
     """Returns the cost of every phase of a step whose responses are all as long as they may be.
 
-    A step of fine-tuning has one phase, and examples that fill their rows.
+    That is the worst case: all rows are of the first layout, the longest. `update_by_layout` says
+    what the update takes with shorter responses. A step of fine-tuning has one phase, and examples
+    that fill their rows.
     """
     settings = run.trainer.config
     if settings.sft.data:
         return {"update": _fine_tuning_cost(run)}
-    rollout, train = settings.rollout, settings.train
-    model, engine = run.engine.model, run.engine
-    matmul = matmul_flops_per_token(model)
-    pair = attention_flops_per_pair(model)
-
-    # FLOPs, of all devices. A token attends to all tokens before it: half of them on average.
+    rollout, engine = settings.rollout, run.engine
     prompt, response = rollout.max_prompt_tokens, rollout.longest_continuation
     num_rollouts = rollout.num_prompts * rollout.group_size
-    prompts_in_batch = rollout.num_prompts if train.packs_per_row else num_rollouts
-    response_flops = num_rollouts * response * (matmul + pair * (prompt + response / 2))
-    prompt_flops = prompts_in_batch * prompt * (matmul + pair * prompt / 2)
-    forward_flops = response_flops + prompt_flops
-    recomputed = RECOMPUTATION if settings.model.remat == "full" else 0
-    num_passes = (FORWARD_AND_BACKWARD + recomputed) * train.epochs
-    num_models = 2 if run.trainer.critic else 1
+    num_prompt_tokens = rollout.num_prompts * prompt
+    matmul = matmul_flops_per_token(engine.model)
 
     # Bytes, of one device. Every program reads the weights once a call.
     decoder_weights = run.parts["decoder weights"]
-    state = run.parts["weights"] + run.parts["optimizer"]
-    num_prompt_tokens = rollout.num_prompts * prompt
     num_prefills = -(-num_prompt_tokens // PREFILL_TOKENS)
     num_rounds = -(-num_rollouts // (engine.max_concurrent_decodes * run.num_hosts))
     num_decode_steps = response * num_rounds
     cache = engine.slots_per_shard * (prompt + response / 2) * kv_bytes_per_token(engine)
-    num_calls = run.trainer.microbatches[0] * train.minibatches
-    gradient_bytes = num_calls * (3 * run.parts["weights"] + num_passes * decoder_weights)
-    update_bytes = 2 * state * train.minibatches + gradient_bytes
+    num_calls = run.trainer.microbatches[0] * settings.train.minibatches
 
     flops_and_bytes = {
         "prefill": (num_prompt_tokens * matmul, decoder_weights * num_prefills),
-        "decode": (response_flops, num_decode_steps * (decoder_weights + cache)),
+        "decode": (
+            num_rollouts * _response_flops(engine.model, prompt, response),
+            num_decode_steps * (decoder_weights + cache),
+        ),
         "score": (
-            run.num_scoring_passes * forward_flops,
+            run.num_scoring_passes * _forward_flops(run, run.trainer.layouts[0]),
             run.num_scoring_passes * num_calls * decoder_weights,
         ),
-        "update": (
-            num_models * num_passes * forward_flops,
-            num_models * train.epochs * update_bytes,
-        ),
     }
-    return {
+    costs = {
         name: _cost(run.chip, flops / run.mesh.size, float(moved))
         for name, (flops, moved) in flops_and_bytes.items()
     }
+    return costs | {"update": _update_cost(run, 0)}
+
+
+def update_by_layout(run: PlannedRun) -> dict[int, PhaseCost]:
+    """Returns the cost of the update for each layout, if all rows of the step are of that layout.
+
+    One program has all layouts (train.pack_buckets), and every group goes to the layout in which it
+    takes the fewest tokens. A step whose responses differ in length lies between the costs of two
+    layouts, weighted by its rows of each. The keys are the tokens of a row, from the longest
+    layout, which is the worst case, to the shortest. Fine-tuning has one layout.
+    """
+    if run.trainer.config.sft.data:
+        return {run.trainer.layouts[0].tokens: _fine_tuning_cost(run)}
+    return {
+        layout.tokens: _update_cost(run, number)
+        for number, layout in enumerate(run.trainer.layouts)
+    }
+
+
+def _update_cost(run: PlannedRun, number: int) -> PhaseCost:
+    """Returns the cost of the update if every response just fills a slot of layout `number`."""
+    settings = run.trainer.config
+    train = settings.train
+    recomputed = RECOMPUTATION if settings.model.remat == "full" else 0
+    num_passes = (FORWARD_AND_BACKWARD + recomputed) * train.epochs
+    num_models = 2 if run.trainer.critic else 1
+    flops = num_models * num_passes * _forward_flops(run, run.trainer.layouts[number])
+
+    # Bytes, of one device. Every microbatch reads the weights in each pass, and adds up the
+    # gradient.
+    weights = run.parts["weights"]
+    state = weights + run.parts["optimizer"]
+    num_calls = run.trainer.microbatches[number] * train.minibatches
+    gradient_bytes = num_calls * (3 * weights + num_passes * run.parts["decoder weights"])
+    moved = num_models * train.epochs * (2 * state * train.minibatches + gradient_bytes)
+    return _cost(run.chip, flops / run.mesh.size, float(moved))
+
+
+def _forward_flops(run: PlannedRun, layout: RowLayout) -> float:
+    """Returns the FLOPs of a forward pass over a step whose responses fill slots of the layout.
+
+    They are those of all devices, without padding. A prompt that rows share counts once for its
+    group. In rows without a shared prefix a slot has a prompt of its own, and a slot that is
+    shorter than the longest prompt has a shorter prompt and one token of a response.
+    """
+    rollout, model = run.trainer.config.rollout, run.engine.model
+    num_rollouts = rollout.num_prompts * rollout.group_size
+    prompt, longest = rollout.max_prompt_tokens, rollout.longest_continuation
+    if layout.prefix:
+        response = min(layout.slot, longest)
+        num_prompts = rollout.num_prompts
+    else:
+        prompt = min(prompt, layout.slot - 1)
+        response = min(layout.slot - prompt, longest)
+        num_prompts = num_rollouts
+    prompt_flops = num_prompts * _response_flops(model, 0, prompt)
+    return num_rollouts * _response_flops(model, prompt, response) + prompt_flops
+
+
+def _response_flops(model: QwenConfig, prompt: int, response: int) -> float:
+    """Returns the FLOPs of a forward pass over `response` tokens that follow `prompt` tokens.
+
+    A token attends to all tokens before it: to the prompt, and to half of the response on average.
+    """
+    pairs = attention_flops_per_pair(model) * (prompt + response / 2)
+    return response * (matmul_flops_per_token(model) + pairs)
 
 
 def _fine_tuning_cost(run: PlannedRun) -> PhaseCost:

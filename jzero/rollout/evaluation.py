@@ -118,6 +118,11 @@ class Evaluated(NamedTuple):
     num_samples: int  # of each problem, next to each other in `rollouts`
     rollouts: list[Rollout]
 
+    @property
+    def label(self) -> str:
+        """What files and tables call the kind: "greedy" or, with K samples, "avg@K"."""
+        return "greedy" if self.kind == "eval_greedy" else f"avg@{self.num_samples}"
+
 
 def encode_suites(sampler: Sampler, settings: config.Config) -> dict[str, list[EncodedProblem]]:
     """Returns the problems of eval.suites whose prompts are short enough, by the suite's name.
@@ -145,10 +150,12 @@ def evaluate(
     settings: config.EvalConfig,
     temperature: float,
     check_stop: interrupt.StopCheck = interrupt.never_stop,
+    key: tuple[int, int] = (0, 0),
 ) -> list[Evaluated]:
     """Samples the answers of `params` to every problem set, in every kind of evaluation.
 
-    The noise is the same at every call, so two evaluations differ by their weights alone.
+    The noise is the same at every call with the same key, so two evaluations in training differ by
+    their weights alone.
     """
     evaluated = []
     for name, problems in problem_sets.items():
@@ -160,7 +167,7 @@ def evaluate(
                 problems,
                 num_samples,
                 kind_temperature,
-                key=(0, 0),
+                key=key,
                 version=0,
                 check_stop=check_stop,
                 top_p=settings.top_p if kind == "eval" else 0.0,

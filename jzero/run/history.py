@@ -16,7 +16,7 @@ from jzero.config import Config, flatten, to_json
 from jzero.errors import UserError
 from jzero.files import JsonObject, parse_json
 from jzero.model.hub import public_name
-from jzero.tasks import TASKS, suites
+from jzero.tasks import draws_examples, suites
 from jzero.tasks.problem_sets import DEFAULT_SETS
 
 FILE = "training_history.json"
@@ -75,11 +75,11 @@ def stage_of(config: Config, step: int) -> Stage:
     kind = SFT if config.sft.data else RL
     if kind == SFT:
         sources = suites.split_commas(config.sft.data)
-        task = next((source for source in sources if is_task(source)), "")
+        task = next((source for source in sources if draws_examples(source)), "")
     else:
         sources = suites.split_commas(config.task.data or DEFAULT_SETS.get(config.task.name, ""))
         task = config.task.name
-    sets = [source for source in sources if kind == RL or not is_task(source)]
+    sets = [source for source in sources if kind == RL or not draws_examples(source)]
     return Stage(
         kind=kind,
         name=config.name,
@@ -93,11 +93,6 @@ def stage_of(config: Config, step: int) -> Stage:
         teachers=teachers_of(sets) if kind == SFT else [],
         settings=changed_settings(config, kind),
     )
-
-
-def is_task(source: str) -> bool:
-    """Returns whether a source of examples is a task with examples of its own."""
-    return source in TASKS and TASKS[source].warm_start is not None
 
 
 def without_config(source: str) -> str:

@@ -111,7 +111,9 @@ METRICS: dict[str, Metric] = {
     ),
     "grade/killed": Metric("Times that a worker process died while it graded.", "responses"),
     "grade/restarted": Metric("Worker processes that were replaced.", "processes"),
-    # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps.
+    # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps, without
+    #    those of the sequences that `update/left_out` counts. A step that trains on no token has
+    #    none of these metrics.
     "policy/entropy": Metric(
         "Mean entropy of the policy's next-token distribution, at the sampling temperature.",
         "nats",
@@ -149,6 +151,11 @@ METRICS: dict[str, Metric] = {
     "critic/grad_norm": Metric("As `optimizer/grad_norm`, of the critic.", ""),
     "critic/skipped": Metric("As `optimizer/skipped`, of the critic.", "share"),
     # -- Packed batches.
+    "update/left_out": Metric(
+        "Share of sequences that are not packed, because they add exactly nothing to the gradient: "
+        "all their advantages are 0, or none of their tokens is trained.",
+        "share",
+    ),
     "update/tokens": Metric("Tokens in the packed rows that are not padding.", "tokens"),
     "update/padding": Metric("Share of the packed rows that is padding.", "share"),
     "update/tokens_per_second": Metric(

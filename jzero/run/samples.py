@@ -1,8 +1,14 @@
 """Rollouts as rows of JSON: those of samples.jsonl, and those of evaluations."""
 
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 
+from jzero.distributed import processes
 from jzero.files import JsonObject
+from jzero.rollout.evaluation import Evaluated
 from jzero.types import Rollout, Turn, grade_of
 
 
@@ -42,6 +48,19 @@ def turn_row(turn: Turn) -> JsonObject:
         "tokens": turn.end - turn.start,
         "reply": grade.reply,
     }
+
+
+def write_responses(directory: Path, evaluated: Sequence[Evaluated]) -> None:
+    """Writes all responses of evaluations: a file for each problem set and kind.
+
+    A file has a line for each problem, and is called <problem set>-<kind>.jsonl. That of the task's
+    own problems is problems-<kind>.jsonl.
+    """
+    for evaluation in evaluated:
+        rows = problem_rows(evaluation.rollouts, evaluation.num_samples)
+        lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+        name = f"{evaluation.name or 'problems'}-{evaluation.label}.jsonl"
+        processes.write_once(directory / name, "".join(lines))
 
 
 def problem_rows(rollouts: list[Rollout], num_samples: int) -> list[JsonObject]:

@@ -201,7 +201,7 @@ def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Pro
     data = task.data or problem_sets.DEFAULT_SETS[task.name]
     problems = []
     for source in [source.strip() for source in data.split(",") if source.strip()]:
-        dataset = problem_sets.load_exact_split(source, split)
+        dataset = problem_sets.choose_split(source, split, "train", "--split")
         dataset = problem_sets.select_levels(dataset, task.level_min, task.level_max, source)
         if with_gold:
             rows = problem_sets.read_rows(

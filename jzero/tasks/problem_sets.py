@@ -173,20 +173,6 @@ def load_split(source: str, *names: str) -> datasets.Dataset:
     return next(iter(splits.values()))
 
 
-def load_exact_split(source: str, name: str) -> datasets.Dataset:
-    """Returns the split `name` of a source, and no other.
-
-    Raises:
-        UserError: the source does not have it.
-    """
-    splits = load(source)
-    if name not in splits:
-        raise UserError(
-            f"data {source} has the splits {', '.join(splits)}: {name} is not among them"
-        )
-    return splits[name]
-
-
 def choose_split(source: str, wanted: str, usual: str, setting: str) -> datasets.Dataset:
     """Returns the split `wanted` of a source or, if that is "", the split `usual` or the only one.
 
@@ -199,7 +185,10 @@ def choose_split(source: str, wanted: str, usual: str, setting: str) -> datasets
         return load_split(source, usual)
     splits = load(source)
     if wanted not in splits:
-        raise UserError(f"{setting}={wanted}: {source} has the splits {', '.join(splits)}")
+        raise UserError(
+            f"{setting}={wanted}: data {source} has the splits {', '.join(splits)}: {wanted} is "
+            "not among them"
+        )
     return splits[wanted]
 
 

@@ -145,6 +145,11 @@ TASKS: dict[str, Task] = {
 }
 
 
+def draws_examples(source: str) -> bool:
+    """Returns whether a source is a task that makes warm-start examples, and no data set."""
+    return source in TASKS and TASKS[source].warm_start is not None
+
+
 def find_task(name: str) -> Task:
     """Returns the task of `task.name=name`: an entry of TASKS, or the TASK of the module `name`.
 

@@ -1,7 +1,8 @@
 """From the grades of rollouts to advantages and token weights, on the host in NumPy.
 
     rollouts -> training_sequences -> token_weights       how much every token counts in the loss
-    rollouts -> make_episodes -> compute_advantages -> spread_over_tokens
+    rollouts -> compute_credit                            advantages, and targets of the critic
+    rollouts -> can_have_gradient                         which sequences the update has to compute
 
 Everything is computed over all rollouts of a step, before they are packed. The row, the microbatch
 and the device that a token comes to lie on cannot change its advantage or its weight.
@@ -107,6 +108,76 @@ def turn_rewards(rollout: Rollout, config: Config) -> list[float]:
         )
         rewards.append(reward)
     return rewards
+
+
+def can_have_gradient(
+    rollouts: Sequence[Rollout],
+    sequences: Sequence[Rollout],
+    sources: Sequence[int],
+    config: Config,
+) -> np.ndarray:
+    """Returns bool[S]: whether the update has to compute each of the S sequences.
+
+    `sequences` and `sources` are those of `training_sequences`. A sequence that need not be
+    computed adds exactly 0 to the gradient of its optimizer step:
+
+      - None of its tokens is trained: its grading failed, or all its turns are truncated and the
+        algorithm does not train on those. Or:
+      - The advantages of all its trained tokens are exactly 0, as in a group whose scores are all
+        equal, the surrogate scales with the advantage, and the loss has no other term: neither
+        `kl_coef` nor `entropy_coef`.
+
+    Where the advantages read scores (`credit_reads_scores`), they are not known before the rows are
+    packed and scored, and scores of tokens that are not trained may still be read. There, only
+    sequences whose grading failed need not be computed, because no advantage reads theirs. A critic
+    is trained whatever the advantages are, and is among these cases.
+
+    The answer follows from rollouts and settings alone, so all hosts come to the same one.
+    """
+    algorithm = config.algorithm
+    if credit_reads_scores(algorithm):
+        return np.array([not grade_of(sequence).failed for sequence in sequences])
+
+    trained = [trained_tokens(sequence, algorithm) for sequence in sequences]
+    scales_with_advantage = algorithms.SURROGATES[algorithm.surrogate].scales_with_advantage
+    if algorithm.kl_coef or algorithm.entropy_coef or not scales_with_advantage:
+        return np.array([mask.any() for mask in trained])
+
+    zeros = zeros_like_tokens(rollouts)
+    advantages, _ = compute_credit(rollouts, config, penalties=zeros, values=zeros)
+    return np.array(
+        [
+            advantages[source][: len(mask)][mask].any()
+            for mask, source in zip(trained, sources, strict=True)
+        ]
+    )
+
+
+def credit_reads_scores(algorithm: algorithms.Algorithm) -> bool:
+    """Returns whether advantages depend on log-probs or values that models compute."""
+    return bool(algorithm.kl_reward) or algorithms.needs_critic(algorithm)
+
+
+def compute_credit(
+    rollouts: Sequence[Rollout],
+    config: Config,
+    penalties: Sequence[np.ndarray],
+    values: Sequence[np.ndarray],
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Returns the advantages and the critic's targets of all rollouts.
+
+    Both are f32[T] for each rollout, 0 where the token was not sampled. `penalties` and `values`
+    are those of `make_episodes`.
+    """
+    episodes = make_episodes(rollouts, config, penalties, values)
+    is_graded = np.array([not grade_of(rollout).failed for rollout in rollouts])
+    advantages_NT, targets_NT = advantages_of_graded(episodes, is_graded, config.algorithm)
+    return spread_over_tokens(advantages_NT, rollouts), spread_over_tokens(targets_NT, rollouts)
+
+
+def zeros_like_tokens(rollouts: Sequence[Rollout]) -> list[np.ndarray]:
+    """Returns f32[T] zeros for each rollout."""
+    return [np.zeros(len(rollout.tokens), np.float32) for rollout in rollouts]
 
 
 def make_episodes(

@@ -1,6 +1,7 @@
 """One RL step of training: from graded rollouts to the next State.
 
-    pack     whole groups go to minibatches, and each minibatch is packed into rows
+    pack     whole groups go to minibatches, and each minibatch is packed into rows, without the
+             sequences that have no gradient
     score    log-probabilities under pi_old and the reference policy, values of the critic
     credit   advantages and returns, computed on the host over all rollouts of the step
     update   train.epochs passes over the minibatches, with one optimizer step for each minibatch
@@ -15,21 +16,22 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jzero.config import Config
 from jzero.distributed import collectives, processes
 from jzero.model import qwen
 from jzero.training.credit import (
-    advantages_of_graded,
-    make_episodes,
-    spread_over_tokens,
+    can_have_gradient,
+    compute_credit,
     token_weights,
     training_sequences,
+    zeros_like_tokens,
 )
 from jzero.training.heads import Stats
 from jzero.training.learner import Learner
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch, TrainingSequence, pack
 from jzero.training.trainer import Trainer, needs_old_logps
-from jzero.types import Batch, Rollout, State, grade_of
+from jzero.types import Batch, Rollout, State
 
 # Stats of one optimizer step, fetched from the devices.
 HostStats = dict[str, np.ndarray]
@@ -41,9 +43,12 @@ class Minibatch:
 
     Its fields are set in the course of a step: packing knows tokens and weights, scoring adds
     log-probabilities and values, credit adds advantages.
+
+    Weights are normalized over all its members, whether they are packed or not.
     """
 
-    chosen: list[int]  # indices of its sequences among all sequences of the RL step
+    members: list[int]  # indices of its sequences among all sequences of the RL step
+    chosen: list[int]  # those of the members that are packed, because they can have a gradient
     packed: list[PackedBatch]  # on the host, one for each layout
     batches: tuple[Batch[jax.Array], ...]  # the batches of `packed`, on the mesh
     counts: jax.Array  # i32[layouts] microbatches that hold something
@@ -122,7 +127,7 @@ def update_on_rollouts(
     with trainer.clock("update"):
         state, metrics = run_optimizer_steps(trainer, state, minibatches, step)
 
-    metrics |= padding_metrics(minibatches)
+    metrics |= packing_metrics(minibatches)
     batches = [batch for minibatch in minibatches for batch in minibatch.batches]
     return UpdateResult(state, metrics, rollouts, batches)
 
@@ -131,10 +136,25 @@ def update_on_rollouts(
 
 
 def make_minibatches(trainer: Trainer, rollouts: list[Rollout], step: int) -> list[Minibatch]:
-    """Distributes whole groups over minibatches, in random order, and packs each minibatch."""
-    train, group_size = trainer.config.train, trainer.config.rollout.group_size
+    """Distributes whole groups over minibatches, in random order, and packs each minibatch.
+
+    Sequences that cannot have a gradient are not packed.
+    """
     sequences, sources = training_sequences(rollouts, trainer.config)
-    num_groups = len(rollouts) // group_size
+    is_packed = can_have_gradient(rollouts, sequences, sources, trainer.config)
+    return [
+        make_minibatch(trainer, sequences, groups, is_packed)
+        for groups in divide_groups(trainer.config, sources, step)
+    ]
+
+
+def divide_groups(config: Config, sources: Sequence[int], step: int) -> list[list[list[int]]]:
+    """Returns the groups of each minibatch; a group is the indices of its sequences.
+
+    `sources` has the rollout of each sequence. Rollouts come in whole groups.
+    """
+    train, group_size = config.train, config.rollout.group_size
+    num_groups = (max(sources) + 1) // group_size
     group_members: list[list[int]] = [[] for _ in range(num_groups)]
     for index, source in enumerate(sources):
         group_members[source // group_size].append(index)
@@ -143,7 +163,7 @@ def make_minibatches(trainer: Trainer, rollouts: list[Rollout], step: int) -> li
     if train.minibatches > 1:
         order = np.random.default_rng((train.seed, step)).permutation(order)
     return [
-        make_minibatch(trainer, sequences, [group_members[group] for group in groups])
+        [group_members[group] for group in groups]
         for groups in np.array_split(order, train.minibatches)
     ]
 
@@ -152,10 +172,19 @@ def make_minibatch(
     trainer: Trainer,
     sequences: list[Rollout],
     groups: list[list[int]],
+    is_packed: np.ndarray | None = None,
 ) -> Minibatch:
-    """Packs the sequences of `groups` (indices of `sequences`) and copies them to the mesh."""
+    """Packs the sequences of `groups` (indices of `sequences`) and copies them to the mesh.
+
+    `is_packed` is bool[S], over all sequences: those that are False get a weight like the others,
+    and no place in a row. None packs all of them.
+    """
+    members = [index for group in groups for index in group]
+    weights = token_weights(sequences, members, trainer.config.algorithm.weight, trainer.config)
+    if is_packed is not None:
+        groups = [[index for index in group if is_packed[index]] for group in groups]
+        groups = [group for group in groups if group]
     chosen = [index for group in groups for index in group]
-    weights = token_weights(sequences, chosen, trainer.config.algorithm.weight, trainer.config)
 
     def training_sequence(index: int) -> TrainingSequence:
         sequence = sequences[index]
@@ -170,7 +199,7 @@ def make_minibatch(
         trainer.microbatches,
     )
     batches, counts = trainer.policy.put(packed)
-    return Minibatch(chosen, packed, batches, counts)
+    return Minibatch(members, chosen, packed, batches, counts)
 
 
 # -- score and credit ------------------------------------------------------------------------------
@@ -256,16 +285,12 @@ def assign_credit(
         algorithm.kl_reward * (old - ref)
         for old, ref in zip(scores.old_logps, scores.ref_logps, strict=True)
     ]
-    episodes = make_episodes(
+    advantages, returns = compute_credit(
         rollouts,
         config,
         join_sequences(penalties, sequences, sources, rollouts),
         join_sequences(scores.values, sequences, sources, rollouts),
     )
-    is_graded = np.array([not grade_of(rollout).failed for rollout in rollouts])
-    advantages_NT, returns_NT = advantages_of_graded(episodes, is_graded, algorithm)
-    advantages = spread_over_tokens(advantages_NT, rollouts)
-    returns = spread_over_tokens(returns_NT, rollouts)
 
     sequence_advantages = split_rollouts(advantages, sequences, sources)
     sequence_returns = split_rollouts(returns, sequences, sources)
@@ -274,18 +299,13 @@ def assign_credit(
         if trainer.critic is not None:
             minibatch.set_values(trainer.policy, "returns", sequence_returns)
         if algorithm.kl_coef and algorithm.kl_weight:
-            weights = token_weights(sequences, minibatch.chosen, algorithm.kl_weight, config)
+            weights = token_weights(sequences, minibatch.members, algorithm.kl_weight, config)
             minibatch.set_values(trainer.policy, "kl_weights", weights)
 
     return [
         replace(rollout, advantage=float(values[rollout.sampled].mean()))
         for rollout, values in zip(rollouts, advantages, strict=True)
     ]
-
-
-def zeros_like_tokens(rollouts: Sequence[Rollout]) -> list[np.ndarray]:
-    """Returns f32[T] zeros for each rollout."""
-    return [np.zeros(len(rollout.tokens), np.float32) for rollout in rollouts]
 
 
 def join_sequences(
@@ -372,19 +392,23 @@ def update_metrics(
 ) -> dict[str, float]:
     """Returns means over the optimizer steps of an RL step, from the stats of each of them.
 
-    Diagnostics are means over trained tokens. Norms and losses are means over optimizer steps.
+    Diagnostics are means over the trained tokens of the sequences that were packed. Where no token
+    was trained there are none: a mean of 0 would be taken for an entropy of 0. Norms and losses are
+    means over optimizer steps.
     """
     metrics: dict[str, float] = {}
-    if policy_stats:
+    if has_tokens(policy_stats):
         for name in ("entropy", "clip_fraction", "ratio_shift", "correction", "kl"):
             if name in policy_stats[0]:
                 metrics[f"policy/{name}"] = token_mean(policy_stats, name)
-        # The mismatch compares sampler and trainer at the same weights. After the first optimizer
-        # step the trainer has others.
+    # The mismatch compares sampler and trainer at the same weights. After the first optimizer step
+    # the trainer has others.
+    if has_tokens(policy_stats[:1]):
         metrics["policy/mismatch"] = token_mean(policy_stats[:1], "mismatch")
-    if critic_stats:
+    if has_tokens(critic_stats):
         metrics["critic/loss"] = token_mean(critic_stats, "value_loss")
         metrics["critic/clip_fraction"] = token_mean(critic_stats, "value_clip_fraction")
+    if critic_stats:
         metrics["critic/grad_norm"] = step_mean(critic_stats, "grad_norm")
         metrics["critic/skipped"] = step_mean(critic_stats, "skipped")
     if policy_stats:
@@ -394,9 +418,14 @@ def update_metrics(
     return metrics
 
 
+def has_tokens(stats: Sequence[HostStats]) -> bool:
+    """Returns whether the optimizer steps trained on any token."""
+    return any(sums["tokens"] > 0 for sums in stats)
+
+
 def token_mean(stats: Sequence[HostStats], name: str) -> float:
     """Returns the mean of a sum over trained tokens, over the tokens of all optimizer steps."""
-    tokens = max(sum(sums["tokens"] for sums in stats), 1.0)
+    tokens = sum(sums["tokens"] for sums in stats)
     return float(sum(sums[name] for sums in stats) / tokens)
 
 
@@ -405,12 +434,21 @@ def step_mean(stats: Sequence[HostStats], name: str) -> float:
     return float(np.mean([sums[name] for sums in stats]))
 
 
-def padding_metrics(minibatches: Sequence[Minibatch]) -> dict[str, float]:
-    """Returns how many inputs one epoch computes, and which share of them is padding."""
+def packing_metrics(minibatches: Sequence[Minibatch]) -> dict[str, float]:
+    """Returns how many inputs one epoch computes, which share of what it computes is padding, and
+    which share of the sequences is left out.
+    """
     packed = [batch for minibatch in minibatches for batch in minibatch.packed]
     inputs = sum(batch.num_inputs for batch in packed)
     computed = sum(batch.computed_inputs for batch in packed)
-    return {"update/tokens": inputs, "update/padding": 1 - inputs / computed}
+    num_members = sum(len(minibatch.members) for minibatch in minibatches)
+    num_packed = sum(len(minibatch.chosen) for minibatch in minibatches)
+    return {
+        "update/tokens": inputs,
+        # Nothing is computed where all sequences are left out.
+        "update/padding": 1 - inputs / computed if computed else 0.0,
+        "update/left_out": 1 - num_packed / num_members,
+    }
 
 
 def save_batches(path: Path, batches: Sequence[Batch[jax.Array]]) -> None:

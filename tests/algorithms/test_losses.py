@@ -49,6 +49,10 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         "gspo",
         {"truncated": "mask", "kl_coef": 0.01, "correction": "geometric", **BOUNDS},
     ),
+    "truncated: mask, KL with its own weight": (
+        "grpo",
+        {"truncated": "mask", "kl_coef": 0.1, "kl_weight": "sequence_sum"},
+    ),
     "truncated: mask, token mean": ("cispo", {"truncated": "mask"}),
     "truncated: penalty": ("dr_grpo", {"truncated_penalty": 0.3, "overlong_share": 0.5}),
     "length_norm": ("dr_grpo", {"length_norm": 5}),
@@ -131,16 +135,20 @@ def test_policy_loss_and_slopes_are_those_of_the_definition(
                 algorithm,
                 group_size,
                 MAX_NEW_TOKENS,
-                minibatch.chosen,
+                minibatch.members,
                 entropy=outputs.entropy,
                 values=outputs.old_values,
             )
+            for i in set(minibatch.members) - set(minibatch.chosen):
+                assert not expected_slopes[i].any()  # it was left out: nothing was lost
             expected = [expected_slopes[i] for i in minibatch.chosen]
             assert_same_loss(loss, slopes, expected_loss, expected)
             rollouts = [outputs.rollouts[i] for i in minibatch.chosen]
             for slope, rollout in zip(slopes, rollouts, strict=True):
                 assert not slope[~rollout.sampled].any()
-                num_truncated += rollout.finish_reason == "length"
+            num_truncated += sum(
+                outputs.rollouts[i].finish_reason == "length" for i in minibatch.members
+            )
     assert num_truncated > 3
 
 

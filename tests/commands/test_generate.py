@@ -596,6 +596,14 @@ def dataset_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         yield hub
 
 
+def generate_three(inputs, out: Path, monkeypatch: pytest.MonkeyPatch, *flags: str) -> None:
+    """Generates responses to three problems, which a server of the test's own gives."""
+    pytest.importorskip("openai")
+    with Server() as server:
+        command = arguments(inputs, out, "task.template=no", url(server), "--limit=3", *flags)
+        call(monkeypatch, *command)
+
+
 def test_the_complete_file_is_pushed_only_when_asked(
     inputs,
     tmp_path: Path,
@@ -603,19 +611,13 @@ def test_the_complete_file_is_pushed_only_when_asked(
     capsys: pytest.CaptureFixture[str],
     dataset_hub: Hub,
 ) -> None:
-    pytest.importorskip("openai")
     out = tmp_path / "out.jsonl"
     push = "--push-to-hub=me/tiny"
 
-    def generate_with(*flags: str) -> None:
-        with Server() as server:
-            command = arguments(inputs, out, "task.template=no", url(server), "--limit=3", *flags)
-            call(monkeypatch, *command)
-
-    generate_with()
+    generate_three(inputs, out, monkeypatch)
     assert not dataset_hub.branches
 
-    generate_with(push, "--private")
+    generate_three(inputs, out, monkeypatch, push, "--private")
     pushed = dataset_hub.branches["main"]
     assert pushed["train.jsonl"] == out.read_bytes()
     card = pushed["README.md"].decode()
@@ -624,13 +626,13 @@ def test_the_complete_file_is_pushed_only_when_asked(
     assert "commit/1111" in capsys.readouterr().out
 
     with pytest.raises(SystemExit):
-        generate_with(push)
+        generate_three(inputs, out, monkeypatch, push)
     error = capsys.readouterr().err
     assert "--push-to-hub me/tiny has README.md and train.jsonl already" in error
     assert error.count("\n") == 1
 
     pushed["train.jsonl"] = b"old"
-    generate_with(push, "--force")
+    generate_three(inputs, out, monkeypatch, push, "--force")
     assert dataset_hub.branches["main"]["train.jsonl"] == out.read_bytes()
 
 
@@ -641,12 +643,10 @@ def test_a_push_without_the_right_token_is_one_line_and_keeps_the_file(
     capsys: pytest.CaptureFixture[str],
     dataset_hub: Hub,
 ) -> None:
-    pytest.importorskip("openai")
     monkeypatch.setenv("HF_TOKEN", "hf_other")
     out = tmp_path / "out.jsonl"
-    with Server() as server, pytest.raises(SystemExit):
-        flags = (url(server), "--limit=3", "--push-to-hub=me/tiny")
-        call(monkeypatch, *arguments(inputs, out, "task.template=no", *flags))
+    with pytest.raises(SystemExit):
+        generate_three(inputs, out, monkeypatch, "--push-to-hub=me/tiny")
     error = capsys.readouterr().err
     assert "error: --push-to-hub me/tiny: " in error and error.count("\n") == 1
     assert "The file is complete: the same command pushes it again" in error

@@ -18,7 +18,7 @@ from jzero.planning import chips
 from jzero.planning.compiling import Measurement, Program, compile_only_devices, measure
 from jzero.planning.models import architecture
 from jzero.planning.planned_run import build
-from jzero.planning.roofline import roofline
+from jzero.planning.roofline import roofline, update_by_layout
 from jzero.planning.search import search
 from jzero.run.base_model import read_base_model
 from jzero.training.examples import Example
@@ -141,6 +141,53 @@ def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compila
         return jax.tree.map(lambda x: (x.shape, x.dtype), tree)
 
     assert shapes(minibatch.batches) == shapes(abstract_batches(trainer))
+
+
+@pytest.mark.parametrize("packs_per_row", [4, 0])
+def test_the_update_of_every_layout_is_counted(
+    packs_per_row: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16 prompts of 32 tokens with 4 responses each, and two layouts, on 8 devices."""
+    chip = chips.CHIPS["TPU v5 lite"]
+    monkeypatch.setitem(chips.CHIPS, "cpu", chip)
+    settings = small_settings()
+    settings.model.remat = "full"
+    settings.train = replace(settings.train, pack_buckets=2, packs_per_row=packs_per_row)
+    run = build(settings, jax.devices())
+
+    costs = update_by_layout(run)
+
+    # Behind 32 tokens of a prompt, a shared row has 4 slots of 32 or 16 tokens. A plain row has one
+    # sequence of 64 or 32 tokens: the whole prompt with 32, or 31 of its tokens with one.
+    if packs_per_row:
+        row_tokens, responses, prompt_lengths = (160, 96), (32, 16), (32, 32)
+        num_prompts, num_rows = 16, 16
+    else:
+        row_tokens, responses, prompt_lengths = (64, 32), (32, 1), (32, 31)
+        num_prompts, num_rows = 64, 64
+    assert tuple(costs) == row_tokens
+    model = run.trainer.policy.model
+    per_token = 2 * qwen.num_params(model)
+    if not model.tie_word_embeddings:
+        per_token -= 2 * model.vocab_size * 256
+    per_pair = 4 * 2 * 16 * 128  # QK and PV, in 2 layers of 16 heads of 128
+    weights, moments = run.parts["weights"], run.parts["optimizer"]
+    for tokens, response, prompt in zip(row_tokens, responses, prompt_lengths, strict=True):
+        num_tokens = 64 * response + num_prompts * prompt
+        num_pairs = 64 * response * (prompt + response / 2) + num_prompts * prompt * prompt / 2
+        flops = 4 * (num_tokens * per_token + num_pairs * per_pair) / 8  # 4 passes, 8 devices
+        rows_of_microbatch = 1280 // (8 * tokens) * 8
+        num_calls = -(-num_rows // rows_of_microbatch)
+        moved = 2 * (weights + moments)
+        moved += num_calls * (3 * weights + 4 * run.parts["decoder weights"])
+        cost = costs[tokens]
+        assert cost.flops == pytest.approx(flops)
+        assert cost.bytes == pytest.approx(moved)
+        assert cost.seconds == pytest.approx(max(flops / chip.flops, moved / chip.bandwidth))
+
+    longest, shorter = costs.values()
+    assert longest.flops > shorter.flops
+    assert roofline(run)["update"] == longest
 
 
 def fine_tuning_settings(**evaluation: object) -> Config:

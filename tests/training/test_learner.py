@@ -23,8 +23,8 @@ from jzero.training.heads import Stats
 from jzero.training.learner import Batches, Learner
 from jzero.training.step import (
     Minibatch,
+    divide_groups,
     make_minibatch,
-    make_minibatches,
     score_and_credit,
     update_on_rollouts,
 )
@@ -81,14 +81,13 @@ def members_of(groups: Sequence[int]) -> list[int]:
 
 
 def packed_minibatch(trainer: Trainer, groups: list[list[int]] | None = None) -> Minibatch:
-    """Returns ROLLOUTS as one minibatch, with weights and advantages.
+    """Returns ROLLOUTS as one minibatch, with weights and advantages. None is left out.
 
     `groups` are the indices of the rollouts, in another order than that of ROLLOUTS.
     """
     if groups is None:
-        [minibatch] = make_minibatches(trainer, ROLLOUTS, 1)
-    else:
-        minibatch = make_minibatch(trainer, ROLLOUTS, groups)
+        [groups] = divide_groups(trainer.config, range(len(ROLLOUTS)), 1)
+    minibatch = make_minibatch(trainer, ROLLOUTS, groups)
     # Nothing is scored, because the first optimizer step is on policy. So no parameters are read.
     score_and_credit(trainer, trainer.policy.abstract_state(), [minibatch], ROLLOUTS)
     return minibatch

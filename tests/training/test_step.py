@@ -70,10 +70,23 @@ def test_the_kl_is_a_metric_only_where_there_is_a_reference_policy() -> None:
     assert with_reference["policy/kl"] == 0.4
 
 
-def test_metrics_are_finite_where_nothing_was_trained() -> None:
-    metrics = policy_metrics(dict.fromkeys(FIRST_STATS, 0.0))
+def test_means_over_tokens_are_no_metrics_where_nothing_was_trained() -> None:
+    """A mean of 0 would be taken for an entropy of 0."""
+    nothing = dict.fromkeys(FIRST_STATS, 0.0)
+
+    metrics = policy_metrics(nothing)
 
     assert all(np.isfinite(value) for value in metrics.values())
+    assert set(metrics) == {"optimizer/grad_norm", "optimizer/skipped", "optimizer/loss"}
+
+
+def test_an_optimizer_step_on_nothing_changes_no_mean_over_tokens() -> None:
+    nothing = dict.fromkeys(FIRST_STATS, 0.0)
+
+    metrics = policy_metrics(nothing, FIRST_STATS)
+
+    assert metrics["policy/entropy"] == policy_metrics(FIRST_STATS)["policy/entropy"]
+    assert "policy/mismatch" not in metrics  # the first optimizer step computed no log-probs
 
 
 # -- shapes ----------------------------------------------------------------------------------------

@@ -268,8 +268,8 @@ def test_sequences_of_turns_have_the_same_gradient_where_every_token_weighs_the_
     turn_trainer = rloo_trainer(sequence_per_turn=True, packs_per_row=packs_per_row)
     by_episode = packed_minibatch(episode_trainer, rollouts)
     by_turn = packed_minibatch(turn_trainer, rollouts)
-    assert len(by_turn.chosen) == sum(len(rollout.turns) for rollout in rollouts)
-    assert len(by_turn.chosen) > len(by_episode.chosen)
+    assert len(by_turn.members) == sum(len(rollout.turns) for rollout in rollouts)
+    assert len(by_turn.members) > len(by_episode.members)
 
     got = gradient_of(turn_trainer, by_turn)
 

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from jzero.config.checks import is_hub_id
 from jzero.config.checks import read_positions as read_cached_positions
 from jzero.distributed import collectives
 from jzero.errors import UserError, reason_of
@@ -50,7 +51,7 @@ def resolve(path: str | Path) -> Path:
         raise UserError(
             f"{path} is a file: give the directory that holds config.json and *.safetensors"
         )
-    if str(path).count("/") != 1 or str(path)[0] in "./~":
+    if not is_hub_id(str(path)):
         raise UserError(
             f"no such directory: {path} (and it is not a hub id such as Qwen/Qwen2.5-0.5B)"
         )
@@ -85,8 +86,7 @@ def read_positions(path: str) -> int | None:
     Only config.json is downloaded. None: the file does not say, or the model cannot be reached,
     which `resolve` reports.
     """
-    is_on_hub = path.count("/") == 1 and path[0] not in "./~"
-    if not Path(path).expanduser().is_dir() and is_on_hub:
+    if not Path(path).expanduser().is_dir() and is_hub_id(path):
         try:
             hub.download(path, ("config.json",))  # into the cache, where the config looks
         except OSError:
