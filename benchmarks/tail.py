@@ -107,7 +107,8 @@ def summarize(metrics_of_steps: list[Metrics]) -> Metrics:
     """Returns the figures that are printed, of the steps of one run."""
 
     def values(name: str) -> list[float]:
-        return [metrics[name] for metrics in metrics_of_steps]
+        # A step that trains on no token has no metrics of the policy.
+        return [metrics[name] for metrics in metrics_of_steps if name in metrics]
 
     def mean(name: str) -> float:
         return float(np.mean(values(name)))
