@@ -24,6 +24,7 @@ from jzero.distributed.mesh import param_shardings, split_devices, train_mesh
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import huggingface, qwen
+from jzero.planning.fitting import check_memory
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
 from jzero.rollout.evaluation import encode_suites
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
@@ -72,6 +73,7 @@ def check(config: Config, workdir: Path) -> None:
         check_warm_start(config)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
+    check_memory(config)
 
 
 def check_warm_start(config: Config) -> None:

@@ -29,6 +29,7 @@ from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.planning.fitting import check_memory
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import BaseModel, check_context, read_base_model
@@ -78,6 +79,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     suites.check_suites(config.eval.suites)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
+    check_memory(config)
     sft, clock = config.sft, Clock()
     data = read_data(config)
     last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)

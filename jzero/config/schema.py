@@ -531,6 +531,21 @@ class MeshConfig:
 
 
 @dataclass
+class MemoryConfig:
+    """What a run may take of its devices' memory, and when it is refused or stopped."""
+
+    check: bool = setting(
+        True,
+        "Refuses a run that needs more memory than its devices have, by the planner's arithmetic, "
+        "before anything is downloaded.",
+    )
+    device_gib: float = setting(
+        0.0,
+        "Memory of a device in GiB. 0: what the device reports, and no limit on a CPU.",
+    )
+
+
+@dataclass
 class Config:
     """All settings of a run."""
 
@@ -546,6 +561,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
 
 @dataclass(frozen=True)

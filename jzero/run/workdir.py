@@ -24,6 +24,8 @@ MAY_CHANGE = (
     "train.wandb_group",
     "train.wandb_name",
     "eval.every",
+    "memory.check",
+    "memory.device_gib",
 )
 
 
