@@ -42,9 +42,8 @@ def cache_directory() -> Path:
 
 def print_largest(topology: str, arguments: list[str], json_file: str | None) -> None:
     """Prints the largest models for a topology. Without a recipe, that of countdown is planned."""
-    if not any(
-        argument.startswith("--config=") or argument == "--config" for argument in arguments
-    ):
+    has_recipe = any(argument.split("=")[0] == "--config" for argument in arguments)
+    if not has_recipe:
         arguments = [f"--config={main.RECIPES / 'countdown.py'}:qwen2.5-3b", *arguments]
     settings, _ = main.parse(arguments)
     devices = described_devices(topology)

@@ -65,15 +65,18 @@ def check_task(config: Config) -> None:
     rewards.check_rewards(config.task.reward)
 
 
-def check(config: Config, workdir: Path) -> None:
-    """Raises UserError if the run cannot work. Nothing is downloaded, compiled or written."""
+def check(config: Config, workdir: Path) -> float | None:
+    """Raises UserError if the run cannot work. Nothing is downloaded, compiled or written.
+
+    Returns the bytes that the run needs of each device, None where that is not known.
+    """
     check_task(config)
     suites.check_suites(config.eval.suites)
     if config.warm_start.steps:
         check_warm_start(config)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
-    check_memory(config)
+    return check_memory(config)
 
 
 def check_warm_start(config: Config) -> None:

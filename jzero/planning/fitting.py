@@ -102,15 +102,16 @@ def fit(settings: Config, devices: Sequence[DescribedDevice], available: float) 
     return Fit(run, totals(bytes_of_phases(run)), available)
 
 
-def check_memory(settings: Config) -> None:
+def check_memory(settings: Config) -> float | None:
     """Raises UserError if the run cannot fit the attached devices, before anything is downloaded.
 
-    Says so where nothing can be checked: an accelerator or a model that is in no table.
+    Returns the bytes that it needs of each device. Returns None where nothing is checked, and says
+    so if that is because an accelerator or a model is in no table.
     """
     available = attached_bytes(settings.memory)
     is_cpu = jax.default_backend() == "cpu"
     if not settings.memory.check or (is_cpu and available is None):
-        return
+        return None
     reason = ""
     if available is None:
         kind = jax.devices()[0].device_kind
@@ -121,20 +122,21 @@ def check_memory(settings: Config) -> None:
         reason = f"mesh.decode_devices={settings.mesh.decode_devices} splits the devices"
     if reason or available is None:
         processes.print_once(f"memory is not checked: {reason}")
-        return
-    refuse_what_is_too_large(settings, attached_devices(), available)
+        return None
+    return refuse_what_is_too_large(settings, attached_devices(), available)
 
 
 def refuse_what_is_too_large(
     settings: Config, devices: Sequence[DescribedDevice], available: float
-) -> None:
-    """Raises UserError if a phase needs more than `available` bytes of a device.
+) -> float:
+    """Returns the bytes that a run needs of each device.
 
-    The message names settings with which the run fits.
+    Raises UserError if they are more than `available`. The message names settings with which the
+    run fits.
     """
     verdict = fit(settings, devices, available)
     if verdict.fits:
-        return
+        return verdict.needed
     phase = max(verdict.phases, key=verdict.phases.__getitem__)
     kind = devices[0].device_kind
     changed = with_remedies(settings, devices, available)
