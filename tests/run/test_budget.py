@@ -14,6 +14,7 @@ from jzero.run.budget import TimeBudget
 from jzero.run.memory import SLACK, Growth, MemoryWatch
 
 MIB = 2**20
+SMALLEST = ArchitectureConfig(hidden_size=16, intermediate_size=16, num_hidden_layers=1, head_dim=8)
 
 
 # -- Time ------------------------------------------------------------------------------------------
@@ -51,7 +52,7 @@ def test_the_time_that_has_passed_counts() -> None:
 
 def fine_tuning(minutes: float) -> Config:
     return reference.settings(
-        model={"arch": ArchitectureConfig(hidden_size=16, intermediate_size=16, head_dim=8)},
+        model={"arch": SMALLEST},
         task={"template": "plain"},
         train={"microbatch_tokens": 1024, "minutes": minutes, "checkpoint_every": 100},
         warm_start={"steps": 12, "batch_size": 1, "tries": 1},
@@ -60,6 +61,7 @@ def fine_tuning(minutes: float) -> Config:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_runs")
 def test_a_run_ends_with_its_time_and_goes_on_with_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
