@@ -34,8 +34,11 @@ ROWS = P(None, ("data", "fsdp"))  # how the rows of a batch [M, B, T] are split
 class Device(Protocol):
     """What this module reads of a `jax.Device`, whose class type checkers cannot see."""
 
-    id: int
-    process_index: int
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def process_index(self) -> int: ...
 
 
 def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Device] | None = None) -> Mesh:

@@ -32,10 +32,17 @@ Program = tuple[jax.stages.Wrapped, Sequence[object]]
 class Device(Protocol):
     """What is read of a `jax.Device`, which is a variable to type checkers."""
 
-    device_kind: str
-    platform: str
-    process_index: int
-    id: int
+    @property
+    def device_kind(self) -> str: ...
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def process_index(self) -> int: ...
+
+    @property
+    def id(self) -> int: ...
 
 
 # libtpu asks a Cloud TPU's metadata server for these, and there is none.

@@ -29,8 +29,8 @@ def live_bytes() -> tuple[BytesByKind, Counter[str]]:
 
     A kind is a type with a shape, such as "float32[8,128]".
     """
-    sizes: dict[jax.Device, BytesByKind] = defaultdict(Counter)
-    counts: dict[jax.Device, Counter[str]] = defaultdict(Counter)
+    sizes: dict[int, BytesByKind] = defaultdict(Counter)
+    counts: dict[int, Counter[str]] = defaultdict(Counter)
     for array in jax.live_arrays():
         if array.is_deleted():
             continue
@@ -40,8 +40,8 @@ def live_bytes() -> tuple[BytesByKind, Counter[str]]:
         for length in shard:
             size *= length
         for device in array.sharding.addressable_devices:
-            sizes[device][kind] += size
-            counts[device][kind] += 1
+            sizes[device.id][kind] += size
+            counts[device.id][kind] += 1
     if not sizes:
         return Counter(), Counter()
     fullest = max(sizes, key=lambda device: sizes[device].total())
