@@ -6,8 +6,8 @@
     python -m jzero.main --config configs/countdown.py:oat-3b        # oat's published run
     python -m jzero.main --config configs/countdown.py:tiny,dr_grpo  # a preset, another algorithm
 
-Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, oat-3b. Without one, the default
-is qwen2.5-3b on an accelerator and tiny on a CPU.
+Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, oat-3b. Without one it is
+the largest of the Qwen presets that the attached accelerators hold, and tiny on a CPU.
 
 Models: the Qwen presets load the base models from the hub, or from --config.model.path=DIRECTORY.
 Hardware: tiny needs two CPU cores. The Qwen presets need one accelerator host; up to 3b that is
@@ -43,15 +43,17 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStartConfig,
-    choose_preset,
 )
+from jzero.planning.fitting import choose_fitting_preset
 
 HUB = QWEN25_HUB_IDS | {"oat-3b": QWEN25_HUB_IDS["qwen2.5-3b"]}
+# Without a preset, an accelerator gets the first of these that its memory holds.
+LARGEST_FIRST = ("qwen2.5-7b", "qwen2.5-3b", "qwen2.5-1.5b", "qwen2.5-0.5b")
 
 
 def get_config(preset: str = "") -> Config:
     """Returns the config of "preset", "preset,algorithm" or ""."""
-    return choose_preset(preset, tiny, qwen, HUB, accelerator="qwen2.5-3b")
+    return choose_fitting_preset(preset, tiny, qwen, HUB, LARGEST_FIRST)
 
 
 def qwen(preset: str) -> Config:

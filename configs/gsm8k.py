@@ -44,15 +44,17 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
-    choose_preset,
 )
+from jzero.planning.fitting import choose_fitting_preset
 
 HUB = QWEN25_HUB_IDS | {f"{name}-ppo": hub_id for name, hub_id in QWEN25_HUB_IDS.items()}
+# Without a preset, an accelerator gets the first of these that its memory holds.
+LARGEST_FIRST = ("qwen2.5-7b", "qwen2.5-3b", "qwen2.5-1.5b", "qwen2.5-0.5b")
 
 
 def get_config(preset: str = "") -> Config:
     """Returns the config of "preset", "preset,algorithm" or ""."""
-    return choose_preset(preset, tiny, qwen, HUB, accelerator="qwen2.5-1.5b")
+    return choose_fitting_preset(preset, tiny, qwen, HUB, LARGEST_FIRST)
 
 
 def qwen(preset: str) -> Config:

@@ -48,8 +48,8 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
-    choose_preset,
 )
+from jzero.planning.fitting import choose_fitting_preset
 
 HUB = {
     "qwen2.5-math-1.5b": "Qwen/Qwen2.5-Math-1.5B",
@@ -60,11 +60,13 @@ HUB = {
     "oat-zero-7b-r1": "Qwen/Qwen2.5-Math-7B",
 }
 SUITES = ("aime24", "amc", "math500", "minerva", "olympiad_bench")
+# Without a preset, an accelerator gets the first of these that its memory holds.
+LARGEST_FIRST = ("qwen2.5-math-7b", "qwen2.5-math-1.5b")
 
 
 def get_config(preset: str = "") -> Config:
     """Returns the config of "preset", "preset,algorithm" or ""."""
-    return choose_preset(preset, tiny, qwen, HUB, accelerator="qwen2.5-math-1.5b")
+    return choose_fitting_preset(preset, tiny, qwen, HUB, LARGEST_FIRST)
 
 
 def qwen(preset: str) -> Config:

@@ -37,8 +37,8 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
-    choose_preset,
 )
+from jzero.planning.fitting import choose_fitting_preset
 from jzero.tasks.prompts import TAGS_ON_LINES
 
 HUB = {
@@ -46,11 +46,13 @@ HUB = {
     "r1-distill-qwen-1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
 }
 REWARDS = ("accuracy", "format", "tag_count")
+# Without a preset, an accelerator gets the first of these that its memory holds.
+LARGEST_FIRST = ("qwen2.5-1.5b-instruct",)
 
 
 def get_config(preset: str = "") -> Config:
     """Returns the config of "preset", "preset,algorithm" or ""."""
-    return choose_preset(preset, tiny, on_hub, HUB, accelerator="qwen2.5-1.5b-instruct")
+    return choose_fitting_preset(preset, tiny, on_hub, HUB, LARGEST_FIRST)
 
 
 def on_hub(preset: str) -> Config:

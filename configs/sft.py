@@ -31,16 +31,18 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStartConfig,
-    choose_preset,
 )
+from jzero.planning.fitting import choose_fitting_preset
 
 HUB = {"openr1-distill-7b": "open-r1/Qwen2.5-Math-7B-RoPE-300k"} | QWEN25_HUB_IDS
 LONGEST_EXAMPLE = 32768  # tokens
+# Without a preset, an accelerator gets the first of these that its memory holds.
+LARGEST_FIRST = ("openr1-distill-7b", "qwen2.5-3b", "qwen2.5-1.5b", "qwen2.5-0.5b")
 
 
 def get_config(preset: str = "") -> Config:
     """Returns the config of "preset" or ""."""
-    return choose_preset(preset, tiny, qwen, HUB, accelerator="openr1-distill-7b")
+    return choose_fitting_preset(preset, tiny, qwen, HUB, LARGEST_FIRST)
 
 
 def qwen(preset: str) -> Config:

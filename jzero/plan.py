@@ -8,9 +8,15 @@ code. It prints the HBM of a device by part, the total of every phase, and a roo
 Nothing is downloaded. The exit status is 1 if a phase does not fit; the output then says what to
 change.
 
+    python -m jzero.plan --topology v5e:1x1 --largest
+
+prints the largest known model that trains on the devices, for responses of 1,024 and 8,192 tokens.
+That is arithmetic and compiles nothing: the printed settings are for a plan that does.
+
 Topologies of TPUs, with libtpu:    v5e:2x4 v5e:4x4 ... v5e:16x16, v6e:2x4 ..., v5p:2x2x1 v5p:2x2x2
                                     ..., tpu7x:2x2x1 ...
 Topologies of the GPUs of one host, with jax-cuda12-plugin:    a100:8 h100:8 h200:8
+                                                              l4:1 rtx4090:1 a100-40gb:1
 """
 
 import json
@@ -22,6 +28,8 @@ import jax
 
 from jzero import cli, main
 from jzero.files import write_atomic
+from jzero.planning.chips import described_devices
+from jzero.planning.largest import as_json, format_largest, largest_models, memory_of
 from jzero.planning.models import hub_id_of, short_names
 from jzero.planning.report import format_report, make_report
 
@@ -30,6 +38,20 @@ def cache_directory() -> Path:
     """Returns where measurements of compiled programs are kept."""
     cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache_home) / "jzero" / "plan"
+
+
+def print_largest(topology: str, arguments: list[str], json_file: str | None) -> None:
+    """Prints the largest models for a topology. Without a recipe, that of countdown is planned."""
+    has_recipe = any(argument.split("=")[0] == "--config" for argument in arguments)
+    if not has_recipe:
+        arguments = [f"--config={main.RECIPES / 'countdown.py'}:qwen2.5-3b", *arguments]
+    settings, _ = main.parse(arguments)
+    devices = described_devices(topology)
+    available = memory_of(devices[0])
+    cells = largest_models(settings, devices, available)
+    if json_file:
+        write_atomic(json_file, json.dumps(as_json(cells, topology, available), indent=1))
+    print(format_largest(cells, topology, devices, available))
 
 
 def command() -> None:
@@ -41,11 +63,17 @@ def command() -> None:
         action="store_true",
         help="find the largest train.microbatch_tokens and rollout.num_pages",
     )
+    parser.add_argument(
+        "--largest", action="store_true", help="the largest model that trains; compiles nothing"
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
     # Compiling needs no device, and must not take one from a run on this machine.
     jax.config.update("jax_platforms", "cpu")
     with cli.user_errors():
         args, rest = parser.parse_known_args()
+        if args.largest:
+            print_largest(args.topology, rest, args.json)
+            return
         settings, _ = main.parse(rest)
         if args.model:
             settings.model.path = hub_id_of(args.model)

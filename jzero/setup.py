@@ -24,6 +24,7 @@ from jzero.distributed.mesh import param_shardings, split_devices, train_mesh
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import huggingface, qwen
+from jzero.planning.fitting import check_memory
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
 from jzero.rollout.evaluation import encode_suites
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
@@ -65,14 +66,18 @@ def check_task(config: Config) -> None:
     rewards.check_rewards(config.task.reward)
 
 
-def check(config: Config, workdir: Path) -> None:
-    """Raises UserError if the run cannot work. Nothing is downloaded, compiled or written."""
+def check(config: Config, workdir: Path) -> float | None:
+    """Raises UserError if the run cannot work. Nothing is downloaded, compiled or written.
+
+    Returns the bytes that the run needs of each device, None where that is not known.
+    """
     check_task(config)
     suites.check_suites(config.eval.suites)
     if config.warm_start.steps:
         check_warm_start(config)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
+    return check_memory(config)
 
 
 def check_warm_start(config: Config) -> None:

@@ -29,9 +29,11 @@ from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.planning.fitting import check_memory
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import BaseModel, check_context, read_base_model
+from jzero.run.budget import TimeBudget
 from jzero.run.clock import Clock
 from jzero.run.resume import steps_to_discard
 from jzero.run.session import RunSession
@@ -74,10 +76,12 @@ def train(config: Config, workdir: Path) -> JsonObject:
     """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
     # ----------------------------------------------------------------------------------------------
     # Set-up
+    budget = TimeBudget(config.train.minutes)
     validate(config)
     suites.check_suites(config.eval.suites)
     check_workdir(workdir, to_json(config))
     steps_to_discard(workdir, config.train)
+    planned_bytes = check_memory(config)
     sft, clock = config.sft, Clock()
     data = read_data(config)
     last_step = max(1, int(sft.epochs * data.num_examples) // sft.batch_size)
@@ -91,7 +95,17 @@ def train(config: Config, workdir: Path) -> JsonObject:
     with (
         Pool(config.task.grade_workers if config.eval.suites else 0) as pool,
         interrupt.StopSignal() as stop,
-        closing(RunSession(config, workdir, base, clock, last_step)) as session,
+        closing(
+            RunSession(
+                config,
+                workdir,
+                base,
+                clock,
+                last_step,
+                budget=budget,
+                planned_bytes=planned_bytes,
+            )
+        ) as session,
     ):
         processes.print_once(
             f"{data.num_examples} examples, {len(data.held_out)} held out; "
@@ -148,6 +162,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 # -- Write metrics; checkpoint and export if they are due.
                 session.end_step(step, metrics, state)
                 stop.raise_if_stopped_anywhere()
+                session.raise_if_time_is_over()
         except interrupt.Interrupted as reason:
             processes.print_once(
                 f"{reason}: stopped after step {session.record.step}; the same command resumes"

@@ -28,6 +28,7 @@ from jzero.model import qwen
 from jzero.rollout.collect import collect_rollouts
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
+from jzero.run.budget import TimeBudget
 from jzero.run.samples import sample_row, write_responses
 from jzero.run.session import RunSession
 from jzero.run.trajectories import write_trajectories
@@ -54,8 +55,9 @@ HeldOut = dict[str, list[EncodedProblem]]
 
 def train(config: Config, workdir: Path) -> JsonObject:
     """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
+    budget = TimeBudget(config.train.minutes)
     config = with_stop_strings(config)
-    check(config, workdir)
+    planned_bytes = check(config, workdir)
     config = with_steps(config)
     with (
         Pool(config.task.grade_workers) as pool,
@@ -69,7 +71,14 @@ def train(config: Config, workdir: Path) -> JsonObject:
             cleanup.callback(run.stream.halt)
         held_out = evaluation_problems(run)
         session = RunSession(
-            config, workdir, run.base, run.clock, config.train.steps, lambda: stream_states(run)
+            config,
+            workdir,
+            run.base,
+            run.clock,
+            config.train.steps,
+            lambda: stream_states(run),
+            budget,
+            planned_bytes,
         )
         cleanup.enter_context(contextlib.closing(session))
 
@@ -116,6 +125,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 log_rollouts(run, session, result.rollouts, step)
                 session.end_step(step, metrics, state)
                 stop.raise_if_stopped_anywhere()
+                session.raise_if_time_is_over()
         except interrupt.Interrupted as reason:
             processes.print_once(
                 f"{reason}: stopped after step {session.record.step}; the same command resumes"
@@ -132,12 +142,17 @@ def start_state(
     """Returns the State before the first RL step, evaluated and saved as a checkpoint."""
     config, policy = run.config, run.trainer.policy
     check_stop = stop.raise_if_stopped_here
+
+    def check_stop_in_warm_start() -> None:
+        stop.raise_if_stopped_anywhere()
+        session.budget.raise_if_over_in_warm_start()
+
     params = policy.load_params(run.base.directory, config.train.seed)
     evaluate_policy(run, session, held_out, "before", params, check_stop)
     if config.warm_start.steps:
         with run.clock("warm_start"):
             params = warm_start(
-                policy, config, run.base.tokenizer, params, stop.raise_if_stopped_anywhere
+                policy, config, run.base.tokenizer, params, check_stop_in_warm_start
             )
         evaluate_policy(run, session, held_out, "after_warm_start", params, check_stop)
     state = initial_state(run, params)

@@ -60,10 +60,11 @@ def rows(path: Path) -> list[dict]:
 
 
 def timeless(path: Path) -> list[dict]:
-    """Reads metrics without those that depend on the clock or on the cache of programs."""
+    """Reads metrics without those of the clock, of compilations and of the process's memory."""
 
     def is_timed(name: str) -> bool:
-        return name.startswith(("time/", "compile/")) or name.endswith("tokens_per_second")
+        groups = ("time/", "compile/", "memory/")
+        return name.startswith(groups) or name.endswith("tokens_per_second")
 
     kept = []
     for row in rows(path):

@@ -28,13 +28,13 @@ LAYERS = [
     ("distributed.publish",),
     ("run.clock", "run.environment", "run.base_model"),
     ("rollout", "training"),
+    ("planning",),
     ("run",),
     ("cli",),
     ("setup", "sft"),
     ("train",),
     ("evaluate", "serving"),
     ("main", "generate", "export", "report", "serve", "filter", "grade"),
-    ("planning",),
     ("plan",),
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

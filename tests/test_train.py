@@ -1,16 +1,22 @@
-"""Whole runs of RL in this process: resuming PPO, and dynamic sampling."""
+"""Whole runs of RL in this process: resuming PPO, dynamic sampling, and arrays that leak."""
 
 import json
+import sys
+import types
 from pathlib import Path
 
+import jax
+import numpy as np
 import pytest
 import reference
 
 from jzero import algorithms, train
 from jzero.algorithms import Algorithm
-from jzero.config import ArchitectureConfig, Config
+from jzero.config import ArchitectureConfig, Config, TaskConfig
+from jzero.errors import UserError
 from jzero.rollout.collect import ROUND_STRIDE
-from jzero.types import JsonValue
+from jzero.tasks import find_task
+from jzero.types import JsonValue, Problem
 
 pytestmark = pytest.mark.usefixtures("quick_runs", "explicit_transfers")
 
@@ -65,7 +71,7 @@ def is_reproducible(metric: str) -> bool:
 
     A run also evaluates at its own last step, which is not that of the whole run.
     """
-    is_timed = metric.startswith(("time/", "compile/")) or metric.endswith("per_second")
+    is_timed = metric.startswith(("time/", "compile/", "memory/")) or metric.endswith("per_second")
     return not is_timed and not metric.startswith("eval")
 
 
@@ -127,3 +133,35 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> 
     assert any(number >= 4 * ROUND_STRIDE for number in problem_numbers)  # of a later round
     # Groups whose scores differ come first.
     assert len({sample["score"] for sample in samples[:4]}) > 1
+
+
+@pytest.mark.slow
+def test_a_run_that_leaks_arrays_stops_and_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task of the user's keeps an array of each step, from the third on."""
+    countdown = find_task("countdown")
+    kept = []
+
+    def leaking_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
+        if step > 2:
+            # More than the share that is allowed, of whatever other tests have left behind.
+            size = 2**24 + sum(array.nbytes for array in jax.live_arrays()) // 8
+            kept.append(jax.device_put(np.zeros(size, np.int32)))
+        return countdown.train_problems(task, seed, step, count)
+
+    module = types.ModuleType("leaking_task")
+    module.TASK = countdown._replace(train_problems=leaking_problems)
+    monkeypatch.setitem(sys.modules, "leaking_task", module)
+    config = tiny_run(9, algorithms.PRESETS["grpo"]())
+    config.task.name = "leaking_task"
+    config.warm_start.steps = 0
+    config.memory.growth_steps = 2
+
+    with pytest.raises(UserError, match=r"^step 4: the arrays on a device have grown in 2 steps"):
+        train.train(config, tmp_path)
+
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[3]["memory/live_gib"] > rows[2]["memory/live_gib"] > rows[1]["memory/live_gib"]
+    assert (tmp_path / "checkpoints" / "4").is_dir()

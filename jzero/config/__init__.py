@@ -8,6 +8,7 @@ from jzero.config.schema import (
     Config,
     CriticConfig,
     EvalConfig,
+    MemoryConfig,
     MeshConfig,
     ModelConfig,
     OptimizerConfig,

@@ -456,6 +456,11 @@ class TrainConfig:
         "Trains on one sequence for each turn (history and response) instead of one for the "
         "episode, as AReaL's agent does.",
     )
+    minutes: float = setting(
+        0.0,
+        "Minutes that this process may take, such as those of a notebook. The run ends before they "
+        "are over, with a checkpoint from which the same command goes on. 0: no limit.",
+    )
     seed: int = setting(0, "Seed of the whole run.", at_most=2**32 - 1)  # JAX's keys take 32 bits
     checkpoint_every: int = setting(20, "RL steps between checkpoints.", at_least=1)
     export_every: int = setting(
@@ -531,6 +536,30 @@ class MeshConfig:
 
 
 @dataclass
+class MemoryConfig:
+    """What a run may take of its devices' memory, and when it is refused or stopped."""
+
+    check: bool = setting(
+        True,
+        "Refuses a run that needs more memory than its devices have, by the planner's arithmetic, "
+        "before anything is downloaded.",
+    )
+    device_gib: float = setting(
+        0.0,
+        "Memory of a device in GiB. 0: what the device reports, and no limit on a CPU.",
+    )
+    max_growth: float = setting(
+        0.2,
+        "Share by which the arrays on a device may be more than after the second step. A run that "
+        "is above it, and grows in each of growth_steps steps, stops with a checkpoint. 0: it may "
+        "grow. A growth of less than 16 MiB is always allowed.",
+    )
+    growth_steps: int = setting(
+        5, "Steps in a row in which the arrays grow before max_growth stops the run.", at_least=1
+    )
+
+
+@dataclass
 class Config:
     """All settings of a run."""
 
@@ -546,6 +575,7 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
 
 
 @dataclass(frozen=True)

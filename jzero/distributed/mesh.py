@@ -5,6 +5,7 @@ Training runs on a mesh (data, fsdp, tensor) over all devices. Decoding runs on 
 `publish.py` takes weights from one mesh to the other.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -33,8 +34,11 @@ ROWS = P(None, ("data", "fsdp"))  # how the rows of a batch [M, B, T] are split
 class Device(Protocol):
     """What this module reads of a `jax.Device`, whose class type checkers cannot see."""
 
-    id: int
-    process_index: int
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def process_index(self) -> int: ...
 
 
 def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Device] | None = None) -> Mesh:
@@ -136,4 +140,14 @@ def param_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
         # The axes of a parameter are a tuple, which JAX would take for a tree.
         return isinstance(x, tuple)
 
-    return jax.tree.map(place, qwen.logical_axes(config), qwen.abstract(config), is_leaf=is_leaf)
+    axes, shapes = _axes_and_shapes(config)
+    return jax.tree.map(place, axes, shapes, is_leaf=is_leaf)
+
+
+@functools.cache
+def _axes_and_shapes(config: qwen.QwenConfig) -> tuple[qwen.Params, qwen.Params]:
+    """Returns the trees of the parameters' logical axes and of their shapes, which nobody changes.
+
+    To trace a model takes a tenth of a second, and a run asks several times for the same one.
+    """
+    return qwen.logical_axes(config), qwen.abstract(config)

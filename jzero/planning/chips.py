@@ -1,6 +1,10 @@
 """What one device can do, and which topologies there are: tables for plans and benchmarks."""
 
+import math
+import re
 from dataclasses import dataclass
+
+from jzero.errors import UserError
 
 GIB = 2**30
 
@@ -23,6 +27,9 @@ CHIPS = {
     "TPU v6 lite": Chip(hbm_bytes=33_554_432_000, flops=918e12, bandwidth=1640e9),
     "TPU v5": Chip(hbm_bytes=102_800_042_229, flops=459e12, bandwidth=2765e9),
     "TPU7x": Chip(hbm_bytes=101_737_037_824, flops=1153e12, bandwidth=3690e9),
+    "NVIDIA L4": Chip(hbm_bytes=23_681_105_920, flops=121e12, bandwidth=300e9),
+    "NVIDIA GeForce RTX 4090": Chip(hbm_bytes=25_386_352_640, flops=165e12, bandwidth=1008e9),
+    "NVIDIA A100-SXM4-40GB": Chip(hbm_bytes=42_298_834_944, flops=312e12, bandwidth=1555e9),
     "NVIDIA A100-SXM4-80GB": Chip(hbm_bytes=85_100_068_864, flops=312e12, bandwidth=2039e9),
     "NVIDIA H100 80GB HBM3": Chip(hbm_bytes=84_942_979_072, flops=989e12, bandwidth=3352e9),
     "NVIDIA H200 141GB HBM3e": Chip(hbm_bytes=151_397_597_184, flops=989e12, bandwidth=4800e9),
@@ -36,13 +43,14 @@ class TpuFamily:
     device_kind: str
     num_dimensions: int  # of a slice: v5e:2x4 has two
     host_topology: str  # the slice of one host
+    devices_per_chip: int = 1
 
 
 TPUS = {
     "v5e": TpuFamily("TPU v5 lite", num_dimensions=2, host_topology="v5e:2x2"),
     "v6e": TpuFamily("TPU v6 lite", num_dimensions=2, host_topology="v6e:2x2"),
     "v5p": TpuFamily("TPU v5", num_dimensions=3, host_topology="v5p:2x2x1"),
-    "tpu7x": TpuFamily("TPU7x", num_dimensions=3, host_topology="tpu7x:2x2x1"),
+    "tpu7x": TpuFamily("TPU7x", num_dimensions=3, host_topology="tpu7x:2x2x1", devices_per_chip=2),
 }
 HOST_TOPOLOGIES = {family.device_kind: family.host_topology for family in TPUS.values()}
 
@@ -95,6 +103,36 @@ device_description_str: "{self.device_kind}"
 
 
 GPUS = {
+    "l4": Gpu(
+        "NVIDIA L4",
+        core_count=58,
+        fpus_per_core=128,
+        shared_memory_per_block_optin=101_376,
+        shared_memory_per_core=102_400,
+        l2_cache_size=50_331_648,
+        clock_rate_ghz=2.04,
+        capability=8,
+    ),
+    "rtx4090": Gpu(
+        "NVIDIA GeForce RTX 4090",
+        core_count=128,
+        fpus_per_core=128,
+        shared_memory_per_block_optin=101_376,
+        shared_memory_per_core=102_400,
+        l2_cache_size=75_497_472,
+        clock_rate_ghz=2.52,
+        capability=8,
+    ),
+    "a100-40gb": Gpu(
+        "NVIDIA A100-SXM4-40GB",
+        core_count=108,
+        fpus_per_core=64,
+        shared_memory_per_block_optin=166_912,
+        shared_memory_per_core=167_936,
+        l2_cache_size=41_943_040,
+        clock_rate_ghz=1.41,
+        capability=8,
+    ),
     "a100": Gpu(
         "NVIDIA A100-SXM4-80GB",
         core_count=108,
@@ -126,3 +164,65 @@ GPUS = {
         capability=9,
     ),
 }
+
+
+# -- devices that are described and not attached ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DescribedDevice:
+    """What meshes and plans read of a device. Nothing can be compiled for it."""
+
+    id: int
+    process_index: int
+    platform: str
+    device_kind: str
+
+
+def split_topology(topology: str) -> tuple[str, str]:
+    """Returns the family and the shape of a topology: "v5e:2x4" is ("v5e", "2x4").
+
+    Raises:
+        UserError: The topology is unknown.
+    """
+    family, _, shape = topology.partition(":")
+    if family in GPUS and shape.isdigit() and int(shape) > 0:
+        return family, shape
+    has_shape = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)+", shape) is not None
+    if family in TPUS and has_shape and shape.count("x") + 1 == TPUS[family].num_dimensions:
+        return family, shape
+    gpus = ", ".join(f"{name}:8" for name in GPUS)
+    raise UserError(
+        f"--topology={topology!r} is not known: "
+        "v5e:2x4 (also 1x1 2x2 4x4 4x8 8x8 8x16 16x16), v6e:2x4 (as v5e), "
+        f"v5p:2x2x2 (also 2x2x1 2x2x4 ...), tpu7x:2x2x1, {gpus}"
+    )
+
+
+def described_devices(topology: str) -> list[DescribedDevice]:
+    """Returns the devices of a topology, such as "v5e:2x4" or "h100:8", as descriptions.
+
+    Unlike `compile_only_devices` it needs no compiler, and it does not know which shapes of slices
+    there are.
+
+    Raises:
+        UserError: The topology is unknown.
+    """
+    family, shape = split_topology(topology)
+    if family in GPUS:
+        kind = GPUS[family].device_kind
+        return [DescribedDevice(index, 0, "gpu", kind) for index in range(int(shape))]
+    num_devices = _num_devices(family, shape)
+    num_of_host = num_devices
+    if shape not in CHIPS_PER_HOST:
+        num_of_host = _num_devices(family, TPUS[family].host_topology.partition(":")[2])
+    kind = TPUS[family].device_kind
+    return [
+        DescribedDevice(index, index // num_of_host, "tpu", kind) for index in range(num_devices)
+    ]
+
+
+def _num_devices(family: str, shape: str) -> int:
+    """Returns the number of JAX's devices in a slice of this shape."""
+    chips = math.prod(int(size) for size in shape.split("x"))
+    return chips * TPUS[family].devices_per_chip

@@ -23,7 +23,7 @@ from jax.experimental import topologies
 
 from jzero.errors import UserError
 from jzero.files import write_atomic
-from jzero.planning.chips import CHIPS_PER_HOST, GPUS, TPUS
+from jzero.planning.chips import CHIPS_PER_HOST, GPUS, TPUS, split_topology
 
 # A jitted function, and its arguments: jax.ShapeDtypeStructs with shardings, and static values.
 Program = tuple[jax.stages.Wrapped, Sequence[object]]
@@ -32,10 +32,17 @@ Program = tuple[jax.stages.Wrapped, Sequence[object]]
 class Device(Protocol):
     """What is read of a `jax.Device`, which is a variable to type checkers."""
 
-    device_kind: str
-    platform: str
-    process_index: int
-    id: int
+    @property
+    def device_kind(self) -> str: ...
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def process_index(self) -> int: ...
+
+    @property
+    def id(self) -> int: ...
 
 
 # libtpu asks a Cloud TPU's metadata server for these, and there is none.
@@ -68,17 +75,9 @@ def compile_only_devices(topology: str) -> list[Device]:
     Raises:
         UserError: The topology is unknown, or the package that compiles for it is not installed.
     """
-    family, _, shape = topology.partition(":")
-    if family in GPUS and shape.isdigit():
+    family, shape = split_topology(topology)
+    if family in GPUS:
         return _gpus_of_one_host(family, int(shape))
-    has_shape = re.fullmatch(r"\d+(x\d+)+", shape) is not None
-    if family not in TPUS or not has_shape or shape.count("x") + 1 != TPUS[family].num_dimensions:
-        gpus = ", ".join(f"{name}:8" for name in GPUS)
-        raise UserError(
-            f"--topology={topology!r} is not known: "
-            "v5e:2x4 (also 1x1 2x2 4x4 4x8 8x8 8x16 16x16), v6e:2x4 (as v5e), "
-            f"v5p:2x2x2 (also 2x2x1 2x2x4 ...), tpu7x:2x2x1, {gpus}"
-        )
     return _tpu_slice(topology, shape)
 
 

@@ -168,6 +168,12 @@ def hub_id_of(name: str) -> str:
     raise UserError(f"no known model {name!r}; there are {', '.join(short_names())}")
 
 
+def is_known(path: str) -> bool:
+    """Returns whether `architecture` knows the model: a local directory, or one of the table."""
+    names = {name.lower() for hub_id in KNOWN_MODELS for name in (hub_id, hub_id.split("/")[1])}
+    return Path(path).expanduser().is_dir() or path.lower() in names
+
+
 def architecture(path: str) -> QwenConfig:
     """Returns the architecture of a local model directory, or of a known model.
 

@@ -14,7 +14,7 @@ from jzero.distributed.mesh import decode_mesh, make_mesh, train_mesh
 from jzero.distributed.publish import decoder_shardings, gather_program
 from jzero.model import tokenizer
 from jzero.model.qwen import QwenConfig
-from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip
+from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
 from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
 from jzero.planning.models import architecture
 from jzero.rollout.abstract_calls import abstract_calls
@@ -190,7 +190,7 @@ def _mesh_of_one_host(mesh: Mesh) -> tuple[Mesh, int]:
     first = mesh.devices.flat[0]
     host_mesh = decode_mesh(mesh, first.process_index)
     num_hosts = mesh.size // host_mesh.size
-    if num_hosts > 1:
+    if num_hosts > 1 and not isinstance(first, DescribedDevice):
         devices = compile_only_devices(HOST_TOPOLOGIES[first.device_kind])
         host_mesh = make_mesh(devices, dict(host_mesh.shape))
     return host_mesh, num_hosts

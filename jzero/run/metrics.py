@@ -162,6 +162,20 @@ METRICS: dict[str, Metric] = {
         "Tokens that are not padding divided by `time/update`.", "tokens/s"
     ),
     "publish/bytes": Metric("Size of the decoder's weights on one device.", "bytes"),
+    # -- Memory of the devices, after the step.
+    "memory/live_gib": Metric(
+        "Bytes of the live arrays on the device of the first host that holds the most.", "GiB"
+    ),
+    "memory/peak_gib": Metric(
+        "Most bytes that were in use on a device since the process began; on a CPU the most of "
+        "`memory/live_gib`.",
+        "GiB",
+    ),
+    "memory/planned_gib": Metric(
+        "What the planner counted for the largest phase, where the memory was checked "
+        "(`memory.check`).",
+        "GiB",
+    ),
     # -- Supervised fine-tuning.
     "sft/loss": Metric(
         "Mean negative log-likelihood of the trained tokens.", "nats", "loss", ".4f"

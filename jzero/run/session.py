@@ -23,14 +23,17 @@ from pathlib import Path
 
 from jzero.config import Config, to_json
 from jzero.distributed import collectives, processes
+from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.run.base_model import BaseModel
+from jzero.run.budget import TimeBudget
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.clock import Clock
 from jzero.run.environment import versions
 from jzero.run.export_model import export_model
 from jzero.run.history import history_of
 from jzero.run.lock import lock_directory
+from jzero.run.memory import MemoryWatch
 from jzero.run.metrics import step_line
 from jzero.run.metrics_writer import MetricsWriter
 from jzero.run.progress import Progress
@@ -57,11 +60,14 @@ class RunSession:
         clock: Clock,
         last_step: int,
         stream_states: Callable[[], list[str]] = list,
+        budget: TimeBudget | None = None,
+        planned_bytes: float | None = None,
     ) -> None:
         """Claims `workdir` and opens its files.
 
         `stream_states` returns the unfinished rollouts of every process, as text. It is called by
-        every process whenever a checkpoint is saved.
+        every process whenever a checkpoint is saved. `budget` has been running since the process
+        began to work on the run. `planned_bytes` is what the planner counted for a device.
         """
         self.config = config
         self.workdir = workdir
@@ -71,6 +77,9 @@ class RunSession:
         self.record = RunRecord()
         self._stream_states = stream_states
         self._started = time.time()
+        self.budget = budget or TimeBudget(config.train.minutes)
+        self._noted: dict[str, float] = {}  # seconds of a phase that the budget knows of
+        self._memory = MemoryWatch(config.memory, planned_bytes)
 
         # A second process on the same host would write into the same files. Only the first
         # process of a run locks, because the others share the workdir with it.
@@ -119,6 +128,7 @@ class RunSession:
         self._started -= self.record.seconds
         for phase, seconds in self.record.seconds_by_phase.items():
             self.clock.totals[phase] += seconds
+        self._noted = dict(self.clock.totals)
         processes.print_once(f"resumed {self.workdir} at step {self.resume_step}")
         return state
 
@@ -128,6 +138,7 @@ class RunSession:
             self.record.streams = self._stream_states()
             self._update_times()
             self.checkpoints.save(self.record.step, state, self.record.to_json(), wait=wait)
+        self._note_time("checkpoint", "checkpoint")
 
     def export(self, state: State) -> str:
         """Exports the policy to `export-<step>`; returns the directory."""
@@ -150,12 +161,18 @@ class RunSession:
     def record_evaluation(self, name: str, values: dict[str, float]) -> None:
         """Keeps the metrics of an evaluation for the summary, and prints them."""
         self.record.evaluations[name] = values
+        self._note_time("eval", "evaluation")
         shown = "  ".join(f"{metric} {value:.3f}" for metric, value in values.items())
         processes.print_once(f"eval {name}: {shown}")
 
     def end_step(self, step: int, values: dict[str, float], state: State) -> None:
-        """Writes the metrics of `step`, then exports and saves `state` if either is due."""
+        """Writes the metrics of `step`, then exports and saves `state` if either is due.
+
+        Raises UserError, after a checkpoint, if the memory of the devices grows step by step.
+        """
         self.record.step = step
+        self.budget.add("step", values["time/step"])
+        values = values | self._memory.step_metrics()
         self.writer.write(step, values)
         processes.print_once(step_line(step, self.schedule.last_step, values))
         # The export comes first: a kill between the two repeats the step and skips the export that
@@ -164,6 +181,24 @@ class RunSession:
             self.export(state)
         if self.schedule.checkpoint_is_due(step):
             self.save(state, wait=False)
+        self._stop_if_memory_grows(state)
+
+    def _stop_if_memory_grows(self, state: State) -> None:
+        reasons = [reason for reason in collectives.gather_json(self._memory.growth) if reason]
+        if reasons:
+            self.save(state)
+            raise UserError(
+                f"step {self.record.step}: {reasons[0]}. A checkpoint is saved, and the same "
+                "command goes on from it; memory.max_growth=0 lets the arrays grow"
+            )
+
+    def raise_if_time_is_over(self) -> None:
+        """Raises Interrupted on all hosts if train.minutes has no room for another step."""
+        next_step = self.record.step + 1
+        if next_step > self.schedule.last_step:
+            return
+        has_evaluation = self.schedule.evaluation_after(next_step) is not None
+        self.budget.raise_if_over(has_evaluation)
 
     def finish(self, state: State | None) -> JsonObject:
         """Saves the last checkpoint, exports a run that made all steps, and writes summary.json.
@@ -179,6 +214,12 @@ class RunSession:
         summary = summarize(self.config, self.record, export)
         processes.write_once(self.workdir / "summary.json", json.dumps(summary, indent=1))
         return summary
+
+    def _note_time(self, phase: str, part: str) -> None:
+        """Tells the budget how long the last evaluation or checkpoint took."""
+        total = self.clock.totals[phase]
+        self.budget.add(part, total - self._noted.get(phase, 0.0))
+        self._noted[phase] = total
 
     def _update_times(self) -> None:
         self.record.seconds = time.time() - self._started

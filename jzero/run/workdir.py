@@ -23,7 +23,12 @@ MAY_CHANGE = (
     "train.wandb_entity",
     "train.wandb_group",
     "train.wandb_name",
+    "train.minutes",
     "eval.every",
+    "memory.check",
+    "memory.device_gib",
+    "memory.max_growth",
+    "memory.growth_steps",
 )
 
 

@@ -1,0 +1,141 @@
+"""Whether a run fits, as a function of settings, devices and bytes: no accelerator is attached."""
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from plans import small_settings
+
+from configs import countdown
+from jzero import setup
+from jzero.cli import parse_settings
+from jzero.config import Config
+from jzero.errors import UserError
+from jzero.planning.chips import CHIPS, GIB, DescribedDevice, described_devices
+from jzero.planning.fitting import (
+    check_memory,
+    fit,
+    largest_that_fits,
+    refuse_what_is_too_large,
+    usable_bytes,
+)
+
+V5E = float(CHIPS["TPU v5 lite"].hbm_bytes)
+
+
+def load_recipe(name: str) -> ModuleType:
+    return importlib.import_module(f"configs.{name}")
+
+
+def choose(recipe: str, topology: str, available: float | None) -> tuple[str, str]:
+    module = load_recipe(recipe)
+    devices = described_devices(topology)
+    return largest_that_fits(module.get_config, module.LARGEST_FIRST, devices, available)
+
+
+def test_the_default_is_the_largest_that_the_memory_holds() -> None:
+    """By compiled programs, 3B fits 8 chips of 16 GB and 7B does not (docs/scaling.md)."""
+    chosen, reason = choose("countdown", "v5e:2x4", V5E)
+    assert chosen == "qwen2.5-3b"
+    assert "the largest that fits: it needs 1" in reason
+    assert "of 15.8 GiB on each of 8 TPU v5 lite" in reason
+
+    assert choose("countdown", "v5e:2x4", 80 * GIB)[0] == "qwen2.5-7b"
+
+
+def test_where_nothing_fits_the_default_is_tiny_and_says_so() -> None:
+    chosen, reason = choose("math", "v5e:1x1", V5E)
+    assert chosen == "tiny"
+    assert "because qwen2.5-math-1.5b does not fit 15.8 GiB on each of 1 TPU v5 lite" in reason
+    assert choose("math", "v5e:1x1", None) == (
+        "tiny",
+        "because the memory of TPU v5 lite is not known",
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "advice"),
+    [
+        ("train.microbatch_tokens=278528", "train.microbatch_tokens="),
+        ("rollout.num_slots=4096", "rollout.num_slots="),
+        ("mesh.data=4", "mesh.data=1"),
+    ],
+)
+def test_a_run_that_cannot_fit_is_refused_with_settings_that_do(
+    asked_for: str, advice: str
+) -> None:
+    """Qwen2.5-3B fits 8 chips of 16 GB with the recipe's own settings."""
+    settings = parse_settings(countdown.get_config("qwen2.5-3b"), [f"--config.{asked_for}"])
+    devices = described_devices("v5e:2x4")
+
+    with pytest.raises(UserError) as refused:
+        refuse_what_is_too_large(settings, devices, V5E)
+
+    message = str(refused.value)
+    assert message.startswith("countdown-qwen2.5-3b needs ")
+    assert "GiB on each of 8 TPU v5 lite (" in message
+    assert "and there are 15.8 GiB: it fits with --config." in message
+    assert message.endswith("--config.memory.check=False starts it nevertheless")
+    flags = [word for word in message.split(";")[0].split() if word.startswith("--config.")]
+    assert f"--config.{advice}" in " ".join(flags)
+    assert fit(parse_settings(settings, flags), devices, V5E).fits
+
+
+def test_a_model_that_no_setting_makes_fit_is_refused() -> None:
+    settings = countdown.get_config("qwen2.5-3b")
+    with pytest.raises(UserError, match=r"weights and optimizer alone take 34\.5 GiB"):
+        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), V5E)
+
+
+def test_what_fits_is_not_refused() -> None:
+    refuse_what_is_too_large(small_settings(), described_devices("v5e:2x4"), V5E)
+
+
+def test_a_gpu_leaves_what_jax_does_not_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = "NVIDIA H100 80GB HBM3"
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    assert usable_bytes(kind, "gpu") == 0.75 * CHIPS[kind].hbm_bytes
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".9")
+    assert usable_bytes(kind, "gpu") == pytest.approx(0.9 * CHIPS[kind].hbm_bytes)
+    assert usable_bytes("a kind of its own", "gpu") is None
+
+
+def tiny(device_gib: float) -> Config:
+    settings = countdown.get_config("tiny")
+    settings.memory.device_gib = device_gib
+    return settings
+
+
+def test_a_run_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    """memory.device_gib gives the CPU a limit."""
+    with pytest.raises(UserError, match=r"countdown-tiny needs .* and there are 0\.0 GiB"):
+        setup.check(tiny(0.001), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+    anyway = tiny(0.001)
+    anyway.memory.check = False
+    setup.check(anyway, tmp_path / "run")
+    setup.check(tiny(100.0), tmp_path / "run")
+    setup.check(tiny(0.0), tmp_path / "run")
+
+
+def test_a_model_that_nobody_knows_is_not_checked_and_this_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = tiny(0.001)
+    settings.model.path = "Qwen/QwQ-32B"
+    check_memory(settings)
+    printed = capsys.readouterr().out
+    assert printed.startswith("memory is not checked: model.path=Qwen/QwQ-32B is neither")
+
+
+def test_described_devices_are_those_of_a_slice() -> None:
+    hosts = [device.process_index for device in described_devices("v5e:4x4")]
+    assert hosts == [host for host in range(4) for _ in range(4)]
+    assert len(described_devices("tpu7x:2x2x1")) == 8
+    assert {device.process_index for device in described_devices("v5e:2x4")} == {0}
+    [gpu] = described_devices("l4:1")
+    assert gpu == DescribedDevice(0, 0, "gpu", "NVIDIA L4")
+    with pytest.raises(UserError, match="v5e:2x4"):
+        described_devices("v5e:2x")

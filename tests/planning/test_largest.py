@@ -1,0 +1,77 @@
+"""The largest model for a topology, and its table."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs import countdown
+from jzero import plan
+from jzero.cli import parse_settings
+from jzero.planning import largest
+from jzero.planning.chips import GIB, described_devices
+from jzero.planning.fitting import fit
+from jzero.planning.models import KNOWN_MODELS
+
+CHIP = described_devices("v5e:1x1")
+
+
+@pytest.fixture
+def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves three models of the table: others only take time."""
+    names = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-1.5B")
+    few = {name: KNOWN_MODELS[name] for name in names}
+    monkeypatch.setattr(largest, "KNOWN_MODELS", few)
+
+
+def test_models_come_largest_first_and_one_of_each_size() -> None:
+    names = largest.models_by_size()
+    assert names[0] == "Qwen/Qwen3-8B"
+    assert names[-1] == "Qwen/Qwen2.5-0.5B"
+    assert "Qwen/Qwen2.5-1.5B-Instruct" not in names  # as large as the model it was made from
+
+
+def test_the_largest_fits_with_its_settings_and_the_next_does_not(small_table: None) -> None:
+    settings = countdown.get_config("qwen2.5-3b")
+    available = 15 * GIB
+    short, long = largest.largest_models(settings, CHIP, available)
+
+    assert (short.method, short.response_tokens, short.model) == ("full", 1024, "Qwen/Qwen3-0.6B")
+    assert long.response_tokens == 8192
+    fitting = fit(parse_settings(settings, short.flags), CHIP, available)
+    assert fitting.needed == short.needed_bytes <= available
+    larger = parse_settings(settings, [*short.flags, "--config.model.path=Qwen/Qwen2.5-1.5B"])
+    assert not fit(larger, CHIP, available).fits
+
+
+def test_more_methods_are_further_columns(
+    small_table: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(largest.METHODS, "twice", largest.train_everything)
+    monkeypatch.setattr(largest, "RESPONSE_TOKENS", (1024,))
+    cells = largest.largest_models(countdown.get_config("qwen2.5-3b"), CHIP, 1 * GIB)
+    text = largest.format_largest(cells, "v5e:1x1", CHIP, 1 * GIB)
+    assert text.splitlines()[1].split() == ["response", "tokens", "full", "twice"]
+    assert text.splitlines()[2].split() == ["1024", "none", "none"]
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of ml_collections
+def test_the_command_prints_the_table_and_writes_it(
+    small_table: None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(largest, "RESPONSE_TOKENS", (1024,))
+    out = tmp_path / "largest.json"
+    flags = ["--topology=l4:1", "--largest", f"--json={out}"]
+    monkeypatch.setattr(sys, "argv", ["jzero.plan", *flags])
+
+    plan.command()
+
+    printed = capsys.readouterr().out
+    assert printed.startswith("largest known model that trains on l4:1: 1 x NVIDIA L4, 20.95 GiB")
+    assert "1024                Qwen3-0.6B" in printed
+    written = json.loads(out.read_text())
+    assert written["largest"][0]["model"] == "Qwen/Qwen3-0.6B"
