@@ -182,6 +182,31 @@ def join(base: Params, adapter: Params, scale: float) -> Params:
     return base | outside_of_layers | {"layers": layers}
 
 
+def whole(base: Params, trained: Params, scale: float) -> Params:
+    """Returns the parameters of the whole model: `trained` itself, or joined with a base."""
+    return join(base, trained, scale) if base else trained
+
+
+def split(params: Params) -> tuple[Params, Params]:
+    """Undoes `join`: returns the base and the adapter, whose layers are empty without one."""
+    adapter = {
+        name: {"a": leaf.a, "b": leaf.b}
+        for name, leaf in params["layers"].items()
+        if is_adapted(leaf)
+    }
+
+    def weight_of(leaf: jax.Array | AdaptedWeight) -> jax.Array:
+        return leaf.weight if isinstance(leaf, AdaptedWeight) else leaf
+
+    return jax.tree.map(weight_of, params, is_leaf=is_adapted), {"layers": adapter}
+
+
+def scale_of(params: Params) -> float:
+    """Returns the scale of the adapter in joined parameters."""
+    [scale] = {leaf.scale for leaf in params["layers"].values() if is_adapted(leaf)}
+    return scale
+
+
 def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Params:
     """Returns the fp32 parameters W + scale * A B of the model without an adapter."""
     joined = join(base, adapter, scale)

@@ -154,7 +154,11 @@ METRICS: dict[str, Metric] = {
     "update/tokens_per_second": Metric(
         "Tokens that are not padding divided by `time/update`.", "tokens/s"
     ),
-    "publish/bytes": Metric("Size of the decoder's weights on one device.", "bytes"),
+    "publish/bytes": Metric(
+        "Size on one device of the weights that the step handed to the decoder: the model's, or an "
+        "adapter's alone.",
+        "bytes",
+    ),
     # -- Supervised fine-tuning.
     "sft/loss": Metric(
         "Mean negative log-likelihood of the trained tokens.", "nats", "loss", ".4f"

@@ -24,6 +24,7 @@ from pathlib import Path
 from jzero.config import Config, to_json
 from jzero.distributed import collectives, processes
 from jzero.files import JsonObject
+from jzero.model import adapters
 from jzero.run.base_model import BaseModel
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.clock import Clock
@@ -136,7 +137,7 @@ class RunSession:
                 self.workdir / f"export-{self.record.step}",
                 self.base,
                 self.config.rollout,
-                state.params,
+                adapters.whole(state.base, state.params, self.config.model.adapter.scale),
                 self.config.model.dtype,
                 history_of(self.config, self.record.step, self.base.directory),
             )
