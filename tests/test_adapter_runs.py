@@ -4,7 +4,6 @@ The policy's base, the critic's, the reference and the decoder's weights are the
 """
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -16,11 +15,9 @@ from test_train import reproducible_metrics, tiny_run
 from jzero import algorithms, export, setup, sft, train
 from jzero.algorithms import Algorithm
 from jzero.config import AdapterConfig, ArchitectureConfig, Config
-from jzero.distributed.publish import published_bytes
 from jzero.errors import UserError
-from jzero.model import adapters, huggingface, qwen
+from jzero.model import adapters, huggingface
 from jzero.run.checkpoint import Checkpoints
-from jzero.types import State
 
 ADAPTER = AdapterConfig(rank=2, alpha=4.0)
 

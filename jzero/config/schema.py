@@ -98,7 +98,10 @@ class ModelConfig:
         "its config.json says, and 32768 for a model from random weights.",
     )
     dtype: str = setting(
-        "bfloat16", "Type of the computation. Master weights are always float32.", choices=DTYPES
+        "bfloat16",
+        "Type of the computation, and of weights that an adapter keeps frozen. Weights that are "
+        "trained are always float32.",
+        choices=DTYPES,
     )
     remat: str = setting(
         "full",
