@@ -88,10 +88,11 @@ def test_a_run_with_an_adapter_resumes_to_the_same_numbers(tmp_path: Path) -> No
 
     # The export is the base with the adapter merged in fp32.
     exported = huggingface.load(whole / "export-4", model)
-    base = huggingface.load(whole / "base", model)
+    base = jax.device_get(huggingface.load(whole / "base", model))
     abstract = {"params": adapters.abstract(model, ADAPTER)}
     items, record = Checkpoints(whole, keep=None).read_items(4, abstract)
-    merged = adapters.merge(model, base, items["params"], ADAPTER.scale)
+    adapter = jax.device_get(items["params"])
+    merged = adapters.merge(model, base, adapter, ADAPTER.scale)
     jax.tree.map(assert_close, exported, merged)
     assert not np.array_equal(exported["layers"]["q"], base["layers"]["q"])
     assert record["base"]["name"] == "base"
