@@ -75,16 +75,19 @@ def linear_layers(config: QwenConfig) -> dict[str, Target]:
 def targets(config: QwenConfig, adapter: AdapterConfig) -> dict[str, Target]:
     """Returns the weights that have an adapter. Raises UserError if one of them does not exist."""
     layers = linear_layers(config)
-    if not adapter.targets or adapter.targets == (ALL,):
+    # A flag may be given once for every name, or once with all of them: q,v.
+    text = ",".join(adapter.targets)
+    if text in ("", ALL):
         return layers
-    unknown = [name for name in adapter.targets if name not in layers]
+    names = text.split(",")
+    unknown = [name for name in names if name not in layers]
     if unknown:
         raise UserError(
-            f"model.adapter.targets={','.join(adapter.targets)}: {config.model_type} has no linear "
+            f"model.adapter.targets={text}: {config.model_type} has no linear "
             f"layer {unknown[0]}; it has {', '.join(layers)}, and {ALL} alone stands for all of "
             "them"
         )
-    return {name: target for name, target in layers.items() if name in adapter.targets}
+    return {name: target for name, target in layers.items() if name in names}
 
 
 def check(config: QwenConfig, adapter: AdapterConfig) -> None:

@@ -115,9 +115,16 @@ def test_the_choice_of_targets_changes_no_values() -> None:
         np.testing.assert_array_equal(factors["a"], every[name]["a"])
 
 
-def test_all_stands_for_every_linear_layer() -> None:
-    named = replace(SETTINGS, targets=("all",))
-    assert tuple(adapters.targets(CONFIGS["qwen3"], named)) == LINEAR
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [((), LINEAR), (("all",), LINEAR), (("q,v",), ("q", "v")), (("v", "q"), ("q", "v"))],
+    ids=str,
+)
+def test_targets_are_named_one_by_one_or_all_at_once(
+    given: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    settings = replace(SETTINGS, targets=given)
+    assert tuple(adapters.targets(CONFIGS["qwen3"], settings)) == expected
 
 
 def test_a_critic_trains_its_head_beside_the_adapter() -> None:
