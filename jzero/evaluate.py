@@ -86,6 +86,11 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
 
 def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
     """Returns a sampler for the model at `settings.model.path`, and the weights it samples from."""
+    if settings.model.adapter.rank:
+        raise UserError(
+            f"model.adapter.rank={settings.model.adapter.rank} is of training, and nothing is "
+            "trained here: leave it out; what a run exports has its adapter merged"
+        )
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory, "settings.model.path is empty"

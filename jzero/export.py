@@ -18,15 +18,16 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jzero import cli, config
 from jzero.errors import UserError
 from jzero.files import JsonObject, read_jsonl
-from jzero.model import hub, huggingface, qwen
+from jzero.model import adapters, hub, huggingface, qwen
 from jzero.model.hub import is_on_hub
 from jzero.run import history
 from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_model
+from jzero.run.frozen_base import base_directory, check_base
 from jzero.run.history import Stage
 from jzero.run.metrics import METRICS, STEP_LINE
-from jzero.run.record import evaluations_of
+from jzero.run.record import base_of, evaluations_of
 from jzero.types import JsonValue
 
 # What an export is made of.
@@ -77,17 +78,19 @@ def run(options: Options) -> str:
         )
     step = steps[-1] if options.step is None else options.step
     base = read_base_model(settings.model)
-    items, record = checkpoints.read_items(step, {"params": qwen.abstract(base.model)})
+    items, record = checkpoints.read_items(step, {"params": trained_params(settings, base)})
     try:
         evaluations = evaluations_of(record)
+        expected_base = base_of(record)
     except ValueError as error:
         raise checkpoints.damaged(step, error) from None
+    params = whole_model(settings, base, options.workdir, items["params"], expected_base)
 
     # The directory gets its name when it is complete.
     unfinished = options.out.with_name(f".{options.out.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
     stages = history.history_of(settings, step, base.directory)
-    export_model(unfinished, base, settings.rollout, items["params"], options.dtype, stages)
+    export_model(unfinished, base, settings.rollout, params, options.dtype, stages)
     card = make_card(settings, step, evaluations, base, options)
     card.save(unfinished / "README.md")
     shutil.rmtree(options.out, ignore_errors=True)
@@ -96,6 +99,33 @@ def run(options: Options) -> str:
     if options.push_to_hub:
         return hub.push(options.out, options.push_to_hub, options.revision, options.force)
     return str(options.out)
+
+
+def trained_params(settings: config.Config, base: BaseModel) -> qwen.Params:
+    """Returns the shapes of what a checkpoint of the run holds: the model, or an adapter."""
+    adapter = settings.model.adapter
+    return adapters.abstract(base.model, adapter) if adapter.rank else qwen.abstract(base.model)
+
+
+def whole_model(
+    settings: config.Config,
+    base: BaseModel,
+    workdir: Path,
+    trained: qwen.Params,
+    expected: JsonObject,
+) -> qwen.Params:
+    """Returns the parameters of the whole model: `trained`, or the base with this adapter.
+
+    `expected` is what the checkpoint says of the base. The base has the type that the run computed
+    with, so that what is exported is what was trained.
+    """
+    adapter = settings.model.adapter
+    if not adapter.rank:
+        return trained
+    directory = base_directory(settings, base, workdir)
+    check_base(settings, directory, expected)
+    frozen = huggingface.load(directory, base.model, dtype=settings.model.dtype)
+    return adapters.join(frozen, trained, adapter.scale)
 
 
 def check(options: Options) -> None:

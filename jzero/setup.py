@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
-from jzero.config import Config, to_json, validate
+from jzero.config import AdapterConfig, Config, to_json, validate
 from jzero.distributed import collectives, processes
 from jzero.distributed.mesh import param_shardings, split_devices, train_mesh
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
-from jzero.model import huggingface, qwen
+from jzero.model import adapters, huggingface, qwen
 from jzero.planning.fitting import check_memory
 from jzero.rollout.async_stream import RolloutStream, ThreadedStream
 from jzero.rollout.evaluation import encode_suites
@@ -153,7 +153,7 @@ def build(config: Config, pool: Pool) -> Run:
     sampler, publish = make_sampler(config, base, mesh, pool)
     trainer = make_trainer(config, base.model, critic, mesh)
     stream = make_stream(config, sampler)
-    processes.print_once(describe(base.model, mesh))
+    processes.print_once(describe(base.model, config.model.adapter, mesh))
     return Run(config, base, trainer, sampler, publish, stream)
 
 
@@ -191,14 +191,18 @@ def make_stream(config: Config, sampler: Sampler) -> RolloutStream | None:
     return RolloutStream(sampler, config)
 
 
-def describe(model: qwen.QwenConfig, mesh: Mesh) -> str:
+def describe(model: qwen.QwenConfig, adapter: AdapterConfig, mesh: Mesh) -> str:
     """Returns a line on the model and the devices."""
     millions = qwen.num_params(model) / 1e6
+    trained = ""
+    if adapter.rank:
+        trained_millions = adapters.num_params(model, adapter) / 1e6
+        trained = f", frozen under {trained_millions:.1f}M of an adapter of rank {adapter.rank},"
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     kind = mesh.devices.flat[0].device_kind
     return (
-        f"{model.model_type} of {millions:.1f}M parameters on {mesh.devices.size} {kind} devices "
-        f"({axes})"
+        f"{model.model_type} of {millions:.1f}M parameters{trained} on {mesh.devices.size} {kind} "
+        f"devices ({axes})"
     )
 
 
@@ -223,11 +227,17 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
 
 
 def initial_state(run: Run, params: qwen.Params) -> State:
-    """Returns a State with fresh optimizers around the policy's `params` and the critic's own."""
-    state = run.trainer.policy.start(params)
+    """Returns a State with fresh optimizers around the policy's `params` and the critic's own.
+
+    With an adapter `params` are the frozen base, which policy and critic share.
+    """
+    seed = run.config.train.seed
+    state = run.trainer.policy.start_on(params, seed)
     critic = run.trainer.critic
     if critic is None:
         return state
+    if run.config.model.adapter.rank:
+        return replace(state, critic=critic.start_on(params, seed))
     return replace(state, critic=critic.start(initial_critic_params(run, critic, params)))
 
 
@@ -255,6 +265,12 @@ def initial_critic_params(run: Run, critic: Learner, params: qwen.Params) -> qwe
 
     values["value"] = jax.jit(init_head, out_shardings=critic.shardings["value"])()
     return values
+
+
+def with_base(state: State, base: qwen.Params) -> State:
+    """Returns a State whose adapters are on `base`, as a checkpoint does not hold it."""
+    critic = replace(state.critic, base=base) if state.critic else None
+    return replace(state, base=base, critic=critic)
 
 
 def abstract_state(run: Run) -> State:

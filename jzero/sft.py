@@ -14,7 +14,7 @@ workdir, checkpoints and exports. A run that is killed resumes to the same numbe
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, cast
 
@@ -35,6 +35,7 @@ from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import BaseModel, check_context, read_base_model
 from jzero.run.budget import TimeBudget
 from jzero.run.clock import Clock
+from jzero.run.frozen_base import keep_base, load_base, load_model
 from jzero.run.resume import steps_to_discard
 from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
@@ -91,6 +92,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     set_chat_template(base.tokenizer, sft.chat_template)
     mesh = train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
     trainer = SupervisedTrainer(base.model, mesh, config, sft.pack_length)
+    learner = trainer.learner
 
     with (
         Pool(config.task.grade_workers if config.eval.suites else 0) as pool,
@@ -118,11 +120,14 @@ def train(config: Config, workdir: Path) -> JsonObject:
         )
 
         if session.resume_step is None:
-            params = trainer.learner.load_params(base.directory, config.train.seed)
-            state = trainer.learner.start(params)
-            evaluate_model(trainer, session, test, "before", state.params)
+            params = load_model(config, base, learner)
+            session.record.base = keep_base(config, base, workdir, learner, params)
+            state = learner.start_on(params, config.train.seed)
+            evaluate_model(trainer, session, test, "before", learner.weights(state))
         else:
-            state = session.restore(trainer.learner.abstract_state())
+            state = session.restore(learner.abstract_state())
+            frozen = load_base(config, base, workdir, learner, session.record.base)
+            state = replace(state, base=frozen)
 
         # ------------------------------------------------------------------------------------------
         # The loop
@@ -157,7 +162,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
 
                 # -- Evaluate.
                 if name := session.schedule.evaluation_after(step):
-                    metrics |= evaluate_model(trainer, session, test, name, state.params)
+                    metrics |= evaluate_model(trainer, session, test, name, learner.weights(state))
 
                 # -- Write metrics; checkpoint and export if they are due.
                 session.end_step(step, metrics, state)

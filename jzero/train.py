@@ -21,7 +21,7 @@ import numpy as np
 from jzero import algorithms
 from jzero.config import Config
 from jzero.distributed import interrupt, processes
-from jzero.distributed.publish import bytes_of_one_device
+from jzero.distributed.publish import published_bytes
 from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.model import qwen
@@ -29,6 +29,7 @@ from jzero.rollout.collect import collect_rollouts
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
 from jzero.run.budget import TimeBudget
+from jzero.run.frozen_base import keep_base, load_base, load_model
 from jzero.run.samples import sample_row, write_responses
 from jzero.run.session import RunSession
 from jzero.run.trajectories import write_trajectories
@@ -41,6 +42,7 @@ from jzero.setup import (
     initial_state,
     restore_stream,
     stream_states,
+    with_base,
     with_steps,
     with_stop_strings,
 )
@@ -88,19 +90,20 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 state = start_state(run, session, held_out, stop)
             else:
                 state = session.restore(abstract_state(run))
+                base = load_base(config, run.base, workdir, run.trainer.policy, session.record.base)
+                state = with_base(state, base)
                 restore_stream(run, session.record.streams)
             reference = None
             if algorithms.needs_reference(config.algorithm):
-                reference = current_reference(run, session, session.record.step, state.params)
+                reference = current_reference(run, session, session.record.step, state)
 
             # --------------------------------------------------------------------------------------
             # The loop
             progress = session.progress("RL")
             for step in progress:
                 # -- Problems -> rollouts: sample and grade.
-                rollouts, metrics = sample_rollouts(
-                    run, state.params, step, stop.raise_if_stopped_here
-                )
+                weights = run.trainer.policy.weights(state)
+                rollouts, metrics = sample_rollouts(run, weights, step, stop.raise_if_stopped_here)
 
                 # -- Credit and update: advantages, token weights, optimizer steps.
                 result = update_on_rollouts(run.trainer, state, rollouts, step, reference)
@@ -113,13 +116,14 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 # -- Evaluate. The state has the step's update now, but the step's metrics are not
                 #    written yet. A stop in between would save the one without the other.
                 if name := session.schedule.evaluation_after(step):
+                    weights = run.trainer.policy.weights(state)
                     metrics |= evaluate_policy(
-                        run, session, held_out, name, state.params, interrupt.never_stop
+                        run, session, held_out, name, weights, interrupt.never_stop
                     )
 
                 # -- The policy becomes its own reference every algorithm.reference_every steps.
                 if reference is not None and reference_step(config.algorithm, step) == step:
-                    reference = current_reference(run, session, step, state.params)
+                    reference = current_reference(run, session, step, state)
 
                 # -- Write metrics and samples; checkpoint and export if they are due.
                 log_rollouts(run, session, result.rollouts, step)
@@ -139,7 +143,10 @@ def start_state(
     held_out: HeldOut,
     stop: interrupt.StopSignal,
 ) -> State:
-    """Returns the State before the first RL step, evaluated and saved as a checkpoint."""
+    """Returns the State before the first RL step, evaluated and saved as a checkpoint.
+
+    With an adapter, the model is frozen as soon as nothing changes it any more.
+    """
     config, policy = run.config, run.trainer.policy
     check_stop = stop.raise_if_stopped_here
 
@@ -147,14 +154,16 @@ def start_state(
         stop.raise_if_stopped_anywhere()
         session.budget.raise_if_over_in_warm_start()
 
-    params = policy.load_params(run.base.directory, config.train.seed)
+    params = load_model(config, run.base, policy)
     evaluate_policy(run, session, held_out, "before", params, check_stop)
     if config.warm_start.steps:
         with run.clock("warm_start"):
             params = warm_start(
                 policy, config, run.base.tokenizer, params, check_stop_in_warm_start
             )
+            params = policy.freeze(params)
         evaluate_policy(run, session, held_out, "after_warm_start", params, check_stop)
+    session.record.base = keep_base(config, run.base, session.workdir, policy, params)
     state = initial_state(run, params)
     session.save(state)
     return state
@@ -166,17 +175,17 @@ def sample_rollouts(
     step: int,
     check_stop: interrupt.StopCheck = interrupt.never_stop,
 ) -> tuple[list[Rollout], dict[str, float]]:
-    """Publishes the parameters to the sampler; returns the step's graded rollouts, and metrics.
+    """Publishes the model's parameters to the sampler; returns its graded rollouts, and metrics.
 
-    The decoder's copy of the weights is freed when this function returns, before the update needs
-    the memory.
+    The decoder's copy of what was trained is freed when this function returns, before the update
+    needs the memory.
     """
     with run.clock("publish"):
         weights = jax.block_until_ready(run.publish(params))
     rollouts, metrics = collect_rollouts(
         run.sampler, run.stream, run.config, weights, step, run.clock, check_stop
     )
-    metrics["publish/bytes"] = bytes_of_one_device(weights)
+    metrics["publish/bytes"] = published_bytes(weights)
     return rollouts, metrics
 
 
@@ -229,7 +238,7 @@ def evaluate_policy(
     return metrics
 
 
-def current_reference(run: Run, session: RunSession, step: int, params: qwen.Params) -> qwen.Params:
+def current_reference(run: Run, session: RunSession, step: int, state: State) -> qwen.Params:
     """Returns the reference policy that holds after `step`. See `training.reference`."""
     oldest_checkpoint = min(session.checkpoints.steps(), default=0)
     return load_reference(
@@ -237,7 +246,7 @@ def current_reference(run: Run, session: RunSession, step: int, params: qwen.Par
         run.trainer.policy,
         run.config.algorithm,
         step,
-        params,
+        state,
         oldest_checkpoint,
     )
 

@@ -193,10 +193,13 @@ class State:
     saved leaf by leaf.
     """
 
-    params: Params  # f32 master weights
+    params: Params  # f32 master weights of what is trained: the model, or an adapter on `base`
     opt_state: optax.OptState
     step: jax.Array  # i32[] optimizer steps done, without those that optimizer.skip_norm refused
     critic: State | None = None  # the critic's own State where the algorithm needs a critic
+    # The frozen model under `params`, where these are an adapter. The critic's State has the same
+    # arrays. Updates pass the base on as it is; checkpoints do not hold it.
+    base: Params = field(default_factory=dict)
 
 
 def grade_of(graded: Rollout | Turn) -> Grade:

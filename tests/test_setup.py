@@ -11,7 +11,7 @@ import pytest
 import reference
 
 from jzero import algorithms, setup
-from jzero.config import Config
+from jzero.config import AdapterConfig, Config
 from jzero.errors import UserError
 from jzero.model import huggingface, qwen
 from jzero.setup import Run
@@ -38,6 +38,14 @@ Changes = dict[str, dict[str, object]]
         ({"train": {"microbatch_tokens": 7}}, "train.microbatch_tokens=7 holds less than one row"),
         ({"rollout": {"num_pages": 1, "page_size": 4}}, "rollout.num_pages=1 is too small"),
         ({"model": {"path": "/no/such/directory"}}, "no such directory"),
+        (
+            {"model": {"adapter": AdapterConfig(rank=2, targets=("query",))}},
+            "model.adapter.targets=query: qwen2 has no linear layer query; it has q, k, v, o, gate",
+        ),
+        (
+            {"model": {"adapter": AdapterConfig(rank=65)}},
+            "model.adapter.rank=65 is above 64, the rank of the weight k itself",
+        ),
         (
             {"model": {"tokenizer": "/no/such/directory"}},
             "no tokenizer in model.tokenizer=/no/such/directory",

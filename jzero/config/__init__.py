@@ -4,6 +4,7 @@ from jzero.config.checks import POSITIONS, context_mistakes, validate
 from jzero.config.presets import QWEN25_HUB_IDS, choose_preset
 from jzero.config.renamed import RENAMED_NAMES, check_renamed, new_names
 from jzero.config.schema import (
+    AdapterConfig,
     ArchitectureConfig,
     Config,
     CriticConfig,

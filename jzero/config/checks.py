@@ -81,6 +81,16 @@ def check_architecture(config: Config) -> Iterator[str]:
         yield f"model.arch.head_dim={arch.head_dim} must be even: RoPE rotates pairs"
 
 
+def check_adapter(config: Config) -> Iterator[str]:
+    """The critic of a run with an adapter is one more adapter on the policy's base."""
+    if config.model.adapter.rank and config.critic.path:
+        yield (
+            f"critic.path={config.critic.path} is a model of its own, and with model.adapter.rank="
+            f"{config.model.adapter.rank} the critic is an adapter on the policy's model: set "
+            "critic.path= or model.adapter.rank=0"
+        )
+
+
 def check_packages(config: Config) -> Iterator[str]:
     """Packages that jzero does not depend on must be installed if a setting needs them."""
     if config.task.verifier == "math_verify" and not is_installed("math_verify"):
@@ -326,6 +336,7 @@ def beyond(length: int) -> str:
 
 CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_architecture,
+    check_adapter,
     check_packages,
     check_wandb,
     check_resume,

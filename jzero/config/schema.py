@@ -45,6 +45,39 @@ class ArchitectureConfig:
 
 
 @dataclass
+class AdapterConfig:
+    """A low-rank adapter (LoRA) that is trained in place of the model, whose weights are frozen."""
+
+    rank: int = setting(
+        0,
+        "Rank of the adapter on every linear layer, such as 32. 0: no adapter, the whole model is "
+        "trained.",
+    )
+    alpha: float = setting(
+        32.0,
+        "The adapter's output is multiplied by alpha / rank. With one alpha the best learning rate "
+        "hardly depends on the rank.",
+        above=0,
+    )
+    targets: tuple[str, ...] = setting(
+        (),
+        "Linear layers that have an adapter, such as q,k,v,o,gate,up,down. Empty or all: every "
+        "linear layer of the model's family.",
+    )
+    init: str = setting(
+        "uniform",
+        "How the first factor A is drawn. uniform: between -1/sqrt(inputs) and 1/sqrt(inputs). The "
+        "second factor B starts at 0.",
+        choices=("uniform",),
+    )
+
+    @property
+    def scale(self) -> float:
+        """Returns what the adapter's output is multiplied by; 0 without an adapter."""
+        return self.alpha / self.rank if self.rank else 0.0
+
+
+@dataclass
 class ModelConfig:
     """The policy's model and how it is computed."""
 
@@ -65,7 +98,10 @@ class ModelConfig:
         "its config.json says, and 32768 for a model from random weights.",
     )
     dtype: str = setting(
-        "bfloat16", "Type of the computation. Master weights are always float32.", choices=DTYPES
+        "bfloat16",
+        "Type of the computation, and of weights that an adapter keeps frozen. Weights that are "
+        "trained are always float32.",
+        choices=DTYPES,
     )
     remat: str = setting(
         "full",
@@ -82,6 +118,7 @@ class ModelConfig:
         "Attention kernels, an entry of jzero.attention.BACKENDS. Empty: those of the platform. "
         "xla: plain XLA everywhere.",
     )
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
 
 @dataclass

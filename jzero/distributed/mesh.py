@@ -14,8 +14,9 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jzero.config import AdapterConfig
 from jzero.errors import UserError
-from jzero.model import qwen
+from jzero.model import adapters, qwen
 
 # Logical axis of a parameter -> the mesh axis that it is split over. None: it is never split.
 RULES: dict[str, str | None] = {
@@ -27,6 +28,7 @@ RULES: dict[str, str | None] = {
     "head_dim": None,
     "layers": None,
     "norm": None,
+    "rank": None,
 }
 ROWS = P(None, ("data", "fsdp"))  # how the rows of a batch [M, B, T] are split
 
@@ -122,7 +124,19 @@ def make_mesh(devices: Sequence[Device], sizes: dict[str, int]) -> Mesh:
 
 
 def param_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
-    """Returns the tree of the parameters with a NamedSharding at every leaf, by RULES.
+    """Returns the tree of the parameters with a NamedSharding at every leaf, by RULES."""
+    axes, shapes = _axes_and_shapes(config)
+    return shardings_of(axes, shapes, mesh)
+
+
+def adapter_shardings(config: qwen.QwenConfig, adapter: AdapterConfig, mesh: Mesh) -> qwen.Params:
+    """Returns the tree of an adapter with a NamedSharding at every leaf, by RULES."""
+    axes = adapters.logical_axes(config, adapter)
+    return shardings_of(axes, adapters.abstract(config, adapter), mesh)
+
+
+def shardings_of(logical_axes: qwen.Params, abstract: qwen.Params, mesh: Mesh) -> qwen.Params:
+    """Returns a tree of NamedShardings from the names and the sizes of the axes of every leaf.
 
     An axis is not split where the mesh lacks its mesh axis, or where the sizes do not divide.
     """
@@ -140,8 +154,7 @@ def param_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
         # The axes of a parameter are a tuple, which JAX would take for a tree.
         return isinstance(x, tuple)
 
-    axes, shapes = _axes_and_shapes(config)
-    return jax.tree.map(place, axes, shapes, is_leaf=is_leaf)
+    return jax.tree.map(place, logical_axes, abstract, is_leaf=is_leaf)
 
 
 @functools.cache

@@ -3,6 +3,10 @@
 One jitted program casts and gathers the weights, so that the devices of every host hold all of
 them, split over "tensor" only. Each host then looks at its own shards as arrays of its own decode
 mesh.
+
+Where an adapter is trained, the adapter alone goes this way. Its frozen base lies as the decoder's
+weights do and is published once: where both meshes split it alike, the decoder's weights are the
+trainer's own arrays, and else they are a copy that lasts as long as the base.
 """
 
 from collections.abc import Callable
@@ -12,8 +16,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
-from jzero.distributed.mesh import decode_mesh, make_mesh, param_shardings
-from jzero.model import qwen
+from jzero.config import AdapterConfig
+from jzero.distributed.mesh import adapter_shardings, decode_mesh, make_mesh, param_shardings
+from jzero.model import adapters, qwen
 
 FLAT = ("q", "k", "v")  # weights that the decoder holds as [L, E, heads * D]
 Publish = Callable[[qwen.Params], qwen.Params]  # training parameters -> the decoder's
@@ -33,6 +38,18 @@ def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
     return place | {"layers": layers}
 
 
+def abstract_decoder_weights(config: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike) -> qwen.Params:
+    """Returns shapes, types and shardings of weights that lie as the decoder's, on any mesh."""
+
+    def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        shape = leaf.shape
+        if len(sharding.spec) < len(shape):  # heads and head_dim are one axis
+            shape = (*shape[:-2], shape[-2] * shape[-1])
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    return jax.tree.map(place, qwen.abstract(config), decoder_shardings(config, mesh))
+
+
 def gather_program(config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike) -> Publish:
     """Returns the jitted program from training parameters to the decoder's on all hosts.
 
@@ -40,8 +57,7 @@ def gather_program(config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike) -> Pu
     The program goes layer by layer: XLA:TPU copies what an all-gather returns, and would hold all
     weights twice.
     """
-    all_devices = list(train.devices.flat)
-    mesh = make_mesh(all_devices, {"slots": -1, "tensor": train.shape["tensor"]})
+    mesh = mesh_of_all_decoders(train)
     places = decoder_shardings(config, mesh)
 
     def in_one_layer(place: NamedSharding) -> NamedSharding:
@@ -68,27 +84,112 @@ def gather_program(config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike) -> Pu
     return jax.jit(program, out_shardings=places)
 
 
-def publisher(config: qwen.QwenConfig, train: Mesh, decode: Mesh, dtype: DTypeLike) -> Publish:
+def publisher(
+    config: qwen.QwenConfig,
+    train: Mesh,
+    decode: Mesh,
+    dtype: DTypeLike,
+    adapter: AdapterConfig | None = None,
+) -> Publish:
     """Returns a function from training parameters to the decoder's on the mesh `decode`.
 
-    Every host calls the function, as the gathering program runs on all of them. The training
+    The parameters are those of the whole model: plain, a frozen base, or a base with its adapter as
+    `adapters.join` returns it. `adapter` says which adapter, if there may be one.
+
+    Every host calls the function, as the gathering programs run on all of them. The training
     parameters stay as they are. Where `decode` has other devices than this host's part of `train`,
     the weights are copied from device to device.
     """
     gather = gather_program(config, train, dtype)
+    gather_adapter = None
     here = decode_mesh(train)
     local_places = decoder_shardings(config, here)
     decode_places = decoder_shardings(config, decode)
+    local_adapter_places: qwen.Params = {"layers": {}}
+    decode_adapter_places: qwen.Params = {"layers": {}}
+    if adapter is not None and adapter.rank:
+        gather_adapter = gather_adapter_program(config, adapter, train, dtype)
+        local_adapter_places = adapter_shardings(config, adapter, here)
+        decode_adapter_places = adapter_shardings(config, adapter, decode)
 
     def own_shards(x: jax.Array, place: NamedSharding) -> jax.Array:
         shards = [shard.data for shard in x.addressable_shards]
         return jax.make_array_from_single_device_arrays(x.shape, place, shards)
 
+    def on_decoder(gathered: qwen.Params, local: qwen.Params, places: qwen.Params) -> qwen.Params:
+        weights = jax.tree.map(own_shards, gathered, local)
+        return weights if here == decode else jax.device_put(weights, places)
+
+    # The arrays of the last base, and the decoder's weights that were made of them.
+    last_base: list[jax.Array] = []
+    last_weights: qwen.Params = {}
+
+    def publish_base(base: qwen.Params) -> qwen.Params:
+        """Publishes a frozen base, unless it was the last one to be published."""
+        nonlocal last_base, last_weights
+        leaves = jax.tree.leaves(base)
+        is_published = len(leaves) == len(last_base) and all(map(is_same, leaves, last_base))
+        if not is_published:
+            gathered = base if lies_as_decoder(config, base, train) else gather(base)
+            last_base, last_weights = leaves, on_decoder(gathered, local_places, decode_places)
+        return last_weights
+
     def publish(params: qwen.Params) -> qwen.Params:
-        weights = jax.tree.map(own_shards, gather(params), local_places)
-        return weights if here == decode else jax.device_put(weights, decode_places)
+        base, changes = adapters.split(params)
+        if not is_frozen_base(base):
+            # The next update donates these parameters: the decoder must not read the same arrays.
+            assert not changes["layers"], "an adapter needs a frozen base"
+            return on_decoder(gather(base), local_places, decode_places)
+        weights = publish_base(base)
+        if gather_adapter is None or not changes["layers"]:
+            return weights
+        published = on_decoder(gather_adapter(changes), local_adapter_places, decode_adapter_places)
+        return adapters.join(weights, published, adapters.scale_of(params))
 
     return publish
+
+
+def gather_adapter_program(
+    config: qwen.QwenConfig, adapter: AdapterConfig, train: Mesh, dtype: DTypeLike
+) -> Publish:
+    """Returns the jitted program from a trainer's adapter to the decoder's on all hosts."""
+    places = adapter_shardings(config, adapter, mesh_of_all_decoders(train))
+
+    def program(adapter: qwen.Params) -> qwen.Params:
+        return qwen.cast(adapter, dtype)
+
+    return jax.jit(program, out_shardings=places)
+
+
+def mesh_of_all_decoders(train: Mesh) -> Mesh:
+    """Returns the mesh (slots, tensor) of the decoders of all hosts together."""
+    return make_mesh(list(train.devices.flat), {"slots": -1, "tensor": train.shape["tensor"]})
+
+
+def is_frozen_base(params: qwen.Params) -> bool:
+    """Returns whether parameters are a frozen base: it lies as the decoder's weights do."""
+    flat_axes = 3  # [L, E, heads * D]
+    return params["layers"][FLAT[0]].ndim == flat_axes
+
+
+def lies_as_decoder(config: qwen.QwenConfig, base: qwen.Params, train: Mesh) -> bool:
+    """Returns whether every device holds the part of a base that its decoder needs."""
+    places = decoder_shardings(config, mesh_of_all_decoders(train))
+
+    def lies_there(x: jax.Array, place: NamedSharding) -> bool:
+        return x.sharding.is_equivalent_to(place, x.ndim)
+
+    return all(jax.tree.leaves(jax.tree.map(lies_there, base, places)))
+
+
+def is_same(first: object, second: object) -> bool:
+    return first is second
+
+
+def published_bytes(weights: qwen.Params) -> int:
+    """Returns the bytes on one device of what is published anew: an adapter, or else the model."""
+    _, adapter = adapters.split(weights)
+    return bytes_of_one_device(adapter if adapter["layers"] else weights)
 
 
 def bytes_of_one_device(weights: qwen.Params) -> int:

@@ -15,6 +15,7 @@ from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float, Int, PyTree
 
 from jzero.model.architecture import QwenConfig
+from jzero.model.linear import LinearWeight, linear
 
 NORMAL = initializers.normal(0.02)  # the standard deviation that Hugging Face draws weights with
 ONES = initializers.ones
@@ -72,7 +73,7 @@ def rms_norm(
 
 
 def project(
-    x: Float[Array, "N E"], weight: Float[Array, "E ..."], head_dim: int
+    x: Float[Array, "N E"], weight: LinearWeight, head_dim: int
 ) -> Float[Array, "N heads D"]:
     """Multiplies x by a weight [E, heads, D] or [E, heads * D] and splits the result into heads.
 
@@ -80,8 +81,7 @@ def project(
     and on TPU the decoder would lay out all weights anew for it: the barrier keeps XLA from
     merging the reshape into the product.
     """
-    flat_weight = weight.reshape(weight.shape[0], -1)
-    out = jax.lax.optimization_barrier(jnp.einsum("ne,ef->nf", x, flat_weight))
+    out = jax.lax.optimization_barrier(linear(x, weight))
     return out.reshape(-1, out.shape[1] // head_dim, head_dim)
 
 
@@ -101,7 +101,8 @@ class DenseLayer(nnx.Module):
 
     The order of the parameters matters: parameter i draws its first values with key i of the layer.
     `qwen.forward` calls the layer with a slice of the stacked parameters, in the dtype of the
-    activations.
+    activations. The layer multiplies by weights with `linear` alone, and takes them by `get_value`,
+    because a weight may be more than an array: see `linear.py`.
     """
 
     def __init__(
@@ -150,18 +151,17 @@ class DenseLayer(nnx.Module):
         Tokens are flat, so the gradient of every weight is one plain matrix product: XLA:CPU takes
         2.4 times as long to contract the two axes of B and T.
         """
-        N, E = x.shape
+        N, _ = x.shape
         h = rms_norm(x, self.attn_norm[...], self.norm_eps)
         q, k, v = self.queries_keys_values(h, rope)
         mixed, carry = attend(q, k, v, layer, carry)
         flat_mixed = mixed.reshape(N, -1)  # [N, H * D]
-        flat_o = self.o[...].reshape(-1, E)
-        x = x + jnp.einsum("nf,fe->ne", flat_mixed, flat_o)
+        x = x + linear(flat_mixed, self.o.get_value())
 
         h = rms_norm(x, self.mlp_norm[...], self.norm_eps)
-        gate = jax.nn.silu(jnp.einsum("ne,ef->nf", h, self.gate[...]))
-        up = jnp.einsum("ne,ef->nf", h, self.up[...])
-        x = x + jnp.einsum("nf,fe->ne", gate * up, self.down[...])
+        gate = jax.nn.silu(linear(h, self.gate.get_value()))
+        up = linear(h, self.up.get_value())
+        x = x + linear(gate * up, self.down.get_value())
         return x, carry
 
     def queries_keys_values(
@@ -170,9 +170,9 @@ class DenseLayer(nnx.Module):
         """Returns q and k, rotated by their positions, and v."""
         B, T = rope.cos.shape[:2]
         D = self.head_dim
-        q = project(h, self.q[...], D)
-        k = project(h, self.k[...], D)
-        v = project(h, self.v[...], D)
+        q = project(h, self.q.get_value(), D)
+        k = project(h, self.k.get_value(), D)
+        v = project(h, self.v.get_value(), D)
         if self.attention_bias:
             q = q + self.q_bias[...]
             k = k + self.k_bias[...]

@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import Layer, family_of
 from jzero.model.layers import NORMAL, ONES, Attend, parameter, rms_norm, rotary
+from jzero.model.linear import ADAPTED_OUTPUT, LOW_RANK_PRODUCT
 
 __all__ = [
     "REMAT",
@@ -127,14 +128,22 @@ def keep_everything(function: Callable) -> Callable:
 
 
 def keep_products(function: Callable) -> Callable:
-    """Keeps the results of plain matrix products, and recomputes everything else."""
-    policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    """Keeps the results of plain matrix products, and recomputes everything else.
+
+    Of a weight with an adapter these are x A and the rounded sum, not the fp32 terms of the sum.
+    """
+    policies = jax.checkpoint_policies
+    policy = policies.save_from_both_policies(
+        policies.dots_with_no_batch_dims_saveable,
+        policies.save_only_these_names(LOW_RANK_PRODUCT, ADAPTED_OUTPUT),
+    )
     return jax.checkpoint(function, prevent_cse=False, policy=policy)
 
 
 def keep_nothing(function: Callable) -> Callable:
-    """Keeps the inputs alone, and recomputes everything."""
-    return jax.checkpoint(function, prevent_cse=False)
+    """Keeps the inputs and the narrow products of adapters, and recomputes everything else."""
+    policy = jax.checkpoint_policies.save_only_these_names(LOW_RANK_PRODUCT)
+    return jax.checkpoint(function, prevent_cse=False, policy=policy)
 
 
 REMAT: Mapping[str, Callable[[Callable], Callable]] = {  # the values of model.remat

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding
 from jzero import algorithms, config
 from jzero.distributed.mesh import decode_mesh, make_mesh, train_mesh
 from jzero.distributed.publish import decoder_shardings, gather_program
+from jzero.errors import UserError
 from jzero.model import tokenizer
 from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
@@ -65,6 +66,11 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         UserError: The settings do not fit together, or do not fit the devices.
     """
     config.validate(settings)
+    if settings.model.adapter.rank:
+        raise UserError(
+            f"model.adapter.rank={settings.model.adapter.rank}: the planner knows no adapters yet; "
+            "plan with model.adapter.rank=0, which takes more"
+        )
     model, critic = _models(settings)
     mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, devices)
     host_mesh, num_hosts = _mesh_of_one_host(mesh)

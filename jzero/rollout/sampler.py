@@ -250,7 +250,10 @@ def make_sampler(
         settings.model.attention,
     )
     sampler = Sampler(engine, base.tokenizer, pool, settings.task)
-    return sampler, publisher(base.model, mesh, mesh_for_decoding, settings.model.dtype)
+    publish = publisher(
+        base.model, mesh, mesh_for_decoding, settings.model.dtype, settings.model.adapter
+    )
+    return sampler, publish
 
 
 def per_host_settings(rollout: config.RolloutConfig, num_hosts: int) -> config.RolloutConfig:

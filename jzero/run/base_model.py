@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jzero.config import POSITIONS, Config, ModelConfig, context_mistakes
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.model import huggingface, qwen, tokenizer
+from jzero.model import adapters, huggingface, qwen, tokenizer
 
 POSITIONS_FROM_SCRATCH = 32768  # max_position_embeddings of a model from random weights
 
@@ -30,7 +30,7 @@ def read_base_model(config: ModelConfig) -> BaseModel:
     """Reads the model that `config.path` names, or describes a new one of shape `config.arch`.
 
     Raises UserError if the path, the model or the tokenizer cannot be used, or if the tokenizer has
-    ids beyond the model's vocabulary.
+    ids beyond the model's vocabulary, or if the model cannot have the adapter.
     """
     if config.path:
         directory = huggingface.resolve(config.path)
@@ -39,9 +39,11 @@ def read_base_model(config: ModelConfig) -> BaseModel:
             hf_config = hf_config | {POSITIONS: config.max_position_embeddings}
         tok = tokenizer.load(config.tokenizer or str(directory))
         check_vocabulary(directory, model.vocab_size, tok)
+        adapters.check(model, config.adapter)
         return BaseModel(directory, model, hf_config, tok)
     tok = tokenizer.load(config.tokenizer)
     model = qwen.QwenConfig(vocab_size=tokenizer.num_ids(tok), **vars(config.arch))
+    adapters.check(model, config.adapter)
     # Rotary embeddings have no last position: the limit is the architecture's claim, and not the
     # longest episode of one run.
     positions = config.max_position_embeddings or POSITIONS_FROM_SCRATCH

@@ -23,6 +23,7 @@ def export_model(
 ) -> str:
     """Exports `params` with the tokenizer and configuration of `base`; returns the directory.
 
+    An adapter in `params` is merged into its base.
     `stages` is how the model came to be, for the model cards of this run and of later ones.
     Every process calls this function. generation_config.json is written last: where it exists, an
     earlier process of this run has exported the same weights completely, and nothing is done.

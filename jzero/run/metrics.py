@@ -161,7 +161,11 @@ METRICS: dict[str, Metric] = {
     "update/tokens_per_second": Metric(
         "Tokens that are not padding divided by `time/update`.", "tokens/s"
     ),
-    "publish/bytes": Metric("Size of the decoder's weights on one device.", "bytes"),
+    "publish/bytes": Metric(
+        "Size on one device of the weights that the step handed to the decoder: the model's, or an "
+        "adapter's alone.",
+        "bytes",
+    ),
     # -- Memory of the devices, after the step.
     "memory/live_gib": Metric(
         "Bytes of the live arrays on the device of the first host that holds the most.", "GiB"

@@ -22,6 +22,8 @@ class RunRecord:
     seconds_by_phase: dict[str, float] = field(default_factory=dict)
     # The unfinished rollouts of every process, as base64, where rollouts are asynchronous.
     streams: list[str] = field(default_factory=list)
+    # {"name", "sha256"} of the frozen base, where the state is an adapter (`run.frozen_base`).
+    base: JsonObject = field(default_factory=dict)
 
     def to_json(self) -> JsonObject:
         values = asdict(self)
@@ -39,7 +41,16 @@ class RunRecord:
             seconds=values["seconds"],
             seconds_by_phase=values["seconds_by_phase"],
             streams=values.get("streams", []),
+            base=base_of(values),
         )
+
+
+def base_of(values: JsonObject) -> JsonObject:
+    """Returns what a record says of the frozen base. Raises ValueError if the record is damaged."""
+    base = values.get("base", {})
+    if not isinstance(base, dict):
+        raise ValueError(f"the record of the run has base={shown(base)}")
+    return base
 
 
 def evaluations_of(values: JsonObject) -> dict[str, dict[str, float]]:

@@ -25,6 +25,7 @@ from jzero.config import Config, to_json
 from jzero.distributed import collectives, processes
 from jzero.errors import UserError
 from jzero.files import JsonObject
+from jzero.model import adapters
 from jzero.run.base_model import BaseModel
 from jzero.run.budget import TimeBudget
 from jzero.run.checkpoint import Checkpoints
@@ -147,7 +148,7 @@ class RunSession:
                 self.workdir / f"export-{self.record.step}",
                 self.base,
                 self.config.rollout,
-                state.params,
+                adapters.whole(state.base, state.params, self.config.model.adapter.scale),
                 self.config.model.dtype,
                 history_of(self.config, self.record.step, self.base.directory),
             )

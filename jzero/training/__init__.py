@@ -8,6 +8,7 @@
     trainer.py     the learners and row layouts of a run
     step.py        one RL step: pack, score, credit, optimizer steps, metrics
     supervised.py  steps on examples instead of rollouts
+    frozen.py      the frozen base under an adapter
     reference.py   the reference policy, on disk
 
 Nothing in this package knows how rollouts are sampled.

@@ -6,6 +6,10 @@ These are the only places of training that run a model or differentiate. They re
     score   parameters, batches -> log-probability (or value) of every target
     update  State, batches      -> next State, and sums of diagnostics
 
+What is trained, `State.params`, is the whole model or an adapter on the frozen `State.base`
+(`model.adapter`). `score` takes the parameters of a whole model, which `weights` makes of a State
+without a copy. `update` differentiates by what is trained alone.
+
 `update` makes one optimizer step. The gradient is summed over all microbatches of all layouts in
 one program. The loss is never averaged inside the program: the host has divided the weights of
 tokens by whatever the algorithm asks for, over the whole optimizer step. Therefore packing,
@@ -36,8 +40,9 @@ from jax.sharding import PartitionSpec as P
 from jzero import attention
 from jzero.config import Config, ModelConfig, OptimizerConfig
 from jzero.distributed import collectives
-from jzero.distributed.mesh import ROWS, param_shardings
-from jzero.model import huggingface, qwen
+from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
+from jzero.model import adapters, huggingface, qwen
+from jzero.training.frozen import abstract_base, freeze
 from jzero.training.heads import Head, Stats, critic_head, make_sequence_sum, policy_head
 from jzero.training.optimizer import optimizer
 from jzero.training.packing import PackedBatch
@@ -69,7 +74,12 @@ class Learner:
 
         self.replicated = NamedSharding(mesh, P())
         self.row_sharding = NamedSharding(mesh, ROWS)
-        self.shardings = param_shardings(model, mesh)
+        self.adapter = compute.adapter
+        self.model_shardings = param_shardings(model, mesh)
+        # Of what is trained: the whole model without an adapter.
+        self.shardings = self.model_shardings
+        if self.adapter.rank:
+            self.shardings = adapter_shardings(model, self.adapter, mesh)
         self.is_data_parallel = mesh.shape["data"] == mesh.size
 
         self.packed_attention = attention.choose(compute.attention, mesh).packed
@@ -82,8 +92,14 @@ class Learner:
     # -- state -----------------------------------------------------------------------------------
 
     def abstract_state(self) -> State:
-        """Returns the shapes and shardings of a State, as restoring a checkpoint needs them."""
-        params = qwen.abstract(self.model)
+        """Returns the shapes and shardings of a State, as restoring a checkpoint needs them.
+
+        A checkpoint does not hold the base, so the State has none.
+        """
+        if self.adapter.rank:
+            params = adapters.abstract(self.model, self.adapter)
+        else:
+            params = qwen.abstract(self.model)
         moments = jax.eval_shape(self.optimizer.init, params)
         step = jax.eval_shape(jnp.int32, 0)
         state = State(params, moments, step)
@@ -111,26 +127,70 @@ class Learner:
 
         return jax.tree.map(sharding_of, self.abstract_state())
 
+    def abstract_base(self) -> qwen.Params:
+        """Returns the shapes and shardings of the frozen base; empty without an adapter."""
+        if not self.adapter.rank:
+            return {}
+        return abstract_base(self.model, self.mesh, self.compute.dtype)
+
     def init_params(self, seed: int) -> qwen.Params:
-        """Returns random parameters, drawn where they will lie."""
+        """Returns random parameters of the model, drawn where they will lie."""
 
         def init(seed: jax.Array) -> qwen.Params:
             return qwen.init(self.model, jax.random.key(seed))
 
+        draw = jax.jit(init, out_shardings=self.model_shardings)
+        return draw(collectives.put_global(np.uint32(seed), self.replicated))
+
+    def init_adapter(self, seed: int) -> qwen.Params:
+        """Returns a new adapter, for a critic with its head, drawn where it will lie."""
+
+        def init(seed: jax.Array) -> qwen.Params:
+            return adapters.init(self.model, self.adapter, jax.random.key(seed))
+
         draw = jax.jit(init, out_shardings=self.shardings)
         return draw(collectives.put_global(np.uint32(seed), self.replicated))
 
-    def load_params(self, directory: Path | None, seed: int) -> qwen.Params:
-        """Returns the parameters in a Hugging Face directory, or random ones if it is None."""
+    def load_params(self, directory: Path | None, seed: int, dtype: str = "float32") -> qwen.Params:
+        """Returns the model's parameters in a Hugging Face directory, or random ones if it is None.
+
+        Those of a directory have the type `dtype`, random ones are fp32.
+        """
         if directory is None:
             return self.init_params(seed)
-        return huggingface.load(directory, self.model, self.shardings)
+        return huggingface.load(directory, self.model, self.model_shardings, dtype)
+
+    def freeze(self, params: qwen.Params) -> qwen.Params:
+        """Returns the model's parameters as the base of an adapter. They are consumed.
+
+        Without an adapter nothing is frozen, and `params` are returned as they are.
+        """
+        if not self.adapter.rank:
+            return params
+        return freeze(params, self.model, self.mesh, self.compute.dtype)
 
     def start(self, params: qwen.Params) -> State:
         """Returns a State with a fresh optimizer around `params`, which are not copied."""
         init = jax.jit(self.optimizer.init, out_shardings=self.state_shardings.opt_state)
         step = collectives.put_global(np.int32(0), self.replicated)
         return State(params, init(params), step)
+
+    def start_on(self, params: qwen.Params, seed: int) -> State:
+        """Returns the first State of a run that starts from a model, as `freeze` returned it.
+
+        It trains the model, or a new adapter on the model.
+        """
+        if not self.adapter.rank:
+            return self.start(params)
+        return replace(self.start(self.init_adapter(seed)), base=params)
+
+    def weights(self, state: State) -> qwen.Params:
+        """Returns the parameters of the whole model. Its arrays are those of `state`."""
+        return self.whole(state.base, state.params)
+
+    def whole(self, base: qwen.Params, trained: qwen.Params) -> qwen.Params:
+        """Returns the parameters of the whole model from an adapter and its base."""
+        return adapters.whole(base, trained, self.adapter.scale)
 
     # -- running the programs --------------------------------------------------------------------
 
@@ -158,7 +218,8 @@ class Learner:
     ) -> tuple[State, Stats]:
         """Makes one optimizer step over all microbatches of all layouts.
 
-        `state` is donated: the next State takes its memory, and the caller must not use it again.
+        `state` is donated, but for its base: the next State takes its memory, and the caller must
+        not use it again.
 
         `fresh` says that no optimizer step has been made since the rollouts were scored. The policy
         is then its own pi_old, and every ratio is exactly 1 whatever `old_logps` holds.
@@ -167,14 +228,16 @@ class Learner:
         the tokens), but for two: `grad_norm` is the norm of the gradient before clipping, and
         `skipped` is 1 if that norm was above optimizer.skip_norm, so that the State did not change.
         """
-        return self.update_program(
-            state,
+        next_state, stats = self.update_program(
+            replace(state, base={}),
             batches,
             counts,
             collectives.put_global(np.float32(lr), self.replicated),
             collectives.put_global(np.bool_(fresh), self.replicated),
+            state.base,
             tuple(layouts),
         )
+        return replace(next_state, base=state.base), stats
 
     def score(
         self,
@@ -199,7 +262,7 @@ class Learner:
     def update_program(self) -> jax.stages.Wrapped:
         return jax.jit(
             self._update,
-            static_argnums=5,
+            static_argnums=6,
             donate_argnums=0,
             out_shardings=(self.state_shardings, self.replicated),
         )
@@ -219,10 +282,12 @@ class Learner:
         lr = abstract(np.float32(0), self.replicated)
         fresh = abstract(np.bool_(True), self.replicated)
         state = self.abstract_state()
+        base = self.abstract_base()
+        weights = self.whole(base, state.params)
         static = tuple(layouts)
         return {
-            "score": (self.score_program, (state.params, scored_fields(placed), counts, static)),
-            "update": (self.update_program, (state, placed, counts, lr, fresh, static)),
+            "score": (self.score_program, (weights, scored_fields(placed), counts, static)),
+            "update": (self.update_program, (state, placed, counts, lr, fresh, base, static)),
         }
 
     # -- what the programs compute ---------------------------------------------------------------
@@ -261,12 +326,16 @@ class Learner:
     def _loss(
         self,
         params: qwen.Params,
+        base: qwen.Params,
         batch: Batch[jax.Array],
         layout: RowLayout,
         fresh: jax.Array,
     ) -> tuple[jax.Array, Stats]:
-        """Returns the loss of one microbatch and the sums of its diagnostics."""
-        outputs = self._outputs(params, batch, layout)
+        """Returns the loss of one microbatch and the sums of its diagnostics.
+
+        `params` are what is trained, on `base` if that is not empty.
+        """
+        outputs = self._outputs(self.whole(base, params), batch, layout)
         # The head's outputs have no prefix, so the fields that the loss reads have none either.
         body = without_prefix(batch, layout)
         is_trained = body.weights > 0
@@ -285,6 +354,7 @@ class Learner:
     def _microbatch_gradient(
         self,
         params: qwen.Params,
+        base: qwen.Params,
         batch: Batch[jax.Array],
         layout: RowLayout,
         fresh: jax.Array,
@@ -292,11 +362,12 @@ class Learner:
     ) -> tuple[qwen.Params, Stats]:
         """Returns the gradient and the stats of microbatch `index` of a batch."""
         gradient_of_loss = jax.grad(self._loss, has_aux=True)
-        return gradient_of_loss(params, take_microbatch(batch, index), layout, fresh)
+        return gradient_of_loss(params, base, take_microbatch(batch, index), layout, fresh)
 
     def _gradient(
         self,
         params: qwen.Params,
+        base: qwen.Params,
         batches: Batches,
         counts: jax.Array,
         fresh: jax.Array,
@@ -305,7 +376,7 @@ class Learner:
         """Returns the gradient and the stats, summed over every microbatch and every data shard."""
         total = None
         for number, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
-            gradient = partial(self._microbatch_gradient, params, batch, layout, fresh)
+            gradient = partial(self._microbatch_gradient, params, base, batch, layout, fresh)
             if total is None:
                 total = jax.tree.map(zeros_in_fp32, jax.eval_shape(gradient, 0))
             # The number of microbatches is data: a step with fewer of them does not compile anew.
@@ -320,15 +391,16 @@ class Learner:
         counts: jax.Array,
         lr: jax.Array,
         fresh: jax.Array,
+        base: qwen.Params,
         layouts: tuple[RowLayout, ...],
     ) -> tuple[State, Stats]:
-        """Computes what `update` returns. The layouts are static."""
+        """Computes what `update` returns. `state` has no base, and the layouts are static."""
         summed_gradient = self._over_data(
             partial(self._gradient, layouts=layouts),
-            in_specs=(P(), P(None, "data"), P(), P()),
+            in_specs=(P(), P(), P(None, "data"), P(), P()),
             out_specs=P(),
         )
-        gradient, stats = summed_gradient(state.params, batches, counts, fresh)
+        gradient, stats = summed_gradient(state.params, base, batches, counts, fresh)
 
         def descend(param: jax.Array, change: jax.Array) -> jax.Array:
             return param - lr * change

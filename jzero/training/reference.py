@@ -3,15 +3,27 @@
 The reference is the policy of RL step 0, or with algorithm.reference_every = n the policy of the
 last step that n divides. It lies in `<workdir>/reference/<step>`, in float32 and in Hugging Face's
 format.
+
+Where an adapter is trained, the reference of step 0 is its frozen base, the adapter switched off:
+nothing is copied. That of a later step is the base with the adapter of that step, which alone lies
+on disk (`adapter.safetensors`).
 """
 
+import os
 import shutil
 from pathlib import Path
 
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
 from jzero.algorithms import Algorithm
 from jzero.distributed import collectives, processes
+from jzero.errors import UserError, reason_of
 from jzero.model import huggingface, qwen
 from jzero.training.learner import Learner
+from jzero.types import State
+
+ADAPTER = "adapter.safetensors"
 
 
 def reference_step(algorithm: Algorithm, step: int) -> int:
@@ -26,27 +38,65 @@ def load_reference(
     policy: Learner,
     algorithm: Algorithm,
     step: int,
-    params: qwen.Params,
+    state: State,
     oldest_checkpoint: int,
 ) -> qwen.Params:
-    """Returns the reference policy after RL step `step`, sharded as the policy is.
+    """Returns the reference policy after RL step `step`: a whole model, sharded as the policy is.
 
-    `params` are the policy's after that step. If they are to become the reference, they are saved
-    first. References that no checkpoint from `oldest_checkpoint` on needs are deleted.
+    `state` is the policy's after that step. If its parameters are to become the reference, they are
+    saved first. References that no checkpoint from `oldest_checkpoint` on needs are deleted.
     """
     wanted = reference_step(algorithm, step)
+    has_adapter = bool(state.base)
+    if has_adapter and wanted == 0:
+        return state.base  # an adapter starts as one that changes nothing
     directory = workdir / "reference" / str(wanted)
 
     # The directory exists already if the run was killed after saving the reference and before its
     # next checkpoint. All processes must agree, because saving is a collective operation.
     if wanted == step:
         exists = collectives.gather_json(directory.exists())[0]
-        if not exists:
-            huggingface.save(directory, policy.model, params, dtype="float32", hf_config_extra={})
+        if not exists and has_adapter:
+            save_adapter(directory, state.params)
+        elif not exists:
+            huggingface.save(
+                directory, policy.model, state.params, dtype="float32", hf_config_extra={}
+            )
 
     if processes.is_first_process():
         oldest_needed = reference_step(algorithm, oldest_checkpoint)
         for saved in directory.parent.iterdir():
             if saved.name.isdigit() and int(saved.name) < oldest_needed:
                 shutil.rmtree(saved)
+    if has_adapter:
+        return policy.whole(state.base, load_adapter(directory, policy.shardings))
     return huggingface.load(directory, policy.model, policy.shardings)
+
+
+def save_adapter(directory: Path, adapter: qwen.Params) -> None:
+    """Writes an adapter as it is trained. Every process calls this function; the first writes."""
+    leaves = huggingface.flatten(adapter)
+    host = {name: collectives.fetch_global(leaf) for name, leaf in leaves.items()}
+    if processes.is_first_process():
+        unfinished = directory.with_name(f".{directory.name}.partial")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        save_file(host, unfinished / ADAPTER)
+        os.replace(unfinished, directory)
+    # No host goes on, to read the file, before it is there.
+    collectives.gather_json("written")
+
+
+def load_adapter(directory: Path, shardings: qwen.Params) -> qwen.Params:
+    """Returns the adapter that `save_adapter` wrote, bit for bit."""
+    places = huggingface.flatten(shardings)
+    path = directory / ADAPTER
+    try:
+        host = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise UserError(
+            f"{path} cannot be read ({reason_of(error)}): it is the reference of this run; bring "
+            "it back, or use another workdir"
+        ) from None
+    leaves = {name: collectives.put_global(host[name], place) for name, place in places.items()}
+    return huggingface.unflatten(leaves)

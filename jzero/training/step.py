@@ -245,16 +245,19 @@ def score_minibatches(
     def score(learner: Learner, params: qwen.Params, minibatch: Minibatch) -> list[jax.Array]:
         return learner.score(params, minibatch.batches, minibatch.counts, trainer.layouts)
 
+    def score_policy(minibatch: Minibatch) -> list[jax.Array]:
+        return score(trainer.policy, trainer.policy.weights(state), minibatch)
+
     for minibatch in minibatches:
         if config.algorithm.old_policy == "sampler":
             sampler_logps = [batch.sampler_logps for batch in minibatch.batches]
             minibatch.set_rows("old_logps", sampler_logps)
         elif needs_old_logps(config):
-            minibatch.set_rows("old_logps", score(trainer.policy, state.params, minibatch))
+            minibatch.set_rows("old_logps", score_policy(minibatch))
         if reference is not None:
             minibatch.set_rows("ref_logps", score(trainer.policy, reference, minibatch))
         if trainer.critic is not None and state.critic is not None:
-            values = score(trainer.critic, state.critic.params, minibatch)
+            values = score(trainer.critic, trainer.critic.weights(state.critic), minibatch)
             minibatch.set_rows("old_values", values)
 
         # Copies to the host wait for the devices, so only what credit needs is copied.

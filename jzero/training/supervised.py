@@ -81,7 +81,10 @@ class SupervisedTrainer:
         return self.learner.update(state, batches, counts, [self.layout], lr)
 
     def loss(self, params: qwen.Params, packed: PackedBatch) -> float:
-        """Returns the mean negative log-likelihood of the trained tokens."""
+        """Returns the mean negative log-likelihood of the trained tokens.
+
+        `params` are those of the whole model.
+        """
         batches, counts = self.learner.put([packed])
         [logps] = self.learner.score(params, batches, counts, [self.layout])
         return -float(np.vdot(packed.batch.weights, collectives.fetch_global(logps)))

@@ -10,7 +10,7 @@ from dataclasses import replace
 import jax
 from tqdm import tqdm
 
-from jzero.config import Config
+from jzero.config import AdapterConfig, Config
 from jzero.distributed import processes
 from jzero.distributed.interrupt import StopCheck
 from jzero.errors import UserError
@@ -32,7 +32,8 @@ def warm_start(
 ) -> qwen.Params:
     """Returns `params` after warm_start.steps supervised steps. `params` are donated.
 
-    Every step draws new examples. `check_stop` is called before each step.
+    The steps train the whole model, also where RL trains an adapter on it. Every step draws new
+    examples. `check_stop` is called before each step.
 
     Raises UserError if the task has no warm-start examples.
     """
@@ -45,7 +46,9 @@ def warm_start(
     optimizer = replace(
         config.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine"
     )
-    trainer = SupervisedTrainer(policy.model, policy.mesh, config, config.rollout.longest_episode)
+    whole_model = replace(config, model=replace(config.model, adapter=AdapterConfig()))
+    longest = config.rollout.longest_episode
+    trainer = SupervisedTrainer(policy.model, policy.mesh, whole_model, longest)
 
     state = trainer.learner.start(params)
     progress = tqdm(

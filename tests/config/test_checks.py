@@ -19,6 +19,16 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ),
     ({"model.arch.head_dim": 31}, "head_dim=31 must be even"),
     ({"model.arch.hidden_size": 0}, "model.arch.hidden_size=0 must be at least 1"),
+    ({"model.adapter.rank": -1}, "model.adapter.rank=-1 must be at least 0"),
+    (
+        {"model.adapter.rank": 8, "model.adapter.alpha": 0.0},
+        "model.adapter.alpha=0.0 must be above",
+    ),
+    ({"model.adapter.init": "zeros"}, "model.adapter.init='zeros' is not one of uniform"),
+    (
+        {"model.adapter.rank": 8, "critic.path": "/a/critic"},
+        "critic.path=/a/critic is a model of its own, and with model.adapter.rank=8 the critic is",
+    ),
     ({"model.logit_chunk": 0}, "model.logit_chunk=0 must be at least 1"),
     ({"task.grade_workers": 0}, "task.grade_workers=0 must be at least 1"),
     ({"task.grade_seconds": 0.0}, "task.grade_seconds=0.0 must be above 0"),

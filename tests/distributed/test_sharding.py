@@ -10,10 +10,16 @@ import reference
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jzero.config import OptimizerConfig
-from jzero.distributed.mesh import RULES, decode_mesh, param_shardings, train_mesh
+from jzero.config import AdapterConfig, OptimizerConfig
+from jzero.distributed.mesh import (
+    RULES,
+    adapter_shardings,
+    decode_mesh,
+    param_shardings,
+    train_mesh,
+)
 from jzero.distributed.publish import decoder_shardings, publisher
-from jzero.model import qwen
+from jzero.model import adapters, qwen
 from jzero.training import learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -220,3 +226,43 @@ def test_publish_casts_and_keeps_values(sizes: Sizes, dtype: str) -> None:
     assert on_device.size == params["layers"]["gate"].size // tensor
     # The learner still needs its own.
     assert not params["embed"].is_deleted()
+
+
+@pytest.mark.parametrize(("sizes", "is_shared"), [((2, 1, 2), True), ((2, 2, 2), False)], ids=str)
+def test_a_base_is_published_once_and_its_adapter_every_time(sizes: Sizes, is_shared: bool) -> None:
+    """Where both meshes split the base alike, the decoder reads the trainer's own arrays."""
+    settings = AdapterConfig(rank=3, alpha=6.0)
+    train = mesh_of(sizes)
+    decode = decode_mesh(train)
+    config = reference.settings(model={"adapter": settings})
+    policy = learner.policy_learner(reference.MODEL, config, train)
+    full = jax.tree.map(
+        jax.device_put, reference.random_params(), param_shardings(reference.MODEL, train)
+    )
+    base = policy.freeze(full)
+    publish = publisher(reference.MODEL, train, decode, "float32", settings)
+    adapter = policy.init_adapter(0)
+
+    first = publish(policy.whole(base, adapter))
+    changed = jax.tree.map(lambda leaf: leaf + 1, adapter)
+    second = publish(policy.whole(base, changed))
+
+    found_base, found_adapter = adapters.split(second)
+    first_base, _ = adapters.split(first)
+    assert_placed(found_base, decoder_shardings(reference.MODEL, decode))
+    assert_placed(found_adapter, adapter_shardings(reference.MODEL, settings, decode))
+    jax.tree.map(np.testing.assert_array_equal, found_base, base)
+    jax.tree.map(np.testing.assert_array_equal, found_adapter, changed)
+    leaves = zip(jax.tree.leaves(found_base), jax.tree.leaves(first_base), strict=True)
+    assert all(found is published for found, published in leaves)
+    assert pointers(found_base) == pointers(base) or not is_shared
+    assert not pointers(found_adapter) & pointers(changed)
+
+
+def pointers(params: qwen.Params) -> set[int]:
+    """Returns where the arrays lie in the devices' memory."""
+    return {
+        shard.data.unsafe_buffer_pointer()
+        for leaf in jax.tree.leaves(params)
+        for shard in leaf.addressable_shards
+    }

@@ -10,7 +10,7 @@ import reference
 from plans import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
 
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
-from jzero.config import Config, EvalConfig, SftConfig
+from jzero.config import AdapterConfig, Config, EvalConfig, SftConfig
 from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
 from jzero.model import qwen
@@ -41,6 +41,13 @@ PUBLISHED_SIZES = {
 
 
 @needs_libtpu
+def test_an_adapter_is_refused() -> None:
+    settings = small_settings()
+    settings.model.adapter = AdapterConfig(rank=8)
+    with pytest.raises(UserError, match="model.adapter.rank=8: the planner knows no adapters yet"):
+        build(settings, jax.devices())
+
+
 @pytest.mark.parametrize("topology", ["v5e-8", "v5e:2x3", "v9:2x2", "h100", "v5p:2x2"])
 def test_an_unknown_topology_is_answered_with_known_ones(topology) -> None:
     with pytest.raises(UserError, match="v5e:2x4|not divisible"):

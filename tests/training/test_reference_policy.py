@@ -26,9 +26,9 @@ def test_the_reference_is_the_first_policy_whenever_the_run_was_killed(tmp_path:
     params = reference.placed(policy, reference.random_params(policy.model))
     later_params = shifted(params, 1)
 
-    first = load_reference(tmp_path, policy, algorithm, 0, params, 0)
-    resumed_later = load_reference(tmp_path, policy, algorithm, 3, later_params, 0)
-    resumed_at_0 = load_reference(tmp_path, policy, algorithm, 0, later_params, 0)
+    first = load_reference(tmp_path, policy, algorithm, 0, policy.start(params), 0)
+    resumed_later = load_reference(tmp_path, policy, algorithm, 3, policy.start(later_params), 0)
+    resumed_at_0 = load_reference(tmp_path, policy, algorithm, 0, policy.start(later_params), 0)
 
     jax.tree.map(np.testing.assert_array_equal, first, params)
     jax.tree.map(np.testing.assert_array_equal, resumed_later, params)
@@ -49,7 +49,8 @@ def test_the_reference_is_refreshed_and_kept_as_long_as_a_checkpoint_may_need_it
         """Returns the step whose parameters are the reference after RL step `step`."""
         # Every RL step adds 1 to all parameters.
         params = reference.placed(policy, shifted(first_params, step))
-        loaded = load_reference(tmp_path, policy, config.algorithm, step, params, oldest_checkpoint)
+        state = policy.start(params)
+        loaded = load_reference(tmp_path, policy, config.algorithm, step, state, oldest_checkpoint)
         return round(float(loaded["norm"][0] - first_params["norm"][0]))
 
     def saved_steps() -> list[int]:

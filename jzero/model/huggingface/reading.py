@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
@@ -94,10 +95,16 @@ def read_positions(path: str) -> int | None:
     return read_cached_positions(path)
 
 
-def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -> Params:
-    """Returns the fp32 parameters of a checkpoint.
+def load(
+    path: str | Path,
+    config: QwenConfig,
+    sharding: Params | None = None,
+    dtype: str = "float32",
+) -> Params:
+    """Returns the parameters of a checkpoint.
 
     sharding: a tree like the parameters with the sharding of every leaf; None: the default device.
+    dtype: of the parameters.
     Only one parameter at a time is in the host's memory, and none before the headers of all files
     are checked. Raises UserError where the checkpoint is incomplete or damaged, where it does not
     hold the model of `config`, and where a tensor is not finite.
@@ -118,6 +125,7 @@ def load(path: str | Path, config: QwenConfig, sharding: Params | None = None) -
             file = stored[tensor.name].file
             slot[...] = tensor.to_ours(read_tensor(handles[file], file, tensor.name))
             check_finite(slot, file, tensor.name)
+        host = host.astype(jnp.dtype(dtype), copy=False)
         if layers[0].layer is None:
             host = host[0]
         if leaf in shardings:

@@ -7,6 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import jax
 import ml_dtypes
 import numpy as np
 from huggingface_hub import split_state_dict_into_shards_factory
@@ -18,6 +19,7 @@ from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import HuggingFaceConfig
 from jzero.model.huggingface.config_json import config_json
 from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten
+from jzero.model.linear import AdaptedWeight
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 MAX_FILE_BYTES = 5 * 10**9  # transformers' own limit; a single larger tensor has a file of its own
@@ -33,6 +35,8 @@ def save(
     max_shard_bytes: int = MAX_FILE_BYTES,
 ) -> None:
     """Writes config.json and the parameters in `dtype` to the directory `path`.
+
+    Weights with an adapter are merged in fp32 and rounded once, one parameter at a time.
 
     Every host calls this function, as sharded parameters are gathered from all of them; the first
     host writes. The directory appears under its name only when it is complete.
@@ -76,7 +80,9 @@ def write_weights(
     # The tensors of a parameter follow each other, so each parameter is fetched about once.
     @lru_cache(1)
     def fetch(leaf: str) -> np.ndarray:
-        return collectives.fetch_global(leaves[leaf]).astype(stored_dtype)
+        host = jax.tree.map(collectives.fetch_global, leaves[leaf])
+        merged = host.merged() if isinstance(host, AdaptedWeight) else host
+        return merged.astype(stored_dtype)
 
     plan = split_state_dict_into_shards_factory(
         tensors,

@@ -1,0 +1,227 @@
+"""Low-rank adapters on a frozen base: their parameters, and the model that both make together.
+
+LoRA (Hu et al. 2021, arXiv:2106.09685): y = W x + (alpha / R) B (A x) on linear layers, where W is
+frozen and A and B are trained. B starts at 0, so that an untrained adapter changes nothing.
+
+    adapters.check(model, settings)                            # UserError if it cannot be
+    adapter = adapters.init(model, settings, key)              # {"layers": {"q": {"a", "b"}, ...}}
+    params = adapters.join(base, adapter, settings.scale)      # what `qwen.forward` computes with
+    merged = adapters.merge(model, base, adapter, settings.scale)  # plain fp32 parameters, once
+
+A is [L, *inputs, R] and B is [L, R, *outputs], where W is [L, *inputs, *outputs]. Which parameters
+are weights of linear layers, and how many of their axes are inputs, is in the family's table of
+tensors (`families.py`) and nowhere else.
+
+A critic's adapter has the critic's head beside it: {"layers": ..., "value": f32[E]}. The head is
+trained as a whole, for the base has none.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jzero.config import AdapterConfig
+from jzero.errors import UserError
+from jzero.model import qwen
+from jzero.model.architecture import Params, QwenConfig
+from jzero.model.families import family_of
+from jzero.model.linear import AdaptedWeight
+
+ALL = "all"  # the target that stands for every linear layer
+HEAD = "value"  # of a critic
+
+
+class Target(NamedTuple):
+    """The weight of a linear layer that has an adapter; its shape is that of one layer."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    input_axes: tuple[str, ...]  # logical names, see `distributed.mesh.RULES`
+    output_axes: tuple[str, ...]
+
+    @property
+    def highest_rank(self) -> int:
+        """The rank of the weight itself: an adapter of a higher one has nothing to add."""
+        return min(math.prod(self.inputs), math.prod(self.outputs))
+
+
+# -- which weights have an adapter -----------------------------------------------------------------
+
+
+def linear_layers(config: QwenConfig) -> dict[str, Target]:
+    """Returns the weights that may have an adapter, in the order of the family's table."""
+    weights = qwen.abstract(config)["layers"]
+    axes = qwen.logical_axes(config)["layers"]
+    layers = {}
+    for leaf, stored in family_of(config.model_type).tensors.items():
+        name = leaf.removeprefix("layers.")
+        # The table may name more parameters than the family has.
+        if leaf.startswith("layers.") and name in weights and stored.layout == "linear":
+            _, *shape = weights[name].shape
+            _, *names = axes[name]
+            inputs = stored.inputs
+            layers[name] = Target(
+                inputs=tuple(shape[:inputs]),
+                outputs=tuple(shape[inputs:]),
+                input_axes=tuple(names[:inputs]),
+                output_axes=tuple(names[inputs:]),
+            )
+    return layers
+
+
+def targets(config: QwenConfig, adapter: AdapterConfig) -> dict[str, Target]:
+    """Returns the weights that have an adapter. Raises UserError if one of them does not exist."""
+    layers = linear_layers(config)
+    # A flag may be given once for every name, or once with all of them: q,v.
+    text = ",".join(adapter.targets)
+    if text in ("", ALL):
+        return layers
+    names = text.split(",")
+    unknown = [name for name in names if name not in layers]
+    if unknown:
+        raise UserError(
+            f"model.adapter.targets={text}: {config.model_type} has no linear "
+            f"layer {unknown[0]}; it has {', '.join(layers)}, and {ALL} alone stands for all of "
+            "them"
+        )
+    return {name: target for name, target in layers.items() if name in names}
+
+
+def check(config: QwenConfig, adapter: AdapterConfig) -> None:
+    """Raises UserError if the model cannot have the adapter: unknown targets, too high a rank."""
+    if not adapter.rank:
+        return
+    for name, target in targets(config, adapter).items():
+        if adapter.rank > target.highest_rank:
+            raise UserError(
+                f"model.adapter.rank={adapter.rank} is above {target.highest_rank}, the rank of "
+                f"the weight {name} itself: set it to at most {target.highest_rank}, or to 0 to "
+                "train the whole model"
+            )
+
+
+# -- parameters ------------------------------------------------------------------------------------
+
+
+def uniform(key: jax.Array, shape: tuple[int, ...], num_inputs: int) -> jax.Array:
+    """Draws A from U(-1/sqrt(d_in), 1/sqrt(d_in)), as PEFT's Kaiming uniform with a = sqrt(5)."""
+    bound = 1 / math.sqrt(num_inputs)
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
+# The values of model.adapter.init: (key, shape of A, inputs of the layer) -> A.
+INITIALIZERS: Mapping[str, Callable[[jax.Array, tuple[int, ...], int], jax.Array]] = {
+    "uniform": uniform,
+}
+
+
+def init(config: QwenConfig, adapter: AdapterConfig, key: jax.Array) -> Params:
+    """Returns a new adapter in fp32, for a critic with its head. B is 0.
+
+    The key of an A follows from its place among all linear layers, so that the choice of targets
+    changes no values.
+    """
+    draw = INITIALIZERS[adapter.init]
+    chosen = targets(config, adapter)
+    num_layers, rank = config.num_hidden_layers, adapter.rank
+    layers = {}
+    for place, name in enumerate(linear_layers(config)):
+        if name in chosen:
+            target = chosen[name]
+            layers[name] = {
+                "a": draw(
+                    jax.random.fold_in(key, place),
+                    (num_layers, *target.inputs, rank),
+                    math.prod(target.inputs),
+                ),
+                "b": jnp.zeros((num_layers, rank, *target.outputs), jnp.float32),
+            }
+    head = {HEAD: qwen.init(config, key)[HEAD]} if config.value_head else {}
+    return {"layers": layers, **head}
+
+
+def abstract(config: QwenConfig, adapter: AdapterConfig) -> Params:
+    """Returns the tree of `init` with a ShapeDtypeStruct at every leaf. Allocates nothing."""
+    return jax.eval_shape(lambda: init(config, adapter, jax.random.key(0)))
+
+
+def logical_axes(config: QwenConfig, adapter: AdapterConfig) -> Params:
+    """Returns the tree of `init` with a tuple of logical axis names at every leaf.
+
+    A is split as the inputs of its W are, and B as the outputs. The rank is not split.
+    """
+    layers = {
+        name: {
+            "a": ("layers", *target.input_axes, "rank"),
+            "b": ("layers", "rank", *target.output_axes),
+        }
+        for name, target in targets(config, adapter).items()
+    }
+    head = {HEAD: qwen.logical_axes(config)[HEAD]} if config.value_head else {}
+    return {"layers": layers, **head}
+
+
+def num_params(config: QwenConfig, adapter: AdapterConfig) -> int:
+    """Returns the number of trained parameters."""
+    return sum(leaf.size for leaf in jax.tree.leaves(abstract(config, adapter)))
+
+
+# -- base and adapter together ---------------------------------------------------------------------
+
+
+def join(base: Params, adapter: Params, scale: float) -> Params:
+    """Returns the parameters that `qwen.forward` takes: every adapted weight is an `AdaptedWeight`.
+
+    Copies nothing: the arrays of the result are those of `base` and `adapter`. The leaves may be
+    anything else, such as shardings.
+    """
+    layers = dict(base["layers"])
+    for name, factors in adapter["layers"].items():
+        layers[name] = AdaptedWeight(layers[name], factors["a"], factors["b"], scale)
+    outside_of_layers = {name: leaf for name, leaf in adapter.items() if name != "layers"}
+    return base | outside_of_layers | {"layers": layers}
+
+
+def whole(base: Params, trained: Params, scale: float) -> Params:
+    """Returns the parameters of the whole model: `trained` itself, or joined with a base."""
+    return join(base, trained, scale) if base else trained
+
+
+def split(params: Params) -> tuple[Params, Params]:
+    """Undoes `join`: returns the base and the adapter, whose layers are empty without one."""
+    adapter = {
+        name: {"a": leaf.a, "b": leaf.b}
+        for name, leaf in params["layers"].items()
+        if is_adapted(leaf)
+    }
+
+    def weight_of(leaf: jax.Array | AdaptedWeight) -> jax.Array:
+        return leaf.weight if isinstance(leaf, AdaptedWeight) else leaf
+
+    return jax.tree.map(weight_of, params, is_leaf=is_adapted), {"layers": adapter}
+
+
+def scale_of(params: Params) -> float:
+    """Returns the scale of the adapter in joined parameters."""
+    [scale] = {leaf.scale for leaf in params["layers"].values() if is_adapted(leaf)}
+    return scale
+
+
+def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Params:
+    """Returns the fp32 parameters W + scale * A B of the model without an adapter."""
+    joined = join(base, adapter, scale)
+
+    def merged(leaf: jax.Array | AdaptedWeight, like: jax.ShapeDtypeStruct) -> jax.Array:
+        if isinstance(leaf, AdaptedWeight):
+            return leaf.merged().reshape(like.shape)
+        return leaf.astype(jnp.float32).reshape(like.shape)
+
+    return jax.tree.map(merged, joined, qwen.abstract(config), is_leaf=is_adapted)
+
+
+def is_adapted(leaf: object) -> bool:
+    """Returns whether a node of a tree of parameters is a weight with an adapter."""
+    return isinstance(leaf, AdaptedWeight)

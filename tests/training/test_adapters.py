@@ -1,0 +1,173 @@
+"""Training an adapter on a frozen base: its gradients, an update, and what is in memory."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+import test_learner
+
+from jzero import algorithms, setup
+from jzero.config import AdapterConfig
+from jzero.distributed.publish import published_bytes
+from jzero.model import adapters, qwen
+from jzero.training.learner import Learner
+from jzero.training.reference import load_reference
+from jzero.types import State
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+ADAPTER = AdapterConfig(rank=3, alpha=6.0)
+MODEL, PARAMS = reference.MODEL, test_learner.PARAMS
+
+
+def random_adapter(shift: int = 0) -> qwen.Params:
+    """Returns an adapter whose B is random as well."""
+    rng = np.random.default_rng(1)
+
+    def random_leaf(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.asarray(shift + 0.15 * rng.standard_normal(leaf.shape), jnp.float32)
+
+    return jax.tree.map(random_leaf, adapters.abstract(MODEL, ADAPTER))
+
+
+def state_on(policy: Learner, adapter: qwen.Params) -> State:
+    """Returns a State of `adapter` on PARAMS as its base."""
+
+    def place(leaf: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
+        return jax.device_put(np.asarray(leaf), sharding)
+
+    base = policy.freeze(jax.tree.map(place, PARAMS, policy.model_shardings))
+    return replace(policy.start(reference.placed(policy, adapter)), base=base)
+
+
+def projections(name: str, gradient: np.ndarray, adapter: qwen.Params) -> dict[str, np.ndarray]:
+    """Returns dA = s dW B^T and dB = s A^T dW of one weight, in the shapes of A and B."""
+    a, b = (np.asarray(adapter["layers"][name][factor], np.float64) for factor in "ab")
+    layers, rank = b.shape[:2]
+    flat_a, flat_b = a.reshape(layers, -1, rank), b.reshape(layers, rank, -1)
+    flat = np.asarray(gradient, np.float64).reshape(layers, flat_a.shape[1], flat_b.shape[2])
+    return {
+        "a": ADAPTER.scale * (flat @ flat_b.swapaxes(1, 2)).reshape(a.shape),
+        "b": ADAPTER.scale * (flat_a.swapaxes(1, 2) @ flat).reshape(b.shape),
+    }
+
+
+@pytest.mark.parametrize(
+    ("packing", "sizes"), [("eight slots, two buckets", (2, 1, 1)), ("plain", (2, 2, 2))], ids=str
+)
+def test_gradients_are_projections_of_the_whole_gradient(
+    packing: str, sizes: tuple[int, int, int]
+) -> None:
+    """Under any packing, on meshes that split rows, rows and inputs, and heads."""
+    adapter = random_adapter()
+    merged = adapters.merge(MODEL, PARAMS, adapter, ADAPTER.scale)
+    whole_trainer = test_learner.gradient_trainer("own slot")
+    whole_minibatch = test_learner.packed_minibatch(whole_trainer)
+    whole, whole_stats = test_learner.gradient_of(whole_trainer, whole_minibatch, merged)
+
+    settings = reference.settings(
+        model={"adapter": ADAPTER},
+        train=test_learner.PACKINGS[packing] | {"microbatch_tokens": 512},
+    )
+    trainer = test_learner.trainer_on(settings, sizes)
+    policy = trainer.policy
+    policy.optimizer = optax.identity()
+    state = state_on(policy, adapter)
+    base = state.base
+    minibatch = test_learner.packed_minibatch(trainer)
+    state, stats = policy.update(
+        state, minibatch.batches, minibatch.counts, trainer.layouts, test_learner.FAR
+    )
+
+    found = test_learner.gradient_in(state.params)
+    assert found.keys() == {"layers"}
+    for name, factors in found["layers"].items():
+        for factor, expected in projections(name, whole["layers"][name], adapter).items():
+            error = np.abs(factors[factor] - expected).max() / np.abs(expected).max()
+            assert error < 1e-5, (name, factor)
+    np.testing.assert_allclose(stats["loss"], whole_stats["loss"], rtol=1e-5, atol=1e-7)
+
+    # The base went through the update as it was: neither donated nor copied.
+    assert all(
+        after is before
+        for after, before in zip(jax.tree.leaves(state.base), jax.tree.leaves(base), strict=True)
+    )
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(base))
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def live_bytes() -> int:
+    """Returns the bytes of all arrays on the first device; views of one buffer count once."""
+    device = jax.devices()[0]
+    buffers = {}
+    for array in jax.live_arrays():
+        for shard in array.addressable_shards:
+            if shard.device == device:
+                buffers[shard.data.unsafe_buffer_pointer()] = shard.data.nbytes
+    return sum(buffers.values())
+
+
+def bytes_on_first_device(tree: object) -> int:
+    return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
+
+
+def test_policy_critic_reference_and_decoder_share_one_base(tmp_path: Path) -> None:
+    """No second copy of any weight: beside the base there is only what the adapters need."""
+    settings = reference.settings(
+        model={"adapter": ADAPTER, "dtype": "bfloat16"},
+        algorithm=vars(algorithms.PRESETS["ppo"](kl_coef=0.1)),
+        train={"microbatch_tokens": 240},
+    )
+    run = setup.build(settings, None)
+    policy = run.trainer.policy
+    before = live_bytes()
+
+    base = policy.freeze(policy.init_params(0))
+    state = setup.initial_state(run, base)
+    kl_reference = load_reference(tmp_path, policy, settings.algorithm, 0, state, 0)
+    weights = jax.block_until_ready(run.publish(policy.weights(state)))
+    in_use = live_bytes() - before
+
+    assert state.critic is not None and run.trainer.critic is not None
+    num_weights = qwen.num_params(policy.model)
+    assert bytes_on_first_device(base) == 2 * num_weights
+    trained = bytes_on_first_device(
+        [state.params, state.opt_state, state.critic.params, state.critic.opt_state]
+    )
+    adapter_bytes = 2 * adapters.num_params(policy.model, ADAPTER)
+    assert published_bytes(weights) == adapter_bytes
+    scalars = 1024
+    assert in_use <= 2 * num_weights + trained + adapter_bytes + scalars
+    assert scalars < num_weights / 100
+    # Nothing is written for a reference that is the base itself.
+    assert kl_reference is base and not list(tmp_path.iterdir())
+
+
+# -- the reference ---------------------------------------------------------------------------------
+
+
+def test_a_later_reference_is_the_adapter_of_its_step(tmp_path: Path) -> None:
+    settings = reference.settings(
+        model={"adapter": ADAPTER},
+        algorithm={"kl_coef": 0.1, "reference_every": 2},
+        train={"microbatch_tokens": 512},
+    )
+    policy = test_learner.trainer_on(settings, (1, 2, 2)).policy
+    algorithm = settings.algorithm
+    saved = state_on(policy, random_adapter(shift=1))
+    other = state_on(policy, random_adapter(shift=2))
+
+    load_reference(tmp_path, policy, algorithm, 2, saved, 0)
+    resumed = load_reference(tmp_path, policy, algorithm, 3, other, 0)
+
+    jax.tree.map(np.testing.assert_array_equal, resumed, policy.weights(saved))
+    size = (tmp_path / "reference/2/adapter.safetensors").stat().st_size
+    assert size < 4 * adapters.num_params(MODEL, ADAPTER) + 4096
+    assert load_reference(tmp_path, policy, algorithm, 1, other, 0) is other.base
