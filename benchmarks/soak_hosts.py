@@ -71,7 +71,7 @@ def attack(directory: Path, deadline: float) -> Iterator[Outcome]:
     start = time.monotonic()
     ended = wait(launch(directory, "whole"), SECONDS_TO_END * 5)
     if ended.statuses != [0, 0]:
-        yield Outcome("a run that nothing interrupts", failure=ended.errors[0][-500:])
+        yield Outcome("a run that nothing interrupts", failure=last_words(ended))
         return
     # From here on the programs are compiled: half of that time is about what a run takes.
     usual_seconds = (time.monotonic() - start) / 2
@@ -94,7 +94,7 @@ def interrupt_one_run(directory: Path, name: str, usual_seconds: float) -> Itera
             yield Outcome(f"{number.name} to host {host}", failure=mistake(ended, host, number))
 
     ended = wait(launch(directory, name), SECONDS_TO_END * 5)
-    failure = "" if ended.statuses == [0, 0] else ended.errors[0][-500:]
+    failure = "" if ended.statuses == [0, 0] else last_words(ended)
     yield Outcome(
         f"{INTERRUPTIONS} interruptions of a run of two hosts",
         failure=failure or difference(directory / "whole", directory / name),
@@ -145,6 +145,14 @@ def wait(processes: list[subprocess.Popen[str]], seconds: float) -> Ended:
     return Ended(statuses, errors)
 
 
+def last_words(ended: Ended) -> str:
+    """Returns the status of each host and the end of what it wrote to stderr."""
+    words = []
+    for index, (status, stderr) in enumerate(zip(ended.statuses, ended.errors, strict=True)):
+        words.append(f"host {index} ended with status {status}: {stderr[-500:]}")
+    return "\n".join(words)
+
+
 def mistake(ended: Ended, host: int, number: signal.Signals) -> str:
     """Returns what was wrong with the end of a run that got a signal, "" if nothing was."""
     if None in ended.statuses:
@@ -181,6 +189,6 @@ def metrics(workdir: Path) -> list[dict[str, float]]:
 
 def is_timed(name: str) -> bool:
     """Says whether a metric depends on the clock, or on which programs were compiled before."""
-    if name.startswith(("time/", "compile/", "memory/")) or name.endswith("tokens_per_second"):
+    if name.startswith(("time/", "compile/")) or name.endswith("tokens_per_second"):
         return True
     return name == "rollout/slot_utilization"  # hosts wait for each other
