@@ -118,6 +118,25 @@ def assert_close(found: jax.Array, expected: jax.Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.slow
+@whole_runs
+def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
+    """The decoder has a copy of the base, and gets a new adapter after every step."""
+    config = adapter_run(3, algorithms.PRESETS["grpo"]())
+    config.rollout.max_staleness = 1
+    config.mesh.decode_devices = 4
+    config.mesh.fsdp = 2
+
+    train.train(config, tmp_path)
+
+    metrics = reproducible_metrics(tmp_path)
+    assert [row["step"] for row in metrics] == [1, 2, 3]
+    assert metrics[0]["policy/mismatch"] < 1e-5  # both at version 0
+    assert sum(row["async/staleness"] for row in metrics) > 0
+    [published] = {row["publish/bytes"] for row in metrics}
+    assert published < 0.2 * (tmp_path / "base/model.safetensors").stat().st_size
+
+
 @whole_runs
 def test_fine_tuning_an_adapter_learns_and_resumes(tmp_path: Path) -> None:
     rows = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(12)]

@@ -309,20 +309,29 @@ main.run()
 
 
 @pytest.mark.parametrize(
-    "num_steps",
-    [pytest.param(6, marks=pytest.mark.thorough), pytest.param(200, marks=pytest.mark.slow)],
+    ("num_steps", "rank"),
+    [
+        pytest.param(6, 0, marks=pytest.mark.thorough),
+        pytest.param(6, 2, marks=pytest.mark.thorough),
+        pytest.param(200, 0, marks=pytest.mark.slow),
+    ],
 )
 def test_hosts_whose_episodes_differ_go_on_together(
-    environment: Environment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_steps: int
+    environment: Environment,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_steps: int,
+    rank: int,
 ) -> None:
     """Carried rollouts of two turns: each host decodes as many calls as its own rollouts take.
 
     Each host holds one half of the weights, and both decode every step with the same weights. With
     one device each, JAX may run a program in the thread that dispatches it, and collectives have to
     keep their order all the same. Without that, gloo ended the run in its warm start, with sizes
-    that do not match.
+    that do not match. With an adapter of `rank` the same holds of the adapter and its base.
     """
     changes = {
+        "model.adapter.rank": rank,
         "rollout.max_staleness": 1,
         "rollout.max_turns": 2,
         "rollout.max_reply_tokens": 96,

@@ -81,7 +81,7 @@ def write_weights(
     @lru_cache(1)
     def fetch(leaf: str) -> np.ndarray:
         host = jax.tree.map(collectives.fetch_global, leaves[leaf])
-        merged = host.merged() if isinstance(host, AdaptedWeight) else host
+        merged = np.asarray(host.merged()) if isinstance(host, AdaptedWeight) else host
         return merged.astype(stored_dtype)
 
     plan = split_state_dict_into_shards_factory(
