@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 
 from jzero.config.checks import read_positions as read_cached_positions
@@ -114,10 +115,24 @@ def load(
     tensors = checkpoint_tensors(config)
     check_tensors(path, config, stored, tensors)
 
-    handles = {file: open_file(file) for file in {tensor.file for tensor in stored.values()}}
     if config.tie_word_embeddings and HEAD in stored:
-        check_head(handles, stored, tensors["embed"][0].name)
+        check_head(stored, tensors["embed"][0].name)
     shardings = flatten(sharding) if sharding is not None else {}
+    return unflatten(read_parameters(stored, tensors, shardings, dtype))
+
+
+def read_parameters(
+    stored: Mapping[str, HeaderEntry],
+    tensors: Mapping[str, list[Tensor]],
+    shardings: Mapping[str, Sharding],
+    dtype: str,
+) -> dict[str, jax.Array]:
+    """Returns the parameters of `tensors`, whose headers `stored` are checked already.
+
+    A parameter without an entry in `shardings` is on the default device. Only one parameter at a
+    time is in the host's memory. Raises UserError where a tensor is not finite.
+    """
+    handles = {file: open_file(file) for file in {tensor.file for tensor in stored.values()}}
     params = {}
     for leaf, layers in tensors.items():
         host = np.empty((len(layers), *layers[0].shape), np.float32)
@@ -133,7 +148,7 @@ def load(
         else:
             # The host array's memory must not become the parameter's: it belongs to NumPy.
             params[leaf] = jax.device_put(host, may_alias=False)
-    return unflatten(params)
+    return params
 
 
 def check_tensors(
@@ -165,16 +180,14 @@ def check_tensors(
         check_type(name, found)
 
 
-def check_head(
-    handles: Mapping[Path, TensorFile], stored: Mapping[str, HeaderEntry], embedding: str
-) -> None:
+def check_head(stored: Mapping[str, HeaderEntry], embedding: str) -> None:
     """Raises UserError if the head that a tied model repeats is not its embedding.
 
     `transformers` does not tie the two then. They are compared a few rows at a time.
     """
     file = stored[HEAD].file
-    head_rows = handles[file].get_slice(HEAD)
-    embedding_rows = handles[stored[embedding].file].get_slice(embedding)
+    head_rows = open_file(file).get_slice(HEAD)
+    embedding_rows = open_file(stored[embedding].file).get_slice(embedding)
     num_rows = stored[HEAD].shape[0]
     for start in range(0, num_rows, ROWS):
         part = slice(start, min(start + ROWS, num_rows))
