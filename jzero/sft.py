@@ -31,7 +31,7 @@ from jzero.model import qwen, tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
-from jzero.run.base_model import BaseModel, check_context, read_base_model
+from jzero.run.base_model import BaseModel, check_context, read_base_model, with_adapter
 from jzero.run.clock import Clock
 from jzero.run.frozen_base import keep_base, load_base, load_model
 from jzero.run.resume import steps_to_discard
@@ -75,6 +75,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
     # ----------------------------------------------------------------------------------------------
     # Set-up
+    config = with_adapter(config)
     validate(config)
     suites.check_suites(config.eval.suites)
     check_workdir(workdir, to_json(config))

@@ -30,6 +30,7 @@ from jzero.model import qwen
 from jzero.rollout.collect import collect_rollouts
 from jzero.rollout.evaluation import Evaluated, evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
+from jzero.run.base_model import with_adapter
 from jzero.run.frozen_base import keep_base, load_base, load_model
 from jzero.run.samples import problem_rows, sample_row
 from jzero.run.session import RunSession
@@ -58,7 +59,7 @@ HeldOut = dict[str, list[EncodedProblem]]
 
 def train(config: Config, workdir: Path) -> JsonObject:
     """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
-    config = with_stop_strings(config)
+    config = with_adapter(with_stop_strings(config))
     check(config, workdir)
     config = with_steps(config)
     with (

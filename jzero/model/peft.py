@@ -16,6 +16,7 @@ whole before anything is allocated: what jzero would compute differently from `p
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,9 +24,10 @@ from jzero.config import AdapterConfig
 from jzero.distributed import collectives, processes
 from jzero.errors import UserError, shown
 from jzero.files import JsonObject
-from jzero.model import adapters
+from jzero.model import adapters, hub
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.directory import file_in, read_json
+from jzero.model.hub import is_on_hub
 from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, read_header
 from jzero.model.huggingface.reading import read_parameters
 from jzero.model.huggingface.schema import Entry, has_kind, wrong_values
@@ -180,6 +182,44 @@ def config_json(config: QwenConfig, settings: AdapterConfig, base: str) -> JsonO
 # -- reading ---------------------------------------------------------------------------------------
 
 
+def resolve(path: str | Path) -> Path:
+    """Returns a local directory: `path` itself, or the local copy of the hub id that `path` is."""
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return local
+    if not is_on_hub(str(path)):
+        raise UserError(f"no such directory: {path}: give one that holds {CONFIG} and {WEIGHTS}")
+    try:
+        return hub.download(str(path), FILES)
+    except OSError as error:
+        raise UserError(
+            f"no such directory, and the hub is unreachable or has no such adapter: {path} "
+            f"({error}). Download the adapter where there is a network and give its directory"
+        ) from error
+
+
+def with_path(given: AdapterConfig, config: QwenConfig) -> AdapterConfig:
+    """Returns `given` with the rank, the alpha and the targets of the adapter at `given.path`.
+
+    Raises UserError if one of them is given, too, and is another.
+    """
+    found = read_settings(resolve(given.path), config)
+    default = AdapterConfig()
+    wrong = []
+    if given.rank not in (default.rank, found.rank):
+        wrong.append(f"rank={found.rank}")
+    if given.alpha not in (default.alpha, found.alpha):
+        wrong.append(f"alpha={found.alpha:g}")
+    if given.targets and {*adapters.targets(config, given)} != {*found.targets}:
+        wrong.append(f"targets={','.join(found.targets)}")
+    if wrong:
+        raise UserError(
+            f"model.adapter.path={given.path} has {' and '.join(wrong)}, and the settings say "
+            "otherwise: leave out model.adapter.rank, alpha and targets"
+        )
+    return replace(given, rank=found.rank, alpha=found.alpha, targets=found.targets)
+
+
 def read_settings(path: str | Path, config: QwenConfig) -> AdapterConfig:
     """Returns the rank, the alpha and the targets of the adapter in the directory `path`.
 
@@ -187,8 +227,6 @@ def read_settings(path: str | Path, config: QwenConfig) -> AdapterConfig:
     plain LoRA on linear layers of the model, and where it has an unknown entry.
     """
     directory = Path(path)
-    if not directory.is_dir():
-        raise UserError(f"no such directory: {path}: give one that holds {CONFIG}")
     file = file_in(directory, CONFIG)
     if file is None:
         raise UserError(f"no {CONFIG} in {path}: it is not the directory of a PEFT adapter")

@@ -1,6 +1,6 @@
 """Reads a Hugging Face checkpoint: config.json, and safetensors in one file or in several."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,10 +39,11 @@ class TensorFile(Protocol):
     def get_slice(self, name: str) -> Rows: ...
 
 
-def resolve(path: str | Path) -> Path:
+def resolve(path: str | Path, patterns: Sequence[str] = DOWNLOADS) -> Path:
     """Returns a local directory: `path` itself, or the local copy of the hub id that `path` is.
 
-    A hub id ("Qwen/Qwen2.5-0.5B") is downloaded where there is no local copy yet. Raises UserError
+    Files of a hub id ("Qwen/Qwen2.5-0.5B") that match one of the `patterns` are downloaded where
+    there is no local copy yet. Raises UserError
     where `path` is neither a directory nor the id of a model that can be downloaded.
     """
     local = Path(path).expanduser()
@@ -57,7 +58,7 @@ def resolve(path: str | Path) -> Path:
             f"no such directory: {path} (and it is not a hub id such as Qwen/Qwen2.5-0.5B)"
         )
     try:
-        return hub.download(str(path), DOWNLOADS)
+        return hub.download(str(path), patterns)
     except OSError as error:
         raise UserError(
             f"no such directory, and the hub is unreachable or has no such model: {path} "
@@ -72,11 +73,19 @@ def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
     """
     directory = Path(path)
     file = file_in(directory, "config.json")
+    adapter = file_in(directory, "adapter_config.json")
+    if adapter is not None and file is None:
+        raise UserError(
+            f"{path} holds an adapter and no model: give its base as the model, and this directory "
+            "as model.adapter.path or --adapter"
+        )
+    if adapter is not None:
+        raise UserError(
+            f"{adapter} is of an adapter, which is not read with the model: merge it into the "
+            "weights, or give it as model.adapter.path in a directory of its own"
+        )
     if file is None:
         raise UserError(f"no config.json in {path}: it is not a Hugging Face model directory")
-    adapter = file_in(directory, "adapter_config.json")
-    if adapter is not None:
-        raise UserError(f"{adapter} is of an adapter, which is not read: merge it into the weights")
     hf_config = read_json(file)
     return parse_config(hf_config, file), hf_config
 
