@@ -201,6 +201,7 @@ def sft_config(data: Path, epochs: float) -> Config:
     return reference.settings(sft=settings | {"epochs": epochs}, optimizer={"lr": 3e-2})
 
 
+@pytest.mark.slow  # two runs and a restart, of which most is compilation
 @pytest.mark.usefixtures("explicit_transfers")
 def test_fine_tuning_goes_on_from_an_exported_adapter(base: Path, tmp_path: Path) -> None:
     """The second run's first evaluation is the first run's last one, and it learns on."""
@@ -208,7 +209,7 @@ def test_fine_tuning_goes_on_from_an_exported_adapter(base: Path, tmp_path: Path
     def run(name: str, given: AdapterConfig, epochs: float) -> dict[str, dict[str, float]]:
         config = sft_config(tmp_path / "rows.jsonl", epochs)
         config.model.path = str(base)
-        return sft.train(with_adapter(config, given), tmp_path / name)["eval"]
+        return sft.train(with_adapter(config, given), tmp_path / name)["eval_all"]
 
     first = run("first", AdapterConfig(rank=4), 4)
     out = export.run(export.Options(tmp_path / "first", tmp_path / "adapter", adapter=True))
@@ -218,7 +219,7 @@ def test_fine_tuning_goes_on_from_an_exported_adapter(base: Path, tmp_path: Path
     assert second["before"]["eval/loss"] < first["before"]["eval/loss"]
     # The same command resumes, with the settings that the adapter has given.
     assert run("second", AdapterConfig(path=out), 4)["before"] == second["before"]
-    assert [row["step"] for row in reproducible_metrics(tmp_path / "second")] == list(range(1, 9))
+    assert [row["step"] for row in reproducible_metrics(tmp_path / "second")] == list(range(1, 13))
 
 
 @pytest.mark.slow  # two runs of RL, of which most is compilation
