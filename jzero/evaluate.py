@@ -1,11 +1,11 @@
-"""`python -m jzero.evaluate --model DIR --suite aime24,mine=FILE [--out DIR] [--config.X.Y=Z ...]`
+"""`python -m jzero.evaluate --model DIR [--adapter DIR] --suite aime24,mine=FILE [--out DIR] [--config.X.Y=Z ...]`
 
 Evaluates a model on one or more suites. Writes every problem's responses to
 OUT/<suite>-<kind>.jsonl and the metrics to OUT/summary.json, and prints a table. By default each
 problem gets one greedy response, as in the tables that model cards publish. --config.eval.samples=K
 adds K responses at --config.rollout.temperature or, if it is set, --config.eval.temperature, and
-with them avg@K, pass@k and maj@K.
-"""
+with them avg@K, pass@k and maj@K. --adapter is an adapter of the model in PEFT's format.
+"""  # noqa: E501 (the first line is the usage that --help prints)
 
 import json
 import sys
@@ -18,17 +18,18 @@ import numpy as np
 
 from jzero import cli, config
 from jzero.distributed import peers, processes
-from jzero.distributed.mesh import param_shardings, train_mesh
+from jzero.distributed.mesh import adapter_shardings, param_shardings, train_mesh
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
-from jzero.model import huggingface, qwen
+from jzero.model import adapters, huggingface, peft, qwen
 from jzero.rollout.evaluation import accuracy_metrics, evaluate, evaluation_kinds
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
-from jzero.run.base_model import check_context, read_base_model
+from jzero.run.base_model import check_context, read_base_model, with_adapter
 from jzero.run.environment import versions
 from jzero.run.samples import write_responses
 from jzero.setup import with_stop_strings
 from jzero.tasks import math_problems, suites
+from jzero.training.frozen import freeze
 
 
 class SuiteSummary(TypedDict):
@@ -73,31 +74,53 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
     )
     parser.add_argument(
+        "--adapter", default="", help="directory or hub id of an adapter of the model, as PEFT's"
+    )
+    parser.add_argument(
         "--suite", required=True, help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE"
     )
     parser.add_argument("--out", help="directory to write to; default runs/eval-<date>-<time>")
     given, rest = parser.parse_known_args(arguments)
     settings = cli.parse_settings(defaults(given.model), rest)
     settings.model.path = given.model
+    settings.model.adapter.path = given.adapter or settings.model.adapter.path
     settings = with_stop_strings(settings, math_problems.math_template(settings.task.template))
     out = Path(given.out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
     return suites.split_commas(given.suite), out, settings
 
 
 def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
-    """Returns a sampler for the model at `settings.model.path`, and the weights it samples from."""
-    if settings.model.adapter.rank:
+    """Returns a sampler for the model at `settings.model.path`, and the weights it samples from.
+
+    With an adapter at `settings.model.adapter.path` the weights are a base with an adapter.
+    """
+    if settings.model.adapter.rank and not settings.model.adapter.path:
         raise UserError(
             f"model.adapter.rank={settings.model.adapter.rank} is of training, and nothing is "
-            "trained here: leave it out; what a run exports has its adapter merged"
+            "trained here: leave it out; what a run exports has its adapter merged, and --adapter "
+            "takes one that is not"
         )
+    settings = with_adapter(settings)
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory, "settings.model.path is empty"
     mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
     sampler, publish = make_sampler(settings, base, mesh, pool)
-    params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh))
-    return sampler, publish(params)
+    adapter = settings.model.adapter
+    if not adapter.rank:
+        params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh))
+        return sampler, publish(params)
+    # As in training: the decoder multiplies by a frozen base and by the factors of the adapter.
+    dtype = settings.model.dtype
+    params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh), dtype)
+    frozen = freeze(params, base.model, mesh, dtype)
+    factors = peft.load(
+        peft.resolve(adapter.path),
+        base.model,
+        adapter,
+        adapter_shardings(base.model, adapter, mesh),
+    )
+    return sampler, publish(adapters.join(frozen, factors, adapter.scale))
 
 
 def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, SuiteSummary]:

@@ -1,6 +1,8 @@
-"""`python -m jzero.export --workdir W --out DIR [--step N] [--push-to-hub USER/NAME [--revision BRANCH]]`
+"""`python -m jzero.export --workdir W --out DIR [--step N] [--adapter] [--push-to-hub USER/NAME [--revision BRANCH]]`
 
-Exports a checkpoint of a run as a directory that `transformers` loads, with a model card. The
+Exports a checkpoint of a run as a directory that `transformers` loads, with a model card. Where the
+run trains an adapter, it is merged into its base in fp32 and rounded once; with --adapter it is
+written alone, as a directory that `peft`, vLLM and SGLang load beside the base. The
 command needs no accelerator, and it may read the workdir while the run goes on.
 """  # noqa: E501 (the first line is the usage that --help prints)
 
@@ -18,13 +20,13 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from jzero import cli, config
 from jzero.errors import UserError
 from jzero.files import JsonObject, read_jsonl
-from jzero.model import adapters, hub, huggingface, qwen
+from jzero.model import adapters, hub, huggingface, peft, qwen
 from jzero.model.hub import is_on_hub
 from jzero.run import history
 from jzero.run.base_model import BaseModel, read_base_model
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.export_model import export_model
-from jzero.run.frozen_base import base_directory, check_base
+from jzero.run.frozen_base import base_directory, check_base, is_in_workdir
 from jzero.run.history import Stage
 from jzero.run.metrics import METRICS, STEP_LINE
 from jzero.run.record import base_of, evaluations_of
@@ -35,6 +37,7 @@ EXPORTED = (
     "*.safetensors",
     "*.jinja",
     "README.md",
+    peft.CONFIG,
     "added_tokens.json",
     "config.json",
     "generation_config.json",
@@ -62,6 +65,7 @@ class Options:
     step: int | None = None  # None: the newest checkpoint
     dtype: str = "float32"
     license: str = "unknown"
+    adapter: bool = False  # write the adapter alone, and not the model that it is merged into
     force: bool = False
     push_to_hub: str | None = None  # "user/name" of a model on the hub
     revision: str | None = None  # branch of that model
@@ -78,19 +82,25 @@ def run(options: Options) -> str:
         )
     step = steps[-1] if options.step is None else options.step
     base = read_base_model(settings.model)
+    name_of_base = check_adapter(options, settings, base) if options.adapter else ""
     items, record = checkpoints.read_items(step, {"params": trained_params(settings, base)})
     try:
         evaluations = evaluations_of(record)
         expected_base = base_of(record)
     except ValueError as error:
         raise checkpoints.damaged(step, error) from None
-    params = whole_model(settings, base, options.workdir, items["params"], expected_base)
+    if settings.model.adapter.rank:
+        check_base(settings, base_directory(settings, base, options.workdir), expected_base)
 
     # The directory gets its name when it is complete.
     unfinished = options.out.with_name(f".{options.out.name}.partial")
     shutil.rmtree(unfinished, ignore_errors=True)
-    stages = history.history_of(settings, step, base.directory)
-    export_model(unfinished, base, settings.rollout, params, options.dtype, stages)
+    if options.adapter:
+        export_adapter(unfinished, settings, base, name_of_base, items["params"], options.dtype)
+    else:
+        params = whole_model(settings, base, options.workdir, items["params"])
+        stages = history.history_of(settings, step, base.directory)
+        export_model(unfinished, base, settings.rollout, params, options.dtype, stages)
     card = make_card(settings, step, evaluations, base, options)
     card.save(unfinished / "README.md")
     shutil.rmtree(options.out, ignore_errors=True)
@@ -112,20 +122,53 @@ def whole_model(
     base: BaseModel,
     workdir: Path,
     trained: qwen.Params,
-    expected: JsonObject,
 ) -> qwen.Params:
     """Returns the parameters of the whole model: `trained`, or the base with this adapter.
 
-    `expected` is what the checkpoint says of the base. The base has the type that the run computed
-    with, so that what is exported is what was trained.
+    The base has the type that the run computed with, so that what is exported is what was trained.
     """
     adapter = settings.model.adapter
     if not adapter.rank:
         return trained
     directory = base_directory(settings, base, workdir)
-    check_base(settings, directory, expected)
     frozen = huggingface.load(directory, base.model, dtype=settings.model.dtype)
     return adapters.join(frozen, trained, adapter.scale)
+
+
+def check_adapter(options: Options, settings: config.Config, base: BaseModel) -> str:
+    """Returns the name of the base for adapter_config.json: an id of the hub, or a directory.
+
+    Raises UserError if the run has no adapter, or would push one whose base nobody else has.
+    """
+    path = settings.model.path
+    if not settings.model.adapter.rank:
+        raise UserError(
+            f"--adapter: the run in {options.workdir} trains the whole model: leave out --adapter"
+        )
+    if is_on_hub(path) and not is_in_workdir(settings):
+        return path
+    directory = base_directory(settings, base, options.workdir).absolute()
+    if options.push_to_hub:
+        raise UserError(
+            f"--adapter: the base is the directory {directory}, which is not on the hub: leave out "
+            "--adapter and push the merged model, or leave out --push-to-hub"
+        )
+    return str(directory)
+
+
+def export_adapter(
+    directory: Path,
+    settings: config.Config,
+    base: BaseModel,
+    name_of_base: str,
+    adapter: qwen.Params,
+    dtype: str,
+) -> None:
+    """Writes an adapter and the tokenizer that it was trained with."""
+    peft.save(
+        directory, base.model, settings.model.adapter, adapter, base=name_of_base, dtype=dtype
+    )
+    base.tokenizer.save_pretrained(str(directory))
 
 
 def check(options: Options) -> None:
@@ -185,8 +228,7 @@ class CardValues:
 
     header: str  # YAML, read by the hub
     model_name: str
-    model_type: str
-    parameters_in_millions: str
+    subject: str  # the beginning of the first sentence
     base_model: str
     stages: str
     template: str
@@ -220,8 +262,7 @@ def make_card(
     values = CardValues(
         header=header.to_yaml(),
         model_name=str(header.model_name),
-        model_type=base.model.model_type,
-        parameters_in_millions=f"{qwen.num_params(base.model) / 1e6:.4g}",
+        subject=describe_weights(settings, base, options),
         base_model=stages[0].start or "random weights",
         stages=stages_list(stages, settings),
         template=template_sentence(stages[-1], base),
@@ -236,6 +277,17 @@ def make_card(
     )
     text = Path(__file__).with_name("card.md").read_text(encoding="utf-8")
     return ModelCard(text.format(**vars(values)))
+
+
+def describe_weights(settings: config.Config, base: BaseModel, options: Options) -> str:
+    """Returns what the weights are, as the subject of a sentence."""
+    millions = qwen.num_params(base.model) / 1e6
+    model = f"a {base.model.model_type} model of {millions:.4g}M parameters"
+    if not options.adapter:
+        return f"A{model.removeprefix('a')}"
+    adapter = settings.model.adapter
+    millions = adapters.num_params(base.model, adapter) / 1e6
+    return f"A LoRA adapter of rank {adapter.rank} with {millions:.4g}M parameters for {model}"
 
 
 def card_header(
@@ -265,7 +317,7 @@ def card_header(
     return ModelCardData(
         model_name=f"{settings.name or 'jzero'}-{step}",
         license=options.license,
-        library_name="transformers",
+        library_name="peft" if options.adapter else "transformers",
         pipeline_tag="text-generation",
         base_model=starts[0] if starts else None,
         datasets=[name for name in data if is_on_hub(name)] or None,
@@ -419,6 +471,11 @@ def main() -> None:
         help="type of the weights; default float32, as trained",
     )
     parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write the run's adapter alone, in PEFT's format; default: merged into its base",
+    )
+    parser.add_argument(
         "--license",
         default="unknown",
         help="license of the model, as the hub names it: apache-2.0, ...",
@@ -440,6 +497,7 @@ def main() -> None:
         out=args.out,
         step=args.step,
         dtype=args.dtype,
+        adapter=args.adapter,
         license=args.license,
         force=args.force,
         push_to_hub=args.push_to_hub,

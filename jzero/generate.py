@@ -87,9 +87,13 @@ def describe(options: Options, settings: config.Config) -> str:
     """Returns the card of the data set. It names no directory of whoever made the set."""
     sources = settings.task.data or settings.task.name
     data = ", ".join(public_name(source) for source in suites.split_commas(sources))
+    adapter = settings.model.adapter.path
+    model = public_name(options.model)
+    if adapter:
+        model += f" with the adapter {public_name(adapter)}"
     graded = "graded by jzero" if options.gold else "not graded"
     return (
-        f"{options.n} responses of {public_name(options.model)} to every problem of {data}, "
+        f"{options.n} responses of {model} to every problem of {data}, "
         f"{graded}.\n\nSampled with jzero at temperature {settings.rollout.temperature}, top-p "
         f"{settings.rollout.top_p}, with at most {settings.rollout.max_new_tokens} new tokens. The "
         "columns `prompt` and `completion` are those of supervised fine-tuning.\n"
@@ -134,6 +138,11 @@ def temperature_of(options: Options, settings: config.Config) -> float:
 def check(options: Options, settings: config.Config) -> None:
     """Raises UserError for options and settings that cannot work."""
     checked = settings
+    if options.base_url and settings.model.adapter.path:
+        raise UserError(
+            f"--adapter {settings.model.adapter.path} is for jzero's own engine: leave it out, and "
+            "give the name that the server of --base-url has for the adapter as --model"
+        )
     if options.base_url:
         # The name is the server's: a model of this name here says nothing about its lengths.
         checked = replace(settings, model=replace(settings.model, path=""))
@@ -438,6 +447,9 @@ def main() -> None:
         required=True,
         help="directory or hub id of a model; with --base-url the name that the server knows",
     )
+    parser.add_argument(
+        "--adapter", default="", help="directory or hub id of an adapter of the model, as PEFT's"
+    )
     parser.add_argument("--data", default="", help="problems, as in task.data")
     parser.add_argument("--n", type=int, default=1, help="responses to each problem")
     parser.add_argument(
@@ -483,6 +495,7 @@ def main() -> None:
     defaults.task.name = "math"
     defaults.task.data = args.data
     defaults.model.path = args.model
+    defaults.model.adapter.path = args.adapter
     options = Options(
         model=args.model,
         out=args.out,

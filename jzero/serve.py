@@ -1,10 +1,12 @@
 """Serves a model over OpenAI's HTTP API, or over JetStream's gRPC API.
 
     python -m jzero.serve --model DIR [--host HOST] [--port PORT] [--config.section.field=value ...]
+    python -m jzero.serve --model DIR --adapter DIR
     python -m jzero.serve --model DIR --jetstream PORT
 
 The HTTP API (extra `serve`) has completions and chats. One thread decodes all requests together,
-and new ones join at its next call of the device; another thread speaks HTTP. With --jetstream,
+and new ones join at its next call of the device; another thread speaks HTTP. With --adapter every
+request is answered by the model with this adapter, in PEFT's format. With --jetstream,
 JetStream's gRPC server (extra `jetstream`) takes the place of HTTP, and decoding is greedy.
 """
 
@@ -42,6 +44,9 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
     )
     parser.add_argument(
+        "--adapter", default="", help="directory or hub id of an adapter of the model, as PEFT's"
+    )
+    parser.add_argument(
         "--host",
         default="127.0.0.1",
         help="name or address to listen on (default 127.0.0.1, this machine alone)",
@@ -72,6 +77,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, config.Config]:
     defaults.rollout.keep_stop = False
     settings = cli.parse_settings(defaults, rest)
     settings.model.path = options.model
+    settings.model.adapter.path = options.adapter or settings.model.adapter.path
     if options.jetstream is not None:
         # JetStream takes one token a call and knows no preemption.
         settings.rollout.decode_steps = 1

@@ -82,8 +82,24 @@ def check_architecture(config: Config) -> Iterator[str]:
 
 
 def check_adapter(config: Config) -> Iterator[str]:
-    """The critic of a run with an adapter is one more adapter on the policy's base."""
-    if config.model.adapter.rank and config.critic.path:
+    """The critic of a run with an adapter is one more adapter on the policy's base.
+
+    An adapter that is given is of the base as it is.
+    """
+    path = config.model.adapter.path
+    if path and not config.model.path:
+        yield f"model.adapter.path={path} is of another model: set model.path to that model"
+    if path and config.warm_start.steps and not config.sft.data:
+        yield (
+            f"warm_start.steps={config.warm_start.steps} trains the model that the adapter "
+            f"model.adapter.path={path} is of: set warm_start.steps=0"
+        )
+    if path and config.critic.path:
+        yield (
+            f"critic.path={config.critic.path} is a model of its own, and with model.adapter.path "
+            "the critic is an adapter on the policy's model: set critic.path="
+        )
+    elif config.model.adapter.rank and config.critic.path:
         yield (
             f"critic.path={config.critic.path} is a model of its own, and with model.adapter.rank="
             f"{config.model.adapter.rank} the critic is an adapter on the policy's model: set "

@@ -71,6 +71,12 @@ class AdapterConfig:
         choices=("uniform",),
     )
 
+    path: str = setting(
+        "",
+        "Directory or hub id of an adapter in PEFT's format that training goes on from. It gives "
+        "rank, alpha and targets. Empty: a new adapter.",
+    )
+
     @property
     def scale(self) -> float:
         """Returns what the adapter's output is multiplied by; 0 without an adapter."""

@@ -66,6 +66,11 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         UserError: The settings do not fit together, or do not fit the devices.
     """
     config.validate(settings)
+    if settings.model.adapter.path:
+        raise UserError(
+            f"model.adapter.path={settings.model.adapter.path}: the planner reads no adapters: "
+            "leave it out"
+        )
     if settings.model.adapter.rank:
         raise UserError(
             f"model.adapter.rank={settings.model.adapter.rank}: the planner knows no adapters yet; "

@@ -1,12 +1,13 @@
 """The model that a run starts from: its configuration and its tokenizer."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from jzero.config import POSITIONS, Config, ModelConfig, context_mistakes
+from jzero.config import POSITIONS, Config, ModelConfig, context_mistakes, validate
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.model import adapters, huggingface, qwen, tokenizer
+from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 
 POSITIONS_FROM_SCRATCH = 32768  # max_position_embeddings of a model from random weights
 
@@ -48,6 +49,22 @@ def read_base_model(config: ModelConfig) -> BaseModel:
     # longest episode of one run.
     positions = config.max_position_embeddings or POSITIONS_FROM_SCRATCH
     return BaseModel(None, model, {POSITIONS: positions}, tok)
+
+
+def with_adapter(config: Config) -> Config:
+    """Returns the config with rank, alpha and targets of the adapter at model.adapter.path.
+
+    Of the model, config.json alone is read. Raises UserError if the settings do not go together, or
+    the adapter cannot be read.
+    """
+    given = config.model.adapter
+    if not given.path:
+        return config
+    validate(config)
+    directory = huggingface.resolve(config.model.path, ("config.json",))
+    model, _ = huggingface.load_config(directory)
+    found = peft.with_path(given, model)
+    return replace(config, model=replace(config.model, adapter=found))
 
 
 def check_context(config: Config, base: BaseModel) -> None:

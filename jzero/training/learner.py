@@ -41,7 +41,7 @@ from jzero import attention
 from jzero.config import Config, ModelConfig, OptimizerConfig
 from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
-from jzero.model import adapters, huggingface, qwen
+from jzero.model import adapters, huggingface, peft, qwen
 from jzero.training.frozen import abstract_base, freeze
 from jzero.training.heads import Head, Stats, critic_head, make_sequence_sum, policy_head
 from jzero.training.optimizer import optimizer
@@ -151,6 +151,16 @@ class Learner:
         draw = jax.jit(init, out_shardings=self.shardings)
         return draw(collectives.put_global(np.uint32(seed), self.replicated))
 
+    def first_adapter(self, seed: int) -> qwen.Params:
+        """Returns the adapter that a run starts from: a new one, or that of model.adapter.path.
+
+        A critic always has a new one, for the adapter that is given is a policy's.
+        """
+        if not self.adapter.path or self.model.value_head:
+            return self.init_adapter(seed)
+        directory = peft.resolve(self.adapter.path)
+        return peft.load(directory, self.model, self.adapter, self.shardings)
+
     def load_params(self, directory: Path | None, seed: int, dtype: str = "float32") -> qwen.Params:
         """Returns the model's parameters in a Hugging Face directory, or random ones if it is None.
 
@@ -178,11 +188,11 @@ class Learner:
     def start_on(self, params: qwen.Params, seed: int) -> State:
         """Returns the first State of a run that starts from a model, as `freeze` returned it.
 
-        It trains the model, or a new adapter on the model.
+        It trains the model, or an adapter on the model.
         """
         if not self.adapter.rank:
             return self.start(params)
-        return replace(self.start(self.init_adapter(seed)), base=params)
+        return replace(self.start(self.first_adapter(seed)), base=params)
 
     def weights(self, state: State) -> qwen.Params:
         """Returns the parameters of the whole model. Its arrays are those of `state`."""

@@ -5,8 +5,8 @@ last step that n divides. It lies in `<workdir>/reference/<step>`, in float32 an
 format.
 
 Where an adapter is trained, the reference of step 0 is its frozen base, the adapter switched off:
-nothing is copied. That of a later step is the base with the adapter of that step, which alone lies
-on disk (`adapter.safetensors`).
+nothing is copied. That of a later step, or of a run that starts from a given adapter, is the base
+with the adapter of that step, which alone lies on disk (`adapter.safetensors`).
 """
 
 import os
@@ -48,8 +48,9 @@ def load_reference(
     """
     wanted = reference_step(algorithm, step)
     has_adapter = bool(state.base)
-    if has_adapter and wanted == 0:
-        return state.base  # an adapter starts as one that changes nothing
+    is_new_adapter = has_adapter and not policy.adapter.path
+    if is_new_adapter and wanted == 0:
+        return state.base  # a new adapter changes nothing
     directory = workdir / "reference" / str(wanted)
 
     # The directory exists already if the run was killed after saving the reference and before its

@@ -222,6 +222,11 @@ ONE_SUITE = "--model /nope --suite countdown"
             f"{ONE_SUITE} --config.model.adapter.rank=8",
             "model.adapter.rank=8 is of training, and nothing is trained here: leave it out",
         ),
+        (
+            evaluate,
+            f"{ONE_SUITE} --adapter /nope",
+            "no such directory: /nope",
+        ),
         (evaluate, f"{ONE_SUITE} --oot=x", "Unknown command line flag 'oot'"),
         (filter, "--data x --out y", "nothing to filter by: give --rates or --against"),
         (filter, "--data x --out y --against math500 --ngram 0", "--ngram=0 must be at least 1"),

@@ -29,6 +29,18 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         {"model.adapter.rank": 8, "critic.path": "/a/critic"},
         "critic.path=/a/critic is a model of its own, and with model.adapter.rank=8 the critic is",
     ),
+    (
+        {"model.adapter.path": "/an/adapter"},
+        "model.adapter.path=/an/adapter is of another model: set model.path to that model",
+    ),
+    (
+        {"model.adapter.path": "/a", "model.path": "/b", "warm_start.steps": 3},
+        "warm_start.steps=3 trains the model that the adapter model.adapter.path=/a is of",
+    ),
+    (
+        {"model.adapter.path": "/a", "model.path": "/b", "critic.path": "/a/critic"},
+        "critic.path=/a/critic is a model of its own, and with model.adapter.path the critic is",
+    ),
     ({"model.logit_chunk": 0}, "model.logit_chunk=0 must be at least 1"),
     ({"task.grade_workers": 0}, "task.grade_workers=0 must be at least 1"),
     ({"task.grade_seconds": 0.0}, "task.grade_seconds=0.0 must be above 0"),

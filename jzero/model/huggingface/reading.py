@@ -1,12 +1,13 @@
 """Reads a Hugging Face checkpoint: config.json, and safetensors in one file or in several."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 
 from jzero.config.checks import is_hub_id
@@ -39,10 +40,11 @@ class TensorFile(Protocol):
     def get_slice(self, name: str) -> Rows: ...
 
 
-def resolve(path: str | Path) -> Path:
+def resolve(path: str | Path, patterns: Sequence[str] = DOWNLOADS) -> Path:
     """Returns a local directory: `path` itself, or the local copy of the hub id that `path` is.
 
-    A hub id ("Qwen/Qwen2.5-0.5B") is downloaded where there is no local copy yet. Raises UserError
+    Files of a hub id ("Qwen/Qwen2.5-0.5B") that match one of the `patterns` are downloaded where
+    there is no local copy yet. Raises UserError
     where `path` is neither a directory nor the id of a model that can be downloaded.
     """
     local = Path(path).expanduser()
@@ -57,7 +59,7 @@ def resolve(path: str | Path) -> Path:
             f"no such directory: {path} (and it is not a hub id such as Qwen/Qwen2.5-0.5B)"
         )
     try:
-        return hub.download(str(path), DOWNLOADS)
+        return hub.download(str(path), patterns)
     except OSError as error:
         raise UserError(
             f"no such directory, and the hub is unreachable or has no such model: {path} "
@@ -72,11 +74,19 @@ def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
     """
     directory = Path(path)
     file = file_in(directory, "config.json")
+    adapter = file_in(directory, "adapter_config.json")
+    if adapter is not None and file is None:
+        raise UserError(
+            f"{path} holds an adapter and no model: give its base as the model, and this directory "
+            "as model.adapter.path or --adapter"
+        )
+    if adapter is not None:
+        raise UserError(
+            f"{adapter} is of an adapter, which is not read with the model: merge it into the "
+            "weights, or give it as model.adapter.path in a directory of its own"
+        )
     if file is None:
         raise UserError(f"no config.json in {path}: it is not a Hugging Face model directory")
-    adapter = file_in(directory, "adapter_config.json")
-    if adapter is not None:
-        raise UserError(f"{adapter} is of an adapter, which is not read: merge it into the weights")
     hf_config = read_json(file)
     return parse_config(hf_config, file), hf_config
 
@@ -114,10 +124,24 @@ def load(
     tensors = checkpoint_tensors(config)
     check_tensors(path, config, stored, tensors)
 
-    handles = {file: open_file(file) for file in {tensor.file for tensor in stored.values()}}
     if config.tie_word_embeddings and HEAD in stored:
-        check_head(handles, stored, tensors["embed"][0].name)
+        check_head(stored, tensors["embed"][0].name)
     shardings = flatten(sharding) if sharding is not None else {}
+    return unflatten(read_parameters(stored, tensors, shardings, dtype))
+
+
+def read_parameters(
+    stored: Mapping[str, HeaderEntry],
+    tensors: Mapping[str, list[Tensor]],
+    shardings: Mapping[str, Sharding],
+    dtype: str,
+) -> dict[str, jax.Array]:
+    """Returns the parameters of `tensors`, whose headers `stored` are checked already.
+
+    A parameter without an entry in `shardings` is on the default device. Only one parameter at a
+    time is in the host's memory. Raises UserError where a tensor is not finite.
+    """
+    handles = {file: open_file(file) for file in {tensor.file for tensor in stored.values()}}
     params = {}
     for leaf, layers in tensors.items():
         host = np.empty((len(layers), *layers[0].shape), np.float32)
@@ -133,7 +157,7 @@ def load(
         else:
             # The host array's memory must not become the parameter's: it belongs to NumPy.
             params[leaf] = jax.device_put(host, may_alias=False)
-    return unflatten(params)
+    return params
 
 
 def check_tensors(
@@ -165,16 +189,14 @@ def check_tensors(
         check_type(name, found)
 
 
-def check_head(
-    handles: Mapping[Path, TensorFile], stored: Mapping[str, HeaderEntry], embedding: str
-) -> None:
+def check_head(stored: Mapping[str, HeaderEntry], embedding: str) -> None:
     """Raises UserError if the head that a tied model repeats is not its embedding.
 
     `transformers` does not tie the two then. They are compared a few rows at a time.
     """
     file = stored[HEAD].file
-    head_rows = handles[file].get_slice(HEAD)
-    embedding_rows = handles[stored[embedding].file].get_slice(embedding)
+    head_rows = open_file(file).get_slice(HEAD)
+    embedding_rows = open_file(stored[embedding].file).get_slice(embedding)
     num_rows = stored[HEAD].shape[0]
     for start in range(0, num_rows, ROWS):
         part = slice(start, min(start + ROWS, num_rows))

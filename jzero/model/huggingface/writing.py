@@ -3,6 +3,8 @@
 import json
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -44,9 +46,28 @@ def save(
     max_shard_bytes: the size from which the tensors are split over several files and an index.
     Raises UserError where `dtype` is unknown or `path` exists and is not an empty directory.
     """
-    path = Path(path)
+    check_dtype(dtype)
+    with new_directory(path) as directory:
+        write_weights(directory, config, params, dtype, max_shard_bytes)
+        entries = config_json(config, dtype, hf_config_extra)
+        processes.write_once(directory / "config.json", json.dumps(entries, indent=2) + "\n")
+
+
+def check_dtype(dtype: str) -> np.dtype:
+    """Returns the type of this name. Raises UserError if tensors are not written in it."""
     if dtype not in DTYPES:
         raise UserError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
+    return np.dtype(DTYPES[dtype])
+
+
+@contextmanager
+def new_directory(path: str | Path) -> Iterator[Path]:
+    """Gives a directory to write, which gets the name `path` when the block is done.
+
+    Every host enters the block; the first one writes, and the directory is its own. Raises
+    UserError where `path` exists and is not an empty directory.
+    """
+    path = Path(path)
     if processes.is_first_process() and path.exists() and (path.is_file() or any(path.iterdir())):
         raise UserError(f"{path} exists and is not an empty directory: remove it or choose another")
 
@@ -54,9 +75,7 @@ def save(
     with TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as temporary:
         unfinished = Path(temporary) / path.name
         unfinished.mkdir()
-        write_weights(unfinished, config, params, dtype, max_shard_bytes)
-        entries = config_json(config, dtype, hf_config_extra)
-        processes.write_once(unfinished / "config.json", json.dumps(entries, indent=2) + "\n")
+        yield unfinished
         if processes.is_first_process():
             os.replace(unfinished, path)
     # No host goes on, perhaps to read the directory, before it is there.
@@ -67,7 +86,7 @@ def write_weights(
     path: Path, config: QwenConfig, params: Params, dtype: str, max_shard_bytes: int
 ) -> None:
     """Writes safetensors files of at most `max_shard_bytes`, and an index if there are several."""
-    stored_dtype = np.dtype(DTYPES[dtype])
+    stored_dtype = check_dtype(dtype)
     leaves = flatten(params)
     tensors: dict[str, tuple[str, Tensor]] = {}  # name in the checkpoint -> parameter, tensor
     for leaf, layers in checkpoint_tensors(config).items():

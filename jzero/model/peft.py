@@ -1,0 +1,376 @@
+"""Adapters as directories that `peft`, vLLM and SGLang load, read and written without torch.
+
+    settings = peft.read_settings(directory, config)      # rank, alpha, targets
+    adapter = peft.load(directory, config, settings)      # {"layers": {"q": {"a", "b"}, ...}}
+    peft.save(out, config, settings, adapter, base="Qwen/Qwen3-4B", dtype="float32")
+
+A directory holds adapter_config.json and adapter_model.safetensors. The weight of a linear layer
+that the base calls `model.layers.0.mlp.up_proj.weight` has two tensors there, of PEFT's names:
+
+    base_model.model.model.layers.0.mlp.up_proj.lora_A.weight  [R, inputs]
+    base_model.model.model.layers.0.mlp.up_proj.lora_B.weight  [outputs, R]
+
+The names come from the family's table of tensors, and so do the shapes. A directory is checked as a
+whole before anything is allocated: what jzero would compute differently from `peft` is refused.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from jzero.config import AdapterConfig
+from jzero.distributed import collectives, processes
+from jzero.errors import UserError, shown
+from jzero.files import JsonObject
+from jzero.model import adapters, hub
+from jzero.model.architecture import Params, QwenConfig
+from jzero.model.directory import file_in, read_json
+from jzero.model.hub import is_on_hub
+from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, read_header
+from jzero.model.huggingface.reading import read_parameters
+from jzero.model.huggingface.schema import Entry, has_kind, wrong_values
+from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten, unflatten
+from jzero.model.huggingface.writing import check_dtype, new_directory, write_tensors
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PICKLED = "adapter_model.bin"  # of old versions of PEFT
+FILES = (CONFIG, WEIGHTS)
+
+PREFIX = "base_model.model."  # of all names; PEFT's models hold the base below these attributes
+SUFFIX = ".weight"
+ALL_LINEAR = "all-linear"  # PEFT's word for every linear layer but the head
+
+# The entries of adapter_config.json that jzero reads.
+ENTRIES = {
+    "peft_type": Entry("text", is_required=True),
+    "r": Entry("whole number", is_required=True, lowest=1, highest=2**16),
+    "lora_alpha": Entry("number", is_required=True, lowest=1e-9, highest=1e9),
+    "task_type": Entry("text"),
+}
+# Entries that say nothing of what the adapter computes. Dropout is of training alone.
+WITHOUT_EFFECT = {
+    "auto_mapping",
+    "base_model_name_or_path",
+    "inference_mode",
+    "lora_dropout",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "revision",
+}
+# The other entries, which have to be absent, null, false or empty, or have one of these values.
+# Other ways to draw the first values change the base, too, and its files do not hold the change.
+HARMLESS = {
+    "bias": ("none",),
+    "init_lora_weights": (True, "gaussian", "orthogonal"),
+}
+
+Item = TypeVar("Item")
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+def modules(config: QwenConfig) -> dict[str, list[str]]:
+    """Returns the base's names of each linear layer: {"q": ["model.layers.0...", ...], ...}."""
+    tensors = checkpoint_tensors(config)
+    return {
+        name: [tensor.name.removesuffix(SUFFIX) for tensor in tensors[f"layers.{name}"]]
+        for name in adapters.linear_layers(config)
+    }
+
+
+def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, list[Tensor]]:
+    """Returns the tensors of every factor ("layers.q.a", "layers.q.b", ...): one per layer."""
+    names = modules(config)
+    rank = settings.rank
+    of_weights = checkpoint_tensors(config)
+    tensors: dict[str, list[Tensor]] = {}
+    for name, target in adapters.targets(config, settings).items():
+        a, b = [], []
+        for weight, module in zip(of_weights[f"layers.{name}"], names[name], strict=True):
+            # Both factors are weights of torch's Linear, as the weight of the base is.
+            num_outputs, num_inputs = weight.stored_shape
+            a.append(
+                Tensor(
+                    name=f"{PREFIX}{module}.lora_A{SUFFIX}",
+                    layer=weight.layer,
+                    shape=(*target.inputs, rank),
+                    stored_shape=(rank, num_inputs),
+                    is_linear=True,
+                )
+            )
+            b.append(
+                Tensor(
+                    name=f"{PREFIX}{module}.lora_B{SUFFIX}",
+                    layer=weight.layer,
+                    shape=(rank, *target.outputs),
+                    stored_shape=(num_outputs, rank),
+                    is_linear=True,
+                )
+            )
+        tensors[f"layers.{name}.a"] = a
+        tensors[f"layers.{name}.b"] = b
+    return tensors
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def save(
+    path: str | Path,
+    config: QwenConfig,
+    settings: AdapterConfig,
+    adapter: Params,
+    *,
+    base: str,
+    dtype: str,
+) -> None:
+    """Writes an adapter to the directory `path`, which appears when it is complete.
+
+    Every host calls this function; the first one writes.
+    base: hub id or directory of the base, where `peft` looks for it.
+    dtype: of the tensors, a key of `huggingface.DTYPES`.
+    Raises UserError where `dtype` is unknown or `path` exists and is not an empty directory.
+    """
+    assert not config.value_head, "the adapter of a critic has a head, for which PEFT has no place"
+    stored_dtype = check_dtype(dtype)
+    with new_directory(path) as directory:
+        leaves = flatten(adapter)
+        stored = {}
+        for leaf, layers in adapter_tensors(config, settings).items():
+            host = collectives.fetch_global(leaves[leaf]).astype(stored_dtype)
+            for tensor in layers:
+                stored[tensor.name] = tensor.to_stored(host[tensor.layer])
+        if processes.is_first_process():
+            write_tensors(directory / WEIGHTS, stored)
+        text = json.dumps(config_json(config, settings, base), indent=2) + "\n"
+        processes.write_once(directory / CONFIG, text)
+
+
+def config_json(config: QwenConfig, settings: AdapterConfig, base: str) -> JsonObject:
+    """Returns the adapter_config.json of an adapter, as a dict."""
+    names = modules(config)
+    # PEFT and vLLM know the layers by the last part of their names: q_proj, ...
+    target_modules = [
+        names[name][0].rpartition(".")[2] for name in adapters.targets(config, settings)
+    ]
+    alpha = settings.alpha
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": settings.rank,
+        "lora_alpha": int(alpha) if alpha.is_integer() else alpha,  # readers expect an integer
+        "lora_dropout": 0.0,
+        "target_modules": target_modules,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "modules_to_save": None,
+        "rank_pattern": {},
+        "alpha_pattern": {},
+        "init_lora_weights": True,
+        "inference_mode": True,
+    }
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def resolve(path: str | Path) -> Path:
+    """Returns a local directory: `path` itself, or the local copy of the hub id that `path` is."""
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return local
+    if not is_on_hub(str(path)):
+        raise UserError(f"no such directory: {path}: give one that holds {CONFIG} and {WEIGHTS}")
+    try:
+        return hub.download(str(path), FILES)
+    except OSError as error:
+        raise UserError(
+            f"no such directory, and the hub is unreachable or has no such adapter: {path} "
+            f"({error}). Download the adapter where there is a network and give its directory"
+        ) from error
+
+
+def with_path(given: AdapterConfig, config: QwenConfig) -> AdapterConfig:
+    """Returns `given` with the rank, the alpha and the targets of the adapter at `given.path`.
+
+    Raises UserError if one of them is given, too, and is another.
+    """
+    found = read_settings(resolve(given.path), config)
+    default = AdapterConfig()
+    wrong = []
+    if given.rank not in (default.rank, found.rank):
+        wrong.append(f"rank={found.rank}")
+    if given.alpha not in (default.alpha, found.alpha):
+        wrong.append(f"alpha={found.alpha:g}")
+    if given.targets and {*adapters.targets(config, given)} != {*found.targets}:
+        wrong.append(f"targets={','.join(found.targets)}")
+    if wrong:
+        raise UserError(
+            f"model.adapter.path={given.path} has {' and '.join(wrong)}, and the settings say "
+            "otherwise: leave out model.adapter.rank, alpha and targets"
+        )
+    return replace(given, rank=found.rank, alpha=found.alpha, targets=found.targets)
+
+
+def read_settings(path: str | Path, config: QwenConfig) -> AdapterConfig:
+    """Returns the rank, the alpha and the targets of the adapter in the directory `path`.
+
+    Raises UserError where adapter_config.json is missing, where it describes anything else than
+    plain LoRA on linear layers of the model, and where it has an unknown entry.
+    """
+    directory = Path(path)
+    file = file_in(directory, CONFIG)
+    if file is None:
+        raise UserError(f"no {CONFIG} in {path}: it is not the directory of a PEFT adapter")
+    entries = read_json(file)
+    wrong = [f"lacks {name}" for name in missing(entries)]
+    wrong += wrong_values(entries, ENTRIES)
+    if wrong:
+        raise UserError(f"{file}: {'; '.join(wrong)}: mend the file or save the adapter again")
+    reasons = list(refusals(entries))
+    if reasons:
+        raise UserError(f"{file} has settings that are not implemented: {'; '.join(reasons)}")
+
+    settings = AdapterConfig(
+        rank=entries["r"],
+        alpha=float(entries["lora_alpha"]),
+        targets=read_targets(file, entries.get("target_modules"), config),
+    )
+    for name, target in adapters.targets(config, settings).items():
+        if settings.rank > target.highest_rank:
+            raise UserError(
+                f"{file}: r={settings.rank} is above {target.highest_rank}, the rank of the "
+                f"weight {name} itself: the adapter is of another model"
+            )
+    return settings
+
+
+def missing(entries: JsonObject) -> list[str]:
+    """Returns the entries that have to be there and are not."""
+    return [
+        name for name, entry in ENTRIES.items() if entry.is_required and entries.get(name) is None
+    ]
+
+
+def refusals(entries: JsonObject) -> Iterator[str]:
+    """Yields a phrase for every entry that changes what the adapter computes."""
+    if entries["peft_type"] != "LORA":
+        yield f"peft_type={shown(entries['peft_type'])}: only LORA is read"
+    if entries.get("task_type") not in (None, "CAUSAL_LM"):
+        yield f"task_type={shown(entries['task_type'])}: only CAUSAL_LM is read"
+    known = {*ENTRIES, *WITHOUT_EFFECT, "target_modules"}
+    for name, value in entries.items():
+        if name in known or is_off(value):
+            continue
+        if name not in HARMLESS:
+            yield f"{shown(name)}={shown(value)}"
+        elif value not in HARMLESS[name]:
+            yield f"{name}={shown(value)}: only {shown(HARMLESS[name][0])} is read"
+
+
+def is_off(value: object) -> bool:
+    """Returns whether the value of an entry switches off what the entry is about."""
+    return value is None or value is False or value == {} or value == []
+
+
+def read_targets(file: Path, target_modules: object, config: QwenConfig) -> tuple[str, ...]:
+    """Returns our names of the linear layers that `target_modules` means, in the table's order."""
+    names = modules(config)
+    if target_modules == ALL_LINEAR:
+        return tuple(names)
+    if not has_kind(target_modules, "list of texts") or not target_modules:
+        raise UserError(
+            f"{file}: target_modules={shown(target_modules)} is neither a list of names of "
+            f"modules nor {ALL_LINEAR}: list the modules, such as q_proj and v_proj"
+        )
+    assert isinstance(target_modules, list)
+    wanted = set(target_modules)
+    chosen = {
+        name: [module for module in of_layers if endings(module) & wanted]
+        for name, of_layers in names.items()
+    }
+    meant = {ending for module in in_one_list(chosen.values()) for ending in endings(module)}
+    if unknown := wanted - meant:
+        last_parts = [of_layers[0].rpartition(".")[2] for of_layers in names.values()]
+        raise UserError(
+            f"{file}: target_modules has {name_some(unknown)}, which is no linear layer of a "
+            f"{config.model_type} layer; these are {', '.join(last_parts)}"
+        )
+    for name, found in chosen.items():
+        if found and len(found) < len(names[name]):
+            raise UserError(
+                f"{file}: target_modules has {name_some(set(found))}, and not that module of the "
+                "other layers: an adapter is on all layers here"
+            )
+    return tuple(name for name, found in chosen.items() if found)
+
+
+def endings(module: str) -> set[str]:
+    """Returns what target_modules may call a module: its name, or the last parts of its name."""
+    parts = module.split(".")
+    return {".".join(parts[start:]) for start in range(len(parts))}
+
+
+def in_one_list(lists: Iterable[list[Item]]) -> list[Item]:
+    """Returns the items of all lists, in their order."""
+    return [item for items in lists for item in items]
+
+
+def load(
+    path: str | Path,
+    config: QwenConfig,
+    settings: AdapterConfig,
+    sharding: Params | None = None,
+    dtype: str = "float32",
+) -> Params:
+    """Returns the factors of the adapter in the directory `path`, as `adapters.init` does.
+
+    settings: what `read_settings` returned.
+    sharding: a tree like the adapter with the sharding of every leaf; None: the default device.
+    dtype: of the factors.
+    Raises UserError, before anything is allocated, where the tensors are not those of `settings` or
+    are damaged; and where a tensor is not finite.
+    """
+    directory = Path(path)
+    file = file_in(directory, WEIGHTS)
+    if file is None:
+        is_pickled = file_in(directory, PICKLED) is not None
+        advice = f"; {PICKLED} may run code and is not read" if is_pickled else ""
+        raise UserError(f"no {WEIGHTS} in {path}{advice}: save the adapter with a current PEFT")
+    stored = read_header(file)
+    tensors = adapter_tensors(config, settings)
+    check_tensors(file, stored, tensors)
+    shardings = flatten(sharding) if sharding is not None else {}
+    return unflatten(read_parameters(stored, tensors, shardings, dtype))
+
+
+def check_tensors(
+    file: Path, stored: Mapping[str, HeaderEntry], tensors: Mapping[str, list[Tensor]]
+) -> None:
+    """Raises UserError unless the file holds exactly the tensors of the adapter."""
+    expected = {tensor.name: tensor for tensor in in_one_list(tensors.values())}
+    absent = expected.keys() - stored.keys()
+    if absent:
+        raise UserError(f"{file} lacks {name_some(absent)}: {CONFIG} describes another adapter")
+    unexpected = stored.keys() - expected.keys()
+    if unexpected:
+        raise UserError(
+            f"{file} holds unexpected {name_some(unexpected)}: it is of another model, or "
+            f"{CONFIG} describes another adapter"
+        )
+    for name, found in sorted(stored.items()):
+        wanted = expected[name].stored_shape
+        if found.shape != wanted:
+            raise UserError(
+                f"{file}: {name} is {found.shape}, and {wanted} by {CONFIG} and the base: the "
+                "adapter is of another model, or one of its files is"
+            )
+        check_type(name, found)

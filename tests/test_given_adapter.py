@@ -1,0 +1,248 @@
+"""Adapters in PEFT's format that a command is given: it samples from them, or trains them on."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from test_adapter_runs import with_adapter
+from test_train import reproducible_metrics, tiny_run
+
+from jzero import algorithms, evaluate, export, setup, sft, train
+from jzero.config import AdapterConfig, ArchitectureConfig, Config
+from jzero.errors import UserError
+from jzero.grading.pool import Pool
+from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.run.base_model import with_adapter as with_given_adapter
+
+ARCH = ArchitectureConfig(
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=8,
+)
+GIVEN = AdapterConfig(rank=2, alpha=3.0, targets=("o", "up"))
+MODEL = qwen.QwenConfig(vocab_size=tokenizer.num_ids(tokenizer.countdown()), **vars(ARCH))
+
+pytestmark = pytest.mark.usefixtures("quick_runs")
+
+
+def random_adapter(settings: AdapterConfig = GIVEN) -> qwen.Params:
+    rng = np.random.default_rng(5)
+
+    def random_leaf(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        return jnp.asarray(0.3 * rng.standard_normal(leaf.shape), jnp.float32)
+
+    return jax.tree.map(random_leaf, adapters.abstract(MODEL, settings))
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the directory of a random model."""
+    path = tmp_path_factory.mktemp("models") / "base"
+    params = reference.random_params(MODEL)
+    huggingface.save(path, MODEL, params, dtype="float32", hf_config_extra={})
+    tokenizer.countdown().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def adapter(base: Path) -> Path:
+    path = base.with_name("adapter")
+    peft.save(path, MODEL, GIVEN, random_adapter(), base=str(base), dtype="float32")
+    return path
+
+
+def config_with(base: Path, adapter: AdapterConfig) -> Config:
+    return reference.settings(
+        model={"path": str(base), "adapter": adapter}, train={"microbatch_tokens": 240}
+    )
+
+
+def assert_equal(found: qwen.Params, expected: qwen.Params) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+# -- sampling --------------------------------------------------------------------------------------
+
+
+def evaluation(model: Path, adapter: str = "") -> Config:
+    config = evaluate.parse(
+        f"--model {model} --adapter={adapter} --suite countdown --config.model.dtype=float32 "
+        "--config.task.name=countdown --config.task.template=plain --config.eval.limit=4 "
+        "--config.rollout.max_prompt_tokens=32 --config.rollout.max_new_tokens=16 "
+        "--config.rollout.num_slots=8".split()
+    )
+    return config[2]
+
+
+def test_the_decoder_reads_the_base_and_the_factors_unmerged(base: Path, adapter: Path) -> None:
+    with Pool(0) as pool:
+        _, whole = evaluate.load(evaluation(base, str(adapter)), pool)
+        _, plain = evaluate.load(evaluation(base), pool)
+
+    found_base, found_adapter = adapters.split(whole)
+    assert_equal(found_adapter, random_adapter())
+    assert_equal(found_base, plain)
+    assert adapters.scale_of(whole) == 3.0 / 2
+
+
+@pytest.mark.slow  # three evaluations, of which most is compilation
+def test_evaluation_with_an_adapter_answers_as_the_merged_model_does(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    merged = adapters.merge(MODEL, reference.random_params(MODEL), random_adapter(), GIVEN.scale)
+    huggingface.save(tmp_path / "merged", MODEL, merged, dtype="float32", hf_config_extra={})
+    tokenizer.countdown().save_pretrained(tmp_path / "merged")
+    cases = {
+        "adapter": evaluation(base, str(adapter)),
+        "merged": evaluation(tmp_path / "merged"),
+        "base": evaluation(base),
+    }
+
+    for name, config in cases.items():
+        evaluate.run(["countdown"], tmp_path / name, config)
+
+    answers = {name: (tmp_path / name / "countdown-greedy.jsonl").read_text() for name in cases}
+    assert answers["adapter"] == answers["merged"]
+    assert answers["adapter"] != answers["base"]
+    summary = json.loads((tmp_path / "adapter/summary.json").read_text())
+    assert summary["config"]["model"]["adapter"]["path"] == str(adapter)
+
+
+# -- the settings ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        AdapterConfig(),
+        AdapterConfig(rank=2, alpha=3.0),
+        AdapterConfig(targets=("up", "o")),
+    ],
+)
+def test_the_adapter_gives_its_settings(given: AdapterConfig, base: Path, adapter: Path) -> None:
+    config = config_with(base, replace(given, path=str(adapter)))
+
+    found = with_given_adapter(config)
+
+    assert found.model.adapter == replace(GIVEN, path=str(adapter))
+    assert with_given_adapter(found) == found
+    assert with_given_adapter(config_with(base, given)).model.adapter == given
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rank": 3}, "has rank=2, and the settings say otherwise"),
+        ({"alpha": 1.0}, "has alpha=3, and"),
+        ({"rank": 2, "targets": ("q",)}, "has targets=o,up, and"),
+        ({"targets": ("all",)}, "has targets=o,up, and"),
+        ({"path": "/nowhere"}, "no such directory: /nowhere: give one that holds adapter_config"),
+    ],
+)
+def test_other_settings_than_the_adapters_are_refused(
+    changes: dict, message: str, base: Path, adapter: Path
+) -> None:
+    given = replace(AdapterConfig(path=str(adapter)), **changes)
+    with pytest.raises(UserError, match=message):
+        with_given_adapter(config_with(base, given))
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "message"),
+    [
+        ("model", {"path": ""}, "is of another model: set model.path to that model"),
+        ("warm_start", {"steps": 3}, "warm_start.steps=3 trains the model that the adapter"),
+        ("critic", {"path": "/a/critic"}, "is a model of its own, and with model.adapter.path"),
+    ],
+)
+def test_settings_that_change_the_base_are_refused(
+    section: str, changes: dict, message: str, base: Path, adapter: Path
+) -> None:
+    config = config_with(base, AdapterConfig(path=str(adapter)))
+    for name, value in changes.items():
+        setattr(getattr(config, section), name, value)
+    with pytest.raises(UserError, match=message):
+        with_given_adapter(config)
+
+
+def test_an_adapter_in_the_place_of_a_model_is_refused(base: Path, adapter: Path) -> None:
+    with pytest.raises(UserError, match="holds an adapter and no model: give its base"):
+        huggingface.load_config(adapter)
+
+
+# -- training --------------------------------------------------------------------------------------
+
+
+def test_rl_starts_from_the_adapter_and_a_new_critic(base: Path, adapter: Path) -> None:
+    config = config_with(base, AdapterConfig(path=str(adapter)))
+    config.algorithm = algorithms.PRESETS["ppo"]()
+    run = setup.build(with_given_adapter(config), None)  # pyright: ignore
+
+    state = setup.initial_state(run, run.trainer.policy.load_params(base, 0))
+
+    assert_equal(state.params, random_adapter())
+    assert state.critic is not None
+    assert not state.critic.params["layers"]["o"]["b"].any()
+
+
+def sft_config(data: Path, epochs: float) -> Config:
+    rows = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(12)]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"data": str(data), "eval_data": str(data), "batch_size": 4, "pack_length": 16}
+    return reference.settings(sft=settings | {"epochs": epochs}, optimizer={"lr": 3e-2})
+
+
+@pytest.mark.slow  # two runs and a restart, of which most is compilation
+@pytest.mark.usefixtures("explicit_transfers")
+def test_fine_tuning_goes_on_from_an_exported_adapter(base: Path, tmp_path: Path) -> None:
+    """The second run's first evaluation is the first run's last one, and it learns on."""
+
+    def run(name: str, given: AdapterConfig, epochs: float) -> dict[str, dict[str, float]]:
+        config = sft_config(tmp_path / "rows.jsonl", epochs)
+        config.model.path = str(base)
+        return sft.train(with_adapter(config, given), tmp_path / name)["eval_all"]
+
+    first = run("first", AdapterConfig(rank=4), 4)
+    out = export.run(export.Options(tmp_path / "first", tmp_path / "adapter", adapter=True))
+    second = run("second", AdapterConfig(path=out), 2)
+
+    assert second["before"]["eval/loss"] == list(first.values())[-1]["eval/loss"]
+    assert second["before"]["eval/loss"] < first["before"]["eval/loss"]
+    # The same command resumes, with the settings that the adapter has given.
+    assert run("second", AdapterConfig(path=out), 4)["before"] == second["before"]
+    assert [row["step"] for row in reproducible_metrics(tmp_path / "second")] == list(range(1, 13))
+
+
+@pytest.mark.slow  # two runs of RL, of which most is compilation
+@pytest.mark.usefixtures("explicit_transfers")
+def test_the_reference_of_rl_is_the_given_adapter(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
+    """Without an update the policy stays its own reference, after a restart as well."""
+
+    def run(steps: int) -> list[dict]:
+        config = tiny_run(steps, algorithms.PRESETS["grpo"](kl_coef=0.1))
+        config.model.path = str(base)
+        config.warm_start.steps = 0
+        config.optimizer.lr = 0.0
+        config.rollout.kv_dtype = "float32"
+        config.train.checkpoint_every = 1
+        with_adapter(config, AdapterConfig(path=str(adapter)))
+        train.train(config, tmp_path / "run")
+        return reproducible_metrics(tmp_path / "run")
+
+    run(1)
+    metrics = run(2)
+
+    assert len(metrics) == 2
+    assert all(row["policy/kl"] == 0 for row in metrics)
+    assert (tmp_path / "run/reference/0/adapter.safetensors").exists()
