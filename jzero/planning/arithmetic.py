@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
+from jzero.model import adapters
 from jzero.model.qwen import QwenConfig
 from jzero.planning.compiling import device_bytes
 from jzero.planning.memory import PHASES, STATE
@@ -88,6 +89,8 @@ def _publish_bytes(run: PlannedRun, policy: Learner, state: State) -> float:
     """
     model = run.engine.model
     tensor = run.mesh.shape["tensor"]
+    if policy.adapter.rank and run.mesh.size == tensor:
+        return 0.0  # the decoder reads the trainer's own base
     table = model.vocab_size * model.hidden_size * run.engine.dtype.itemsize / tensor
     if run.mesh.shape["fsdp"] * tensor == 1:
         return table
@@ -191,7 +194,7 @@ def _embedding_bytes(learner: Learner, tokens: int) -> float:
     adds them up for the whole table.
     """
     model, mesh = learner.model, learner.mesh
-    if mesh.shape["fsdp"] == 1:
+    if mesh.shape["fsdp"] == 1 or learner.adapter.rank:
         return 0.0
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     gathered = mesh.shape["fsdp"] * tokens * model.hidden_size * itemsize
@@ -211,7 +214,10 @@ def _kept_bytes(learner: Learner, tokens: int) -> float:
     others = 8 * model.hidden_size + 3 * heads + 3 * mlp
     kept = {"full": inputs, "dots": inputs + products, "none": inputs + products + others}
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
-    return model.num_hidden_layers * tokens * kept[learner.compute.remat] * itemsize
+    # The product of every input with the adapter's first factor is kept in any case.
+    num_targets = len(adapters.targets(model, learner.adapter)) if learner.adapter.rank else 0
+    numbers = kept[learner.compute.remat] + learner.adapter.rank * num_targets
+    return model.num_hidden_layers * tokens * numbers * itemsize
 
 
 def _layer_work(learner: Learner, state: State, tokens: int) -> float:
@@ -225,6 +231,9 @@ def _layer_work(learner: Learner, state: State, tokens: int) -> float:
     activations = tokens * _layer_numbers(model, mesh.shape["tensor"]) * itemsize
     if mesh.shape["fsdp"] == 1:
         return activations
+    if learner.adapter.rank:  # a frozen weight is in the type of the computation, without gradient
+        layers = device_bytes(learner.abstract_base()["layers"])
+        return activations + layers * mesh.shape["fsdp"] / model.num_hidden_layers
     num_weights = device_bytes(state.params["layers"]) / FP32 * mesh.shape["fsdp"]
     return activations + 2 * itemsize * num_weights / model.num_hidden_layers
 
@@ -244,4 +253,5 @@ def _logits_bytes(learner: Learner, tokens: int) -> float:
     columns = model.vocab_size / (splits if model.vocab_size % splits == 0 else 1)
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     chunk = min(learner.compute.logit_chunk, tokens)
-    return columns * (2 * chunk * FP32 + model.hidden_size * itemsize)
+    gradient_of_head = 0 if learner.adapter.rank else model.hidden_size * itemsize
+    return columns * (2 * chunk * FP32 + gradient_of_head)

@@ -118,15 +118,14 @@ def check_memory(settings: Config) -> float | None:
         reason = f"{kind} is in no table and reports none: set memory.device_gib"
     elif settings.model.path and not is_known(settings.model.path):
         reason = f"model.path={settings.model.path} is neither a directory nor a known model"
-    elif settings.model.adapter.rank:
-        reason = (
-            f"the planner knows no adapters yet (model.adapter.rank={settings.model.adapter.rank})"
-        )
     elif settings.mesh.decode_devices:
         reason = f"mesh.decode_devices={settings.mesh.decode_devices} splits the devices"
     if reason or available is None:
         processes.print_once(f"memory is not checked: {reason}")
         return None
+    # An adapter that training goes on from has been read: its rank and targets are settings now.
+    adapter = replace(settings.model.adapter, path="")
+    settings = replace(settings, model=replace(settings.model, adapter=adapter))
     return refuse_what_is_too_large(settings, attached_devices(), available)
 
 

@@ -25,8 +25,17 @@ def train_everything(settings: Config) -> Config:
     return settings
 
 
+def train_an_adapter(settings: Config) -> Config:
+    """An adapter of rank 32 on every linear layer of the frozen model."""
+    adapter = replace(settings.model.adapter, rank=32, targets=())
+    return replace(settings, model=replace(settings.model, adapter=adapter))
+
+
 # How to train -> what that changes in the settings. The columns of the table.
-METHODS: dict[str, Callable[[Config], Config]] = {"full": train_everything}
+METHODS: dict[str, Callable[[Config], Config]] = {
+    "full": train_everything,
+    "LoRA, rank 32": train_an_adapter,
+}
 
 
 @dataclass(frozen=True)

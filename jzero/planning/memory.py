@@ -20,7 +20,14 @@ class Phase:
 
 
 # The parts that are on a device in every phase.
-STATE = ("weights", "optimizer", "reference", "critic weights", "critic optimizer")
+STATE = (
+    "weights",
+    "optimizer",
+    "frozen base",
+    "reference",
+    "critic weights",
+    "critic optimizer",
+)
 PHASES = {
     "publish": Phase(("publish",)),
     "rollout": Phase(("prefill", "insert", "generate"), ("decoder weights", "KV pool", "prefixes")),

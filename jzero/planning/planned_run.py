@@ -10,10 +10,16 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms, config
-from jzero.distributed.mesh import decode_mesh, make_mesh, train_mesh
-from jzero.distributed.publish import decoder_shardings, gather_program
+from jzero.distributed.mesh import adapter_shardings, decode_mesh, make_mesh, train_mesh
+from jzero.distributed.publish import (
+    abstract_decoder_weights,
+    decoder_shardings,
+    gather_adapter_program,
+    gather_program,
+    lies_as_decoder,
+)
 from jzero.errors import UserError
-from jzero.model import tokenizer
+from jzero.model import adapters, tokenizer
 from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
 from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
@@ -22,6 +28,7 @@ from jzero.rollout.abstract_calls import abstract_calls
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shape, prefill_shapes
 from jzero.rollout.sampler import per_host_settings
+from jzero.training.learner import Learner
 from jzero.training.supervised import SupervisedTrainer, power_of_two
 from jzero.training.trainer import Trainer, abstract_batches, make_trainer, needs_old_logps
 from jzero.types import Params
@@ -68,13 +75,8 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     config.validate(settings)
     if settings.model.adapter.path:
         raise UserError(
-            f"model.adapter.path={settings.model.adapter.path}: the planner reads no adapters: "
-            "leave it out"
-        )
-    if settings.model.adapter.rank:
-        raise UserError(
-            f"model.adapter.rank={settings.model.adapter.rank}: the planner knows no adapters yet; "
-            "plan with model.adapter.rank=0, which takes more"
+            f"model.adapter.path={settings.model.adapter.path}: the planner reads no adapters; "
+            "give model.adapter.rank and model.adapter.targets instead"
         )
     model, critic = _models(settings)
     mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, devices)
@@ -85,7 +87,6 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     engine = _engine(settings, model, host_mesh, num_hosts)
     trainer = make_trainer(settings, model, critic, mesh)
     batches = abstract_batches(trainer)
-    state = trainer.policy.abstract_state()
     needs_old = needs_old_logps(settings)
     needs_reference = algorithms.needs_reference(settings.algorithm)
 
@@ -93,15 +94,16 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     batch_arguments = learner_programs["update"][1][1]
     if not needs_old and not needs_reference:
         del learner_programs["score"]
-    sampling_programs, sampling_parts = _sampling(engine, state.params, model, mesh)
+    sampling_programs, sampling_parts = _sampling(engine, trainer.policy)
     programs = sampling_programs | learner_programs
     parts = {
-        "weights": device_bytes(state.params),
-        "optimizer": device_bytes(state.opt_state),
+        **_state_parts(trainer.policy),
         **sampling_parts,
         "batches": device_bytes(batch_arguments) * settings.train.minibatches,
     }
-    if needs_reference:
+    # The reference of an adapter is the frozen base, until a later adapter takes its place.
+    is_frozen_base = settings.model.adapter.rank and not settings.algorithm.reference_every
+    if needs_reference and not is_frozen_base:
         parts["reference"] = parts["weights"]
     if trainer.critic:
         for name, program in trainer.critic.programs(batches, trainer.layouts).items():
@@ -126,22 +128,63 @@ def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hos
     )
 
 
-def _sampling(
-    engine: Engine, params: Params, model: QwenConfig, mesh: Mesh
-) -> tuple[dict[str, Program], dict[str, float]]:
+def _state_parts(policy: Learner) -> dict[str, float]:
+    """Returns the bytes on a device of the policy's State: what is trained, and what is frozen."""
+    state = policy.abstract_state()
+    parts = {"weights": device_bytes(state.params), "optimizer": device_bytes(state.opt_state)}
+    if policy.adapter.rank:
+        parts["frozen base"] = device_bytes(policy.abstract_base())
+    return parts
+
+
+def _sampling(engine: Engine, policy: Learner) -> tuple[dict[str, Program], dict[str, float]]:
     """Returns the programs of sampling, and the bytes on a device of what they need."""
-    publish = gather_program(model, mesh, engine.dtype)
-    decoder_weights = _decoder_weights(publish, params, model, engine)
-    programs = {
-        "publish": (publish, (params,)),
-        **abstract_calls(engine, decoder_weights, prefill_shapes(engine)),
-    }
+    if policy.adapter.rank:
+        publish_programs, decoder_weights, copied = _publishing_of_adapter(engine, policy)
+    else:
+        publish_programs, decoder_weights, copied = _publishing(engine, policy)
+    programs = publish_programs | abstract_calls(engine, decoder_weights, prefill_shapes(engine))
     parts = {
-        "decoder weights": device_bytes(decoder_weights),
+        "decoder weights": device_bytes(copied),
         "KV pool": device_bytes(engine.abstract_state()),
         "prefixes": _prefix_bytes(engine),
     }
     return programs, parts
+
+
+def _publishing(engine: Engine, policy: Learner) -> tuple[dict[str, Program], Params, Params]:
+    """Returns the program that publishes a model, and the decoder's weights, twice.
+
+    The second tree are those weights that are not the trainer's own arrays: all of them.
+    """
+    publish = gather_program(policy.model, policy.mesh, engine.dtype)
+    params = policy.abstract_state().params
+    decoder_weights = _decoder_weights(publish, params, policy.model, engine)
+    return {"publish": (publish, (params,))}, decoder_weights, decoder_weights
+
+
+def _publishing_of_adapter(
+    engine: Engine, policy: Learner
+) -> tuple[dict[str, Program], Params, Params]:
+    """Returns what `_publishing` does, of an adapter on a frozen base.
+
+    The decoder reads the trainer's own base where both meshes split it alike.
+    """
+    model, mesh, adapter = policy.model, policy.mesh, policy.adapter
+    params, base = policy.abstract_state().params, policy.abstract_base()
+    publish = gather_adapter_program(model, adapter, mesh, engine.dtype)
+    programs: dict[str, Program] = {"publish": (publish, (params,))}
+
+    def place(array: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+        return array.update(dtype=engine.dtype, sharding=sharding)
+
+    decoder_adapter = jax.tree.map(place, params, adapter_shardings(model, adapter, engine.mesh))
+    decoder_base = abstract_decoder_weights(model, engine.mesh, engine.dtype)
+    decoder_weights = adapters.join(decoder_base, decoder_adapter, adapter.scale)
+    if lies_as_decoder(model, base, mesh):
+        return programs, decoder_weights, decoder_adapter
+    programs["publish base"] = (gather_program(model, mesh, engine.dtype), (base,))
+    return programs, decoder_weights, decoder_weights
 
 
 def _build_fine_tuning(
@@ -168,12 +211,11 @@ def _build_fine_tuning(
     )
     learner_programs = trainer.policy.programs(abstract_batches(trainer), trainer.layouts)
     programs: dict[str, Program] = {**learner_programs}
-    state = trainer.policy.abstract_state()
-    parts = {"weights": device_bytes(state.params), "optimizer": device_bytes(state.opt_state)}
+    parts = _state_parts(trainer.policy)
     engine = None
     if settings.eval.suites:
         engine = _engine(settings, model, host_mesh, num_hosts)
-        sampling_programs, sampling_parts = _sampling(engine, state.params, model, mesh)
+        sampling_programs, sampling_parts = _sampling(engine, trainer.policy)
         programs = sampling_programs | programs
         parts |= sampling_parts
     parts["batches"] = device_bytes(learner_programs["update"][1][1])

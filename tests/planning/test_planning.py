@@ -10,10 +10,10 @@ import reference
 from plans import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
 
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
-from jzero.config import AdapterConfig, Config, EvalConfig, SftConfig
+from jzero.config import AdapterConfig, Config, EvalConfig, MeshConfig, SftConfig
 from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
-from jzero.model import qwen
+from jzero.model import adapters, qwen
 from jzero.planning import chips
 from jzero.planning.compiling import Measurement, Program, compile_only_devices, measure
 from jzero.planning.models import architecture
@@ -40,12 +40,42 @@ PUBLISHED_SIZES = {
 }
 
 
-@needs_libtpu
-def test_an_adapter_is_refused() -> None:
-    settings = small_settings()
-    settings.model.adapter = AdapterConfig(rank=8)
-    with pytest.raises(UserError, match="model.adapter.rank=8: the planner knows no adapters yet"):
-        build(settings, jax.devices())
+def with_adapter(settings: Config, **adapter: object) -> Config:
+    return replace(settings, model=replace(settings.model, adapter=AdapterConfig(**adapter)))
+
+
+def test_of_an_adapter_the_decoder_of_one_device_reads_the_trainers_base() -> None:
+    settings = replace(small_settings(), mesh=MeshConfig())
+    devices = chips.described_devices("v5e:1x1")
+    adapted = with_adapter(settings, rank=4)
+    model = build(settings, devices).trainer.policy.model
+    num_trained = adapters.num_params(model, adapted.model.adapter)
+
+    run = build(adapted, devices)
+
+    assert run.parts["weights"] == num_trained * 4  # bytes of fp32
+    assert run.parts["optimizer"] == pytest.approx(num_trained * 8, rel=1e-3)  # Adam's moments
+    assert run.parts["frozen base"] == qwen.num_params(model) * 2  # bfloat16, once
+    assert run.parts["decoder weights"] == num_trained * 2
+    assert "reference" not in run.parts
+    assert "publish base" not in run.programs
+
+
+def test_of_an_adapter_a_decoder_that_is_split_otherwise_has_a_copy_of_the_base() -> None:
+    settings = with_adapter(small_settings(), rank=4)
+    run = build(settings, chips.described_devices(TOPOLOGY))
+
+    model, mesh = run.trainer.policy.model, run.mesh
+    assert mesh.shape["fsdp"] > 1
+    assert run.parts["decoder weights"] > qwen.num_params(model) * 2 / mesh.shape["tensor"]
+    assert run.parts["frozen base"] < run.parts["decoder weights"]
+    assert "publish base" in run.programs
+
+
+def test_the_planner_reads_no_adapter() -> None:
+    settings = with_adapter(small_settings(), path="somewhere")
+    with pytest.raises(UserError, match=r"model.adapter.path=somewhere: .* model.adapter.rank"):
+        build(settings, chips.described_devices(TOPOLOGY))
 
 
 @pytest.mark.parametrize("topology", ["v5e-8", "v5e:2x3", "v9:2x2", "h100", "v5p:2x2"])
