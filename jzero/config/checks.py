@@ -82,11 +82,17 @@ def check_architecture(config: Config) -> Iterator[str]:
 
 
 def check_adapter(config: Config) -> Iterator[str]:
-    """The critic of a run with an adapter is one more adapter on the policy's base."""
-    if config.model.adapter.rank and config.critic.path:
+    """An adapter has a rank, and the critic of its run is one more adapter on the policy's base."""
+    adapter = config.model.adapter
+    if adapter.targets and not adapter.rank:
+        yield (
+            f"model.adapter.targets={','.join(adapter.targets)} has no effect without "
+            "model.adapter.rank: set both"
+        )
+    if adapter.rank and config.critic.path:
         yield (
             f"critic.path={config.critic.path} is a model of its own, and with model.adapter.rank="
-            f"{config.model.adapter.rank} the critic is an adapter on the policy's model: set "
+            f"{adapter.rank} the critic is an adapter on the policy's model: set "
             "critic.path= or model.adapter.rank=0"
         )
 
