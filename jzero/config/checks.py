@@ -84,9 +84,15 @@ def check_architecture(config: Config) -> Iterator[str]:
 def check_adapter(config: Config) -> Iterator[str]:
     """The critic of a run with an adapter is one more adapter on the policy's base.
 
-    An adapter that is given is of the base as it is.
+    An adapter that is given is of the base as it is. A new one has a rank.
     """
-    path = config.model.adapter.path
+    adapter = config.model.adapter
+    path = adapter.path
+    if adapter.targets and not adapter.rank and not path:
+        yield (
+            f"model.adapter.targets={','.join(adapter.targets)} has no effect without "
+            "model.adapter.rank: set both"
+        )
     if path and not config.model.path:
         yield f"model.adapter.path={path} is of another model: set model.path to that model"
     if path and config.warm_start.steps and not config.sft.data:
@@ -99,10 +105,10 @@ def check_adapter(config: Config) -> Iterator[str]:
             f"critic.path={config.critic.path} is a model of its own, and with model.adapter.path "
             "the critic is an adapter on the policy's model: set critic.path="
         )
-    elif config.model.adapter.rank and config.critic.path:
+    elif adapter.rank and config.critic.path:
         yield (
             f"critic.path={config.critic.path} is a model of its own, and with model.adapter.rank="
-            f"{config.model.adapter.rank} the critic is an adapter on the policy's model: set "
+            f"{adapter.rank} the critic is an adapter on the policy's model: set "
             "critic.path= or model.adapter.rank=0"
         )
 

@@ -77,16 +77,26 @@ class _FunctionFailedError(Exception):
 
 
 class _Pipe:
-    """Our end of the pipe to the pool."""
+    """Our end of the pipe to the pool.
+
+    Where the other end is closed the pool has ended, and this process ends, too: nobody waits for
+    what it would say.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._connection = connection.Connection(descriptor)
 
     def receive(self) -> list[Any]:
-        return json.loads(self._connection.recv_bytes())
+        try:
+            return json.loads(self._connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            sys.exit()
 
     def send(self, *message: object) -> None:
-        self._connection.send_bytes(json.dumps(message).encode())
+        try:
+            self._connection.send_bytes(json.dumps(message).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            sys.exit()
 
     def send_stage(
         self, is_users: bool, function: str, seconds: float | None, grade: Grade | None

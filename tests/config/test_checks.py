@@ -24,6 +24,7 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         {"model.adapter.rank": 8, "model.adapter.alpha": 0.0},
         "model.adapter.alpha=0.0 must be above",
     ),
+    ({"model.adapter.targets": ("q",)}, "model.adapter.targets=q has no effect without model.adap"),
     ({"model.adapter.init": "zeros"}, "model.adapter.init='zeros' is not one of uniform"),
     (
         {"model.adapter.rank": 8, "critic.path": "/a/critic"},

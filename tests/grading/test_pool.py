@@ -1,5 +1,6 @@
 """The grader pool: the grades of a direct call, and nothing left behind."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -232,3 +233,22 @@ def test_no_worker_outlives_its_parent() -> None:
     while any(map(is_running, workers)) and time.monotonic() < deadline + 10:
         time.sleep(0.05)
     assert not any(map(is_running, workers))
+
+
+@pytest.mark.parametrize("is_ready", [False, True])
+def test_a_worker_whose_pool_has_ended_ends_without_a_word(is_ready: bool) -> None:
+    """A run that is stopped while its workers start ends with one line of its own."""
+    ours, theirs = multiprocessing.Pipe()
+    start = f"from jzero.grading import worker; worker.work({theirs.fileno()})"
+    process = subprocess.Popen(
+        [sys.executable, "-c", start], pass_fds=[theirs.fileno()], stderr=subprocess.PIPE
+    )
+    theirs.close()
+    if is_ready:
+        assert b"ready" in ours.recv_bytes()
+    ours.close()
+
+    _, errors = process.communicate(timeout=60)
+
+    assert errors == b""
+    assert process.returncode == 0

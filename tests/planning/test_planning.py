@@ -74,6 +74,7 @@ def test_of_an_adapter_a_decoder_that_is_split_otherwise_has_a_copy_of_the_base(
 
 def test_the_planner_reads_no_adapter() -> None:
     settings = with_adapter(small_settings(), path="somewhere")
+    settings.model.path = "Qwen/Qwen3-4B"
     with pytest.raises(UserError, match=r"model.adapter.path=somewhere: .* model.adapter.rank"):
         build(settings, chips.described_devices(TOPOLOGY))
 
