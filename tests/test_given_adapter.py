@@ -12,7 +12,7 @@ import reference
 from test_adapter_runs import with_adapter
 from test_train import reproducible_metrics, tiny_run
 
-from jzero import algorithms, evaluate, export, setup, sft, train
+from jzero import algorithms, evaluate, export, serve, setup, sft, train
 from jzero.config import AdapterConfig, ArchitectureConfig, Config
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
@@ -115,6 +115,12 @@ def test_evaluation_with_an_adapter_answers_as_the_merged_model_does(
     assert answers["adapter"] != answers["base"]
     summary = json.loads((tmp_path / "adapter/summary.json").read_text())
     assert summary["config"]["model"]["adapter"]["path"] == str(adapter)
+
+
+def test_the_server_takes_an_adapter(base: Path, adapter: Path) -> None:
+    _, settings = serve.parse(["--model", str(base), "--adapter", str(adapter)])
+    assert settings.model.adapter.path == str(adapter)
+    assert with_given_adapter(settings).model.adapter.rank == GIVEN.rank
 
 
 # -- the settings ----------------------------------------------------------------------------------

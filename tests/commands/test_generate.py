@@ -429,6 +429,9 @@ MISTAKES = {
     "--model m --out x.jsonl --data data.jsonl --base-url http://x:port/v1": (
         "--base-url http://x:port/v1: give an address like http://HOST:PORT/v1"
     ),
+    "--model m --adapter a --out x.jsonl --data data.jsonl --base-url http://x": (
+        "--adapter a is for jzero's own engine: leave it out, and give the name that the server"
+    ),
     "--model m --out x.jsonl --data data.jsonl --base-url localhost:8000": (
         "--base-url localhost:8000: give an address like"
     ),
