@@ -46,7 +46,7 @@ def leaf_names(workdir: Path, step: int) -> set[str]:
 # -- whole runs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow  # three runs of PPO, of which most is compilation
+@pytest.mark.thorough  # three runs of PPO, of which most is compilation
 @whole_runs
 def test_a_run_with_an_adapter_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     """The critic is one more adapter, and the reference is an adapter of an earlier step."""
@@ -118,7 +118,7 @@ def assert_close(found: jax.Array, expected: jax.Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @whole_runs
 def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
     """The decoder has a copy of the base, and gets a new adapter after every step."""

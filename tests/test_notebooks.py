@@ -83,7 +83,7 @@ def test_a_notebook_installs_what_there_is(path: Path) -> None:
     assert "jzero[{EXTRA}]" in source(install)
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_the_cells_run_at_tiny_settings(
     path: Path, environment: dict[str, str], tmp_path: Path

@@ -135,7 +135,7 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> 
     assert len({sample["score"] for sample in samples[:4]}) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_run_that_leaks_arrays_stops_and_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

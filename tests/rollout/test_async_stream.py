@@ -207,6 +207,7 @@ def test_rollouts_carry_over_and_a_stopped_run_ends_in_the_same_numbers(tmp_path
         assert row["policy/correction"] > 0  # decoupled PPO
 
 
+@pytest.mark.thorough
 def test_a_signal_while_episodes_decode_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -542,6 +542,7 @@ def test_an_episode_must_have_room_for_a_turn() -> None:
         tiny_settings(train={"pack_length": 20})
 
 
+@pytest.mark.thorough
 def test_a_run_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     def train_in(name: str, num_steps: int) -> None:
         settings = tiny_settings(train={"steps": num_steps, "logged_rollouts": 2})

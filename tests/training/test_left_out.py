@@ -251,7 +251,7 @@ def update_on_all(
 
 @pytest.mark.parametrize(
     "preset",
-    [name if name == "gspo" else pytest.param(name, marks=pytest.mark.slow) for name in LEAVE_OUT],
+    [name if name == "gspo" else pytest.param(name, marks=pytest.mark.thorough) for name in LEAVE_OUT],
 )
 def test_an_update_without_the_left_out_is_the_update_on_all(preset: str) -> None:
     trainer = adam_trainer(preset)
