@@ -50,7 +50,7 @@ def abstract_decoder_weights(config: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLi
     return jax.tree.map(place, qwen.abstract(config), decoder_shardings(config, mesh))
 
 
-def gather_program(config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike) -> Publish:
+def gather_program(config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike) -> jax.stages.Wrapped:
     """Returns the jitted program from training parameters to the decoder's on all hosts.
 
     The weights are cast to `dtype`, and every host's devices hold all of them, split over "tensor".
@@ -151,7 +151,7 @@ def publisher(
 
 def gather_adapter_program(
     config: qwen.QwenConfig, adapter: AdapterConfig, train: Mesh, dtype: DTypeLike
-) -> Publish:
+) -> jax.stages.Wrapped:
     """Returns the jitted program from a trainer's adapter to the decoder's on all hosts."""
     places = adapter_shardings(config, adapter, mesh_of_all_decoders(train))
 
