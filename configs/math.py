@@ -5,7 +5,8 @@
     python -m jzero.main --config configs/math.py:qwen2.5-math-1.5b,grpo
 
 Presets: tiny, qwen2.5-math-1.5b, qwen2.5-math-7b and the published runs oat-zero-1.5b,
-oat-zero-1.5b-r1, oat-zero-7b, oat-zero-7b-r1. tiny learns nothing: it shows that all parts fit.
+oat-zero-1.5b-r1, oat-zero-7b, oat-zero-7b-r1; qwen3-4b-lora and qwen3-1.7b-lora train an adapter on
+one device of 16 GB. tiny learns nothing: it shows that all parts fit.
 qwen2.5-math-* train both models for 300 steps on the levels 3 to 5 of MATH.
 
 Data and models come from the hub, or from --config.task.data=FILE and
@@ -38,6 +39,7 @@ docs/recipes.md has every setting of the published commands beside ours. What di
 from jzero import algorithms
 from jzero.algorithms.presets import drgrpo_paper
 from jzero.config import (
+    QWEN3_ADAPTER_HUB_IDS,
     ArchitectureConfig,
     Config,
     EvalConfig,
@@ -48,6 +50,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
+    with_adapter,
 )
 from jzero.planning.fitting import choose_fitting_preset
 
@@ -58,10 +61,10 @@ HUB = {
     "oat-zero-1.5b-r1": "Qwen/Qwen2.5-Math-1.5B",
     "oat-zero-7b": "Qwen/Qwen2.5-Math-7B",
     "oat-zero-7b-r1": "Qwen/Qwen2.5-Math-7B",
-}
+} | QWEN3_ADAPTER_HUB_IDS
 SUITES = ("aime24", "amc", "math500", "minerva", "olympiad_bench")
 # Without a preset, an accelerator gets the first of these that its memory holds.
-LARGEST_FIRST = ("qwen2.5-math-7b", "qwen2.5-math-1.5b")
+LARGEST_FIRST = ("qwen2.5-math-7b", "qwen2.5-math-1.5b", "qwen3-4b-lora", "qwen3-1.7b-lora")
 
 
 def get_config(preset: str = "") -> Config:
@@ -92,6 +95,9 @@ def qwen(preset: str) -> Config:
         ),
         eval=EvalConfig(problems=0, samples=0, every=16, suites=SUITES),
     )
+    if preset in QWEN3_ADAPTER_HUB_IDS:
+        config.train.minibatches = 2  # of 64 responses each
+        return with_adapter(config)
     return as_published(config, preset) if preset.startswith("oat-zero") else config
 
 

@@ -1,7 +1,12 @@
 """The settings of a run: their schema, the checks made before a run, and what recipes share."""
 
 from jzero.config.checks import POSITIONS, context_mistakes, validate
-from jzero.config.presets import QWEN25_HUB_IDS, choose_preset
+from jzero.config.presets import (
+    QWEN3_ADAPTER_HUB_IDS,
+    QWEN25_HUB_IDS,
+    choose_preset,
+    with_adapter,
+)
 from jzero.config.renamed import RENAMED_NAMES, check_renamed, new_names
 from jzero.config.schema import (
     AdapterConfig,

@@ -133,6 +133,8 @@ PUBLISHED = {
     "open-r1/Qwen2.5-Math-7B-RoPE-300k": 32768,
     "Qwen/Qwen2.5-1.5B-Instruct": 32768,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 131072,
+    "Qwen/Qwen3-4B": 40960,
+    "Qwen/Qwen3-1.7B": 40960,
 }
 
 

@@ -44,10 +44,15 @@ def test_the_default_is_the_largest_that_the_memory_holds() -> None:
     assert choose("countdown", "v5e:2x4", 80 * GIB)[0] == "qwen2.5-7b"
 
 
+@pytest.mark.parametrize("recipe", ["countdown", "gsm8k", "math"])
+def test_on_one_chip_of_16_gb_the_default_is_an_adapter_on_4b(recipe: str) -> None:
+    assert choose(recipe, "v5e:1x1", V5E)[0] == "qwen3-4b-lora"
+
+
 def test_where_nothing_fits_the_default_is_tiny_and_says_so() -> None:
-    chosen, reason = choose("math", "v5e:1x1", V5E)
+    chosen, reason = choose("math", "v5e:1x1", 4 * GIB)
     assert chosen == "tiny"
-    assert "because qwen2.5-math-1.5b does not fit 15.8 GiB on each of 1 TPU v5 lite" in reason
+    assert "because qwen3-1.7b-lora does not fit 4.0 GiB on each of 1 TPU v5 lite" in reason
     assert choose("math", "v5e:1x1", None) == (
         "tiny",
         "because the memory of TPU v5 lite is not known",
