@@ -32,27 +32,31 @@ def test_models_come_largest_first_and_one_of_each_size() -> None:
     assert "Qwen/Qwen2.5-1.5B-Instruct" not in names  # as large as the model it was made from
 
 
-def test_the_largest_fits_with_its_settings_and_the_next_does_not(small_table: None) -> None:
-    settings = countdown.get_config("qwen2.5-3b")
-    available = 15 * GIB
-    short, long = largest.largest_models(settings, CHIP, available)
-
-    assert (short.method, short.response_tokens, short.model) == ("full", 1024, "Qwen/Qwen3-0.6B")
-    assert long.response_tokens == 8192
-    fitting = fit(parse_settings(settings, short.flags), CHIP, available)
-    assert fitting.needed == short.needed_bytes <= available
-    larger = parse_settings(settings, [*short.flags, "--config.model.path=Qwen/Qwen2.5-1.5B"])
-    assert not fit(larger, CHIP, available).fits
-
-
-def test_more_methods_are_further_columns(
+def test_the_largest_fits_with_its_settings_and_the_next_does_not(
     small_table: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(largest.METHODS, "twice", largest.train_everything)
+    """With an adapter the next does."""
+    monkeypatch.setattr(largest, "RESPONSE_TOKENS", (1024,))
+    settings = countdown.get_config("qwen2.5-3b")
+    available = 15 * GIB
+    full, adapter = largest.largest_models(settings, CHIP, available)
+
+    assert (full.method, full.response_tokens, full.model) == ("full", 1024, "Qwen/Qwen3-0.6B")
+    fitting = fit(parse_settings(settings, full.flags), CHIP, available)
+    assert fitting.needed == full.needed_bytes <= available
+    larger = parse_settings(settings, [*full.flags, "--config.model.path=Qwen/Qwen2.5-1.5B"])
+    assert not fit(larger, CHIP, available).fits
+    assert adapter.model == "Qwen/Qwen2.5-1.5B"
+    assert "--config.model.adapter.rank=32" in adapter.flags
+
+
+def test_methods_are_columns(small_table: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = {"once": largest.train_everything, "twice": largest.train_everything}
+    monkeypatch.setattr(largest, "METHODS", methods)
     monkeypatch.setattr(largest, "RESPONSE_TOKENS", (1024,))
     cells = largest.largest_models(countdown.get_config("qwen2.5-3b"), CHIP, 1 * GIB)
     text = largest.format_largest(cells, "v5e:1x1", CHIP, 1 * GIB)
-    assert text.splitlines()[1].split() == ["response", "tokens", "full", "twice"]
+    assert text.splitlines()[1].split() == ["response", "tokens", "once", "twice"]
     assert text.splitlines()[2].split() == ["1024", "none", "none"]
 
 

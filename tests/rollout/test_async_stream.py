@@ -232,6 +232,7 @@ def test_a_signal_while_episodes_decode_changes_nothing(
     assert weights_of(tmp_path / "stopped") == weights_of(tmp_path / "whole")
 
 
+@pytest.mark.thorough
 def test_sampler_and_trainer_agree_without_learning(tmp_path: Path) -> None:
     """With a learning rate of 0 all versions are one policy: its log-probs are the trainer's."""
     mismatch = {}

@@ -58,7 +58,12 @@ def projections(name: str, gradient: np.ndarray, adapter: qwen.Params) -> dict[s
 
 
 @pytest.mark.parametrize(
-    ("packing", "sizes"), [("eight slots, two buckets", (2, 1, 1)), ("plain", (2, 2, 2))], ids=str
+    ("packing", "sizes"),
+    [
+        pytest.param("eight slots, two buckets", (2, 1, 1), marks=pytest.mark.thorough),
+        ("plain", (2, 2, 2)),
+    ],
+    ids=str,
 )
 def test_gradients_are_projections_of_the_whole_gradient(
     packing: str, sizes: tuple[int, int, int]
