@@ -103,6 +103,7 @@ def test_a_run_trains_on_the_examples_of_a_task(whole_run: FinishedRun) -> None:
     assert whole_run.evaluations["after"]["eval/loss"] < 0.7 * loss_before
 
 
+@pytest.mark.thorough
 def test_a_killed_run_resumes_to_the_same_numbers(
     whole_run: FinishedRun, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def test_decode_prints_a_row_for_every_number_of_slots(
         assert share == "unknown", "nobody knows the bandwidth of this CPU"
 
 
+@pytest.mark.thorough
 def test_update_prints_a_row(environment: dict[str, str], model: str) -> None:
     sizes = ("--sequences=16", "--prompt=16", "--new=48")
 

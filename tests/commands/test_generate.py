@@ -91,6 +91,7 @@ def call(monkeypatch, *argv: str) -> None:
     generate.main()
 
 
+@pytest.mark.thorough
 def test_a_command_killed_repeatedly_equals_one_that_was_not(
     environment: dict[str, str], inputs, tmp_path: Path
 ) -> None:

@@ -290,6 +290,7 @@ def test_a_finished_run_may_be_run_again(command, finished, tmp_path: Path) -> N
     assert summary["steps"] == STEPS and summary["export"]
 
 
+@pytest.mark.thorough
 def test_an_export_is_a_model_to_train_and_export_again(command, finished, tmp_path: Path) -> None:
     source, workdir = finished / f"export-{STEPS}", tmp_path / "run"
     code, _, err = command(

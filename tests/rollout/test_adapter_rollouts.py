@@ -67,6 +67,7 @@ def test_an_untrained_adapter_samples_the_base_bit_for_bit(dtype: str) -> None:
         np.testing.assert_array_equal(sequence.logps, expected[key].logps)
 
 
+@pytest.mark.thorough
 def test_a_trained_adapter_samples_what_the_merged_model_does() -> None:
     rng = np.random.default_rng(3)
     adapter = jax.tree.map(

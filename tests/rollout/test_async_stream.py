@@ -159,6 +159,7 @@ def weights_of(workdir: Path) -> bytes:
     return max(workdir.glob("export-*/model.safetensors")).read_bytes()
 
 
+@pytest.mark.thorough
 def test_without_staleness_it_is_the_synchronous_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +250,7 @@ def test_sampler_and_trainer_agree_without_learning(tmp_path: Path) -> None:
     assert max(row["async/staleness"] for row in rows) > 0.3
 
 
+@pytest.mark.thorough
 def test_other_devices_decode_meanwhile(tmp_path: Path) -> None:
     """The split placement: a run, stopped and resumed; nothing is older than max_staleness."""
     for num_steps in (3, 6):

@@ -46,6 +46,7 @@ def test_an_evaluation_may_have_a_temperature_of_its_own() -> None:
     assert evaluation_kinds(settings, 1.2) == {"eval": (16, 0.35)}
 
 
+@pytest.mark.thorough
 def test_an_evaluation_may_have_a_top_p_of_its_own() -> None:
     """With next to no mass left the samples are greedy ones; rollouts stay as they were."""
     params = trained_player().params
