@@ -188,7 +188,7 @@ def metrics(workdir: Path) -> list[dict[str, float]]:
 
 
 def is_timed(name: str) -> bool:
-    """Says whether a metric depends on the clock, or on which programs were compiled before."""
-    if name.startswith(("time/", "compile/")) or name.endswith("tokens_per_second"):
+    """Says whether a metric depends on the clock, or on what the process did before."""
+    if name.startswith(("time/", "compile/", "memory/")) or name.endswith("tokens_per_second"):
         return True
     return name == "rollout/slot_utilization"  # hosts wait for each other
