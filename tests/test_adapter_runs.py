@@ -15,7 +15,7 @@ from test_train import reproducible_metrics, tiny_run
 
 from jzero import algorithms, export, setup, sft, train
 from jzero.algorithms import Algorithm
-from jzero.config import AdapterConfig, ArchitectureConfig, Config
+from jzero.config import AdapterConfig, ArchitectureConfig, Config, RewardConfig
 from jzero.errors import UserError
 from jzero.model import adapters, huggingface
 from jzero.run.checkpoint import Checkpoints
@@ -123,6 +123,8 @@ def assert_close(found: jax.Array, expected: jax.Array) -> None:
 def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
     """The decoder has a copy of the base, and gets a new adapter after every step."""
     config = adapter_run(3, algorithms.PRESETS["grpo"]())
+    # The lengths of responses differ, so that every step has something to train on.
+    config.task.reward = RewardConfig(functions=("accuracy", "length"))
     config.rollout.max_staleness = 1
     config.mesh.decode_devices = 4
     config.mesh.fsdp = 2
