@@ -35,6 +35,7 @@ from jzero.algorithms.presets import oat_v006
 from jzero.config import (
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
+    QWEN_LARGEST_FIRST,
     ArchitectureConfig,
     Config,
     CriticConfig,
@@ -51,16 +52,8 @@ from jzero.config import (
 from jzero.planning.fitting import choose_fitting_preset
 
 HUB = QWEN25_HUB_IDS | {"oat-3b": QWEN25_HUB_IDS["qwen2.5-3b"]} | QWEN3_ADAPTER_HUB_IDS
-# Without a preset, an accelerator gets the first of these that its memory holds. An adapter on a
-# larger model learns what a small model does not.
-LARGEST_FIRST = (
-    "qwen2.5-7b",
-    "qwen2.5-3b",
-    "qwen2.5-1.5b",
-    "qwen3-4b-lora",
-    "qwen3-1.7b-lora",
-    "qwen2.5-0.5b",
-)
+# Without a preset, an accelerator gets the first of these that its memory holds.
+LARGEST_FIRST = QWEN_LARGEST_FIRST
 
 
 def get_config(preset: str = "") -> Config:

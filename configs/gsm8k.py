@@ -36,6 +36,7 @@ from jzero.algorithms.presets import oat_ppo
 from jzero.config import (
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
+    QWEN_LARGEST_FIRST,
     ArchitectureConfig,
     Config,
     CriticConfig,
@@ -54,14 +55,7 @@ from jzero.planning.fitting import choose_fitting_preset
 PPO_HUB_IDS = {f"{name}-ppo": hub_id for name, hub_id in QWEN25_HUB_IDS.items()}
 HUB = QWEN25_HUB_IDS | PPO_HUB_IDS | QWEN3_ADAPTER_HUB_IDS
 # Without a preset, an accelerator gets the first of these that its memory holds.
-LARGEST_FIRST = (
-    "qwen2.5-7b",
-    "qwen2.5-3b",
-    "qwen2.5-1.5b",
-    "qwen3-4b-lora",
-    "qwen3-1.7b-lora",
-    "qwen2.5-0.5b",
-)
+LARGEST_FIRST = QWEN_LARGEST_FIRST
 
 
 def get_config(preset: str = "") -> Config:

@@ -24,7 +24,7 @@ from jzero.grading.pool import Pool
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.rollout.evaluation import accuracy_metrics, evaluate, evaluation_kinds
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
-from jzero.run.base_model import check_context, read_base_model, with_adapter
+from jzero.run.base_model import check_context, read_base_model, with_given_adapter
 from jzero.run.environment import versions
 from jzero.run.samples import write_responses
 from jzero.setup import with_stop_strings
@@ -100,7 +100,7 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
             "trained here: leave it out; what a run exports has its adapter merged, and --adapter "
             "takes one that is not"
         )
-    settings = with_adapter(settings)
+    settings = with_given_adapter(settings)
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory, "settings.model.path is empty"

@@ -32,7 +32,7 @@ from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.planning.fitting import check_memory
 from jzero.rollout.evaluation import encode_suites, evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
-from jzero.run.base_model import BaseModel, check_context, read_base_model, with_adapter
+from jzero.run.base_model import BaseModel, check_context, read_base_model, with_given_adapter
 from jzero.run.budget import TimeBudget
 from jzero.run.clock import Clock
 from jzero.run.frozen_base import keep_base, load_base, load_model
@@ -78,7 +78,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     # ----------------------------------------------------------------------------------------------
     # Set-up
     budget = TimeBudget(config.train.minutes)
-    config = with_adapter(config)
+    config = with_given_adapter(config)
     validate(config)
     suites.check_suites(config.eval.suites)
     check_workdir(workdir, to_json(config))

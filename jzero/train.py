@@ -28,7 +28,7 @@ from jzero.model import qwen
 from jzero.rollout.collect import collect_rollouts
 from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
-from jzero.run.base_model import with_adapter
+from jzero.run.base_model import with_given_adapter
 from jzero.run.budget import TimeBudget
 from jzero.run.frozen_base import keep_base, load_base, load_model
 from jzero.run.samples import sample_row, write_responses
@@ -59,7 +59,7 @@ HeldOut = dict[str, list[EncodedProblem]]
 def train(config: Config, workdir: Path) -> JsonObject:
     """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
     budget = TimeBudget(config.train.minutes)
-    config = with_adapter(with_stop_strings(config))
+    config = with_given_adapter(with_stop_strings(config))
     planned_bytes = check(config, workdir)
     config = with_steps(config)
     with (

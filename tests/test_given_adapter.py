@@ -17,7 +17,7 @@ from jzero.config import AdapterConfig, ArchitectureConfig, Config
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
-from jzero.run.base_model import with_adapter as with_given_adapter
+from jzero.run.base_model import with_given_adapter
 
 ARCH = ArchitectureConfig(
     hidden_size=16,

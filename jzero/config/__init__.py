@@ -4,6 +4,7 @@ from jzero.config.checks import POSITIONS, context_mistakes, validate
 from jzero.config.presets import (
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
+    QWEN_LARGEST_FIRST,
     choose_preset,
     with_adapter,
 )

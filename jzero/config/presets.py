@@ -23,6 +23,17 @@ QWEN3_ADAPTER_HUB_IDS = {
     "qwen3-1.7b-lora": "Qwen/Qwen3-1.7B",
 }
 
+# The presets of a recipe that has all of these, in the order in which an accelerator is offered
+# them. An adapter on a larger model learns what a small model does not.
+QWEN_LARGEST_FIRST = (
+    "qwen2.5-7b",
+    "qwen2.5-3b",
+    "qwen2.5-1.5b",
+    "qwen3-4b-lora",
+    "qwen3-1.7b-lora",
+    "qwen2.5-0.5b",
+)
+
 
 def with_adapter(config: Config) -> Config:
     """Changes a recipe's config to an adapter of rank 32 on one device, and returns it.

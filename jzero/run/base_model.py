@@ -51,7 +51,7 @@ def read_base_model(config: ModelConfig) -> BaseModel:
     return BaseModel(None, model, {POSITIONS: positions}, tok)
 
 
-def with_adapter(config: Config) -> Config:
+def with_given_adapter(config: Config) -> Config:
     """Returns the config with rank, alpha and targets of the adapter at model.adapter.path.
 
     Of the model, config.json alone is read. Raises UserError if the settings do not go together, or

@@ -44,8 +44,8 @@ def resolve(path: str | Path, patterns: Sequence[str] = DOWNLOADS) -> Path:
     """Returns a local directory: `path` itself, or the local copy of the hub id that `path` is.
 
     Files of a hub id ("Qwen/Qwen2.5-0.5B") that match one of the `patterns` are downloaded where
-    there is no local copy yet. Raises UserError
-    where `path` is neither a directory nor the id of a model that can be downloaded.
+    there is no local copy yet. Raises UserError where `path` is neither a directory nor the id of a
+    model that can be downloaded.
     """
     local = Path(path).expanduser()
     if local.is_dir():
