@@ -2,6 +2,8 @@
 
 from jzero.config.checks import POSITIONS, context_mistakes, validate
 from jzero.config.presets import (
+    ADAPTER_LR_FACTOR,
+    ADAPTER_RANK,
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
     QWEN_LARGEST_FIRST,

@@ -155,9 +155,9 @@ def _advice(verdict: Fit, settings: Config, changed: Config | None) -> str:
         return f"it fits with {' '.join(setting_flags(settings, changed))}"
     state = sum(verdict.run.parts.get(part, 0) for part in STATE)
     return (
-        "no train.microbatch_tokens, rollout.num_slots, rollout.max_new_tokens or mesh makes it "
-        f"fit (weights and optimizer alone take {state / GIB:.1f} GiB): use a smaller model or "
-        "more devices"
+        "no train.microbatch_tokens, rollout.num_slots, rollout.max_new_tokens, mesh or "
+        f"model.adapter.rank makes it fit (weights and optimizer alone take {state / GIB:.1f} GiB "
+        "as it is): use a smaller model or more devices"
     )
 
 
@@ -217,6 +217,19 @@ def fewer_slots(settings: Config, run: PlannedRun) -> Config | None:
     return _with_rollout(settings, num_slots=rollout.num_slots // 2)
 
 
+def train_an_adapter(settings: Config, run: PlannedRun) -> Config | None:
+    """Freezes the model and trains an adapter on it, with the learning rate of an adapter."""
+    if settings.model.adapter.rank:
+        return None
+    adapter = replace(settings.model.adapter, rank=config.ADAPTER_RANK)
+    lr = config.ADAPTER_LR_FACTOR * settings.optimizer.lr
+    return replace(
+        settings,
+        model=replace(settings.model, adapter=adapter),
+        optimizer=replace(settings.optimizer, lr=float(f"{lr:g}")),
+    )
+
+
 def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
     """Halves the responses, and the rows that hold them."""
     rollout = settings.rollout
@@ -254,15 +267,23 @@ def split_layers(settings: Config, run: PlannedRun) -> Config | None:
 
 # By phase, those first that cost least.
 REMEDIES: dict[str, tuple[Remedy, ...]] = {
-    "publish": (split_state, split_layers),
-    "rollout": (fewer_slots, split_state, split_layers, shorter_responses),
-    "score": (smaller_microbatches, split_state, shorter_rows, split_layers, shorter_responses),
+    "publish": (split_state, split_layers, train_an_adapter),
+    "rollout": (fewer_slots, split_state, split_layers, train_an_adapter, shorter_responses),
+    "score": (
+        smaller_microbatches,
+        split_state,
+        shorter_rows,
+        split_layers,
+        train_an_adapter,
+        shorter_responses,
+    ),
     "update": (
         recompute_layers,
         smaller_microbatches,
         split_state,
         shorter_rows,
         split_layers,
+        train_an_adapter,
         shorter_responses,
     ),
 }

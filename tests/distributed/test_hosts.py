@@ -174,10 +174,10 @@ def launch_two(
     ]
 
 
-def stop_second_process(environment: Environment, workdir: Path) -> None:
+def stop_second_process(environment: Environment, workdir: Path, *changes: str) -> None:
     """Runs until the second step and sends SIGTERM to process 1 alone: both stop after a step."""
     log = workdir / "metrics.jsonl"
-    first, second = launch_two(environment, workdir)
+    first, second = launch_two(environment, workdir, *changes)
     wait_for(first, log, 2)
     second.send_signal(signal.SIGTERM)
     first_output, _ = finish(first)
@@ -188,11 +188,11 @@ def stop_second_process(environment: Environment, workdir: Path) -> None:
     assert 2 <= len(rows(log)) < NUM_STEPS
 
 
-def kill_second_process(environment: Environment, workdir: Path) -> None:
+def kill_second_process(environment: Environment, workdir: Path, *changes: str) -> None:
     """Resumes for two steps and kills process 1: process 0 ends soon, and says what to do."""
     log = workdir / "metrics.jsonl"
     num_done = len(rows(log))
-    first, second = launch_two(environment, workdir)
+    first, second = launch_two(environment, workdir, *changes)
     wait_for(first, log, num_done + 2)
     second.kill()
     start = time.monotonic()
@@ -204,15 +204,21 @@ def kill_second_process(environment: Environment, workdir: Path) -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("rank", [0, 2])
 def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
-    environment: Environment, tmp_path: Path
+    environment: Environment, tmp_path: Path, rank: int
 ) -> None:
-    """2 x 2 devices, stopped, killed and resumed, are 1 x 4 devices in one go."""
-    stop_second_process(environment, tmp_path / "two")
-    kill_second_process(environment, tmp_path / "two")
-    for process in launch_two(environment, tmp_path / "two"):
+    """2 x 2 devices, stopped, killed and resumed, are 1 x 4 devices in one go.
+
+    With a `rank` the same holds of an adapter on the frozen model that the warm start made.
+    """
+    adapter = [f"--config.model.adapter.rank={rank}"] if rank else []
+    stop_second_process(environment, tmp_path / "two", *adapter)
+    kill_second_process(environment, tmp_path / "two", *adapter)
+    for process in launch_two(environment, tmp_path / "two", *adapter):
         finish(process)
-    finish(launch(environment | {"JAX_NUM_CPU_DEVICES": "4"}, tmp_path / "one", *CHANGES))
+    alone = environment | {"JAX_NUM_CPU_DEVICES": "4"}
+    finish(launch(alone, tmp_path / "one", *CHANGES, *adapter))
 
     got_rows, want_rows = (timeless(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
     assert len(got_rows) == len(want_rows) == NUM_STEPS

@@ -87,9 +87,18 @@ def test_a_run_that_cannot_fit_is_refused_with_settings_that_do(
     assert fit(parse_settings(settings, flags), devices, V5E).fits
 
 
-def test_a_model_that_no_setting_makes_fit_is_refused() -> None:
+def test_where_a_whole_model_does_not_fit_an_adapter_is_named_with_its_learning_rate() -> None:
     settings = countdown.get_config("qwen2.5-3b")
-    with pytest.raises(UserError, match=r"weights and optimizer alone take 34\.5 GiB"):
+    with pytest.raises(UserError) as refused:
+        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), V5E)
+    message = str(refused.value)
+    assert "--config.model.adapter.rank=32" in message
+    assert "--config.optimizer.lr=1e-05" in message
+
+
+def test_a_model_that_no_setting_makes_fit_is_refused() -> None:
+    settings = countdown.get_config("qwen2.5-7b")
+    with pytest.raises(UserError, match=r"weights and optimizer alone take 85\.\d GiB as it is"):
         refuse_what_is_too_large(settings, described_devices("v5e:1x1"), V5E)
 
 
