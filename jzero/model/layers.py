@@ -1,8 +1,8 @@
 """A dense decoder layer: a Flax NNX module with its parameters, and what it computes.
 
-`families.py` names the class `DenseLayer` in the entries of Qwen2 and Qwen3. A layer receives its
-attention as a function, so the same layer serves packed training rows, the prefill of prompts and
-paged decoding. See `architecture.py` for the dimension letters.
+`families.py` names the class `DenseLayer` in the entries of Qwen, Llama and Mistral. A layer
+receives its attention as a function, so the same layer serves packed training rows, the prefill of
+prompts and paged decoding. See `architecture.py` for the dimension letters.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable

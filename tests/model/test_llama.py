@@ -23,10 +23,11 @@ from test_qwen import (
 from jzero.attention import xla
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
-from jzero.model import adapters, huggingface, qwen
+from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.families import FAMILIES, window_of
 from jzero.model.known_models import LLAMA_MODELS, QWEN2_MODELS, QWEN3_MODELS
 from jzero.model.rope import Llama3Scaling, RopeScaling, YarnScaling
+from jzero.planning.models import KNOWN_MODELS, architecture
 from jzero.types import RowLayout
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -149,14 +150,45 @@ def test_a_packed_sequence_is_as_alone(name: str) -> None:
     np.testing.assert_allclose(packed[0, 7:], alone[1, :6], atol=1e-4)
 
 
-def test_an_adapter_is_on_the_linear_layers_of_llama() -> None:
-    adapter = AdapterConfig(rank=2)
-    factors = adapters.init(LLAMA3, adapter, jax.random.key(0))
+def trained_adapter(settings: AdapterConfig) -> qwen.Params:
+    """Returns an adapter of LLAMA3 of which both factors are random."""
+    factors = adapters.init(LLAMA3, settings, jax.random.key(0))
+    rng = np.random.default_rng(2)
+
+    def random_leaf(leaf: jax.Array) -> jax.Array:
+        return jnp.asarray(0.1 * rng.standard_normal(leaf.shape), jnp.float32)
+
+    return jax.tree.map(random_leaf, factors)
+
+
+def test_an_untrained_adapter_of_llama_changes_no_bit() -> None:
+    settings = AdapterConfig(rank=2)
+    params = random_params(LLAMA3)
+
+    factors = adapters.init(LLAMA3, settings, jax.random.key(0))
+    joined = adapters.join(params, factors, settings.scale)
 
     assert set(factors["layers"]) == set(LINEAR)
-    params = random_params(LLAMA3)
-    untrained = adapters.join(params, factors, adapter.scale)
-    np.testing.assert_array_equal(logits_of(LLAMA3, untrained), logits_of(LLAMA3, params))
+    np.testing.assert_array_equal(logits_of(LLAMA3, joined), logits_of(LLAMA3, params))
+
+
+def test_an_adapter_of_llama_goes_through_peft_files_and_through_a_merged_export(
+    tmp_path: Path,
+) -> None:
+    settings = AdapterConfig(rank=3, alpha=6.0, targets=LINEAR)
+    params, factors = random_params(LLAMA3), trained_adapter(settings)
+    joined = adapters.join(params, factors, settings.scale)
+
+    peft.save(tmp_path / "adapter", LLAMA3, settings, factors, base="a/b", dtype="float32")
+    huggingface.save(tmp_path / "model", LLAMA3, joined, dtype="float32", hf_config_extra={})
+
+    assert peft.read_settings(tmp_path / "adapter", LLAMA3) == settings
+    read = peft.load(tmp_path / "adapter", LLAMA3, settings)
+    jax.tree.map(np.testing.assert_array_equal, read, factors)
+    exported = huggingface.load(tmp_path / "model", LLAMA3)
+    expected = logits_of(LLAMA3, joined)
+    np.testing.assert_allclose(logits_of(LLAMA3, exported), expected, atol=1e-4)
+    assert np.abs(expected - logits_of(LLAMA3, params)).max() > 1e-2
 
 
 # -- rotary frequencies ----------------------------------------------------------------------------
@@ -208,6 +240,34 @@ def test_config_json_keeps_the_scaling(scaling: RopeScaling) -> None:
     assert huggingface.parse_config(written) == config
     del written["rope_parameters"]  # which transformers 4 does not read
     assert huggingface.parse_config(written) == config
+
+
+# -- known sizes -----------------------------------------------------------------------------------
+
+# Parameters, in millions, as the pages of the models on the hub say.
+MILLIONS = {
+    "microsoft/rho-math-1b-v0.1": 1100,
+    "meta-llama/Llama-3.2-1B": 1236,
+    "meta-llama/Llama-3.2-3B": 3213,
+    "meta-llama/Llama-3.1-8B": 8030,
+}
+
+
+@pytest.mark.parametrize("name", MILLIONS)
+def test_known_llamas_have_as_many_parameters_as_published(name: str) -> None:
+    model = architecture(name)
+
+    assert round(qwen.num_params(model) / 1e6) == MILLIONS[name]
+    assert architecture(name.split("/")[1].lower()) == model
+
+
+def test_every_known_model_is_in_the_entry_of_its_family() -> None:
+    for model_type, family in FAMILIES.items():
+        for hub_id, model in family.known_models.items():
+            assert model.model_type == model_type, hub_id
+            assert KNOWN_MODELS[hub_id] is model
+            written = huggingface.config_json(model, "bfloat16")
+            assert huggingface.parse_config(written) == model, hub_id
 
 
 # -- config.json -----------------------------------------------------------------------------------
