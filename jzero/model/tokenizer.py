@@ -54,7 +54,7 @@ def load(path: str) -> PreTrainedTokenizerFast:
         directory = Path(path) if os.path.isdir(path) else hub.download(path, FILES)
         names = check_files(directory)
         if "tokenizer.json" not in names and not {"vocab.json", "merges.txt"} <= names:
-            raise FileNotFoundError("no tokenizer files")
+            raise FileNotFoundError(absence_of_files(directory))
     except OSError as error:
         raise UserError(
             f"no tokenizer in model.tokenizer={path} ({reason_of(error)}): give a directory with "
@@ -73,6 +73,13 @@ def load(path: str) -> PreTrainedTokenizerFast:
             f"{culprit} makes no tokenizer ({reason_of(error)}): download it again, or give "
             "model.tokenizer another directory"
         ) from None
+
+
+def absence_of_files(directory: Path) -> str:
+    """Returns why a directory has no tokenizer that can be read."""
+    if (directory / "tokenizer.model").exists():
+        return "tokenizer.model alone is not read: AutoTokenizer saves it as tokenizer.json"
+    return "no tokenizer files"
 
 
 def check_files(directory: Path) -> set[str]:

@@ -27,7 +27,7 @@ from jzero.model import adapters, huggingface, peft, qwen
 from jzero.model.families import FAMILIES, window_of
 from jzero.model.known_models import LLAMA_MODELS, QWEN2_MODELS, QWEN3_MODELS
 from jzero.model.rope import Llama3Scaling, RopeScaling, YarnScaling
-from jzero.planning.models import KNOWN_MODELS, architecture
+from jzero.planning.models import KNOWN_MODELS
 from jzero.types import RowLayout
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -243,22 +243,6 @@ def test_config_json_keeps_the_scaling(scaling: RopeScaling) -> None:
 
 
 # -- known sizes -----------------------------------------------------------------------------------
-
-# Parameters, in millions, as the pages of the models on the hub say.
-MILLIONS = {
-    "microsoft/rho-math-1b-v0.1": 1100,
-    "meta-llama/Llama-3.2-1B": 1236,
-    "meta-llama/Llama-3.2-3B": 3213,
-    "meta-llama/Llama-3.1-8B": 8030,
-}
-
-
-@pytest.mark.parametrize("name", MILLIONS)
-def test_known_llamas_have_as_many_parameters_as_published(name: str) -> None:
-    model = architecture(name)
-
-    assert round(qwen.num_params(model) / 1e6) == MILLIONS[name]
-    assert architecture(name.split("/")[1].lower()) == model
 
 
 def test_every_known_model_is_in_the_entry_of_its_family() -> None:
