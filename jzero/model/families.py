@@ -56,7 +56,7 @@ class StoredTensor(NamedTuple):
 
 
 def no_limit(hf_config: HuggingFaceConfig) -> int | None:
-    """Of a family whose layers attend to all tokens: sequences may have any length."""
+    """Returns None: the layers of most families attend to all tokens of any sequence."""
     return None
 
 
@@ -149,9 +149,14 @@ def llama_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
 
 
 def sliding_window(hf_config: HuggingFaceConfig) -> int | None:
-    """Returns `sliding_window`, where None and a window of all positions are no limit."""
+    """Returns `sliding_window`, or None where all positions of the model are in the window.
+
+    The entries may be of a config.json that nobody has checked yet.
+    """
     window, positions = hf_config.get("sliding_window"), hf_config.get("max_position_embeddings")
-    return None if window is None or (positions is not None and window >= positions) else window
+    if not isinstance(window, int) or (isinstance(positions, int) and window >= positions):
+        return None
+    return window
 
 
 plain_layer = partial(DenseLayer, attention_bias=False, query_key_norm=False)

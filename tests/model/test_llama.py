@@ -282,6 +282,7 @@ def test_biases_of_llama_are_refused(name: str) -> None:
         ({"sliding_window": 4096}, 4096),
         ({"sliding_window": None, "max_position_embeddings": 32768}, None),
         ({"sliding_window": 4096, "max_position_embeddings": 4096}, None),
+        ({"sliding_window": "all", "max_position_embeddings": 4096}, None),  # refused later
     ],
     ids=str,
 )
@@ -289,6 +290,17 @@ def test_a_window_below_the_positions_limits_sequences(
     changes: dict[str, object], window: int | None
 ) -> None:
     assert window_of({"model_type": "mistral"} | changes) == window
+
+
+def test_an_export_keeps_the_window_that_the_model_had() -> None:
+    config = CONFIGS["mistral"]
+    of_hub = huggingface.config_json(config, "float32")
+    assert of_hub["sliding_window"] is None  # of random weights
+    del of_hub["sliding_window"]
+
+    assert huggingface.config_json(config, "float32", of_hub)["sliding_window"] == 4096
+    of_hub["sliding_window"] = 128
+    assert huggingface.config_json(config, "float32", of_hub)["sliding_window"] == 128
 
 
 def test_a_window_of_another_family_is_not_in_use() -> None:

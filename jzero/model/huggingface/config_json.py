@@ -66,7 +66,7 @@ def config_json(
     family = family_of(config.model_type)
     return {
         **family.written,
-        **(extra or {}),
+        **with_defaults(extra or {}),
         **model,
         "architectures": [family.architecture],
         "hidden_act": "silu",
