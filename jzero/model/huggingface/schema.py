@@ -64,7 +64,7 @@ ROPE_ENTRIES = {  # of rope_parameters and rope_scaling
     # Of llama3, in turns of a pair.
     "low_freq_factor": Entry("number", False, 1e-6, 1e6),
     "high_freq_factor": Entry("number", False, 1e-6, 1e6),
-    # Of yarn. `transformers` takes a default for 0.
+    # Of yarn. For a beta or a scale of 0, `transformers` takes the default.
     "attention_factor": Entry("number", False, 0, 1e6),
     "beta_fast": Entry("number", False, 0, 1e6),
     "beta_slow": Entry("number", False, 0, 1e6),
