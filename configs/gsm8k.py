@@ -2,32 +2,31 @@
 
     python -m jzero.main --config configs/gsm8k.py:tiny              # random weights, on a laptop
     python -m jzero.main --config configs/gsm8k.py:qwen2.5-1.5b      # GRPO on a base model
-    python -m jzero.main --config configs/gsm8k.py:qwen2.5-1.5b-ppo  # PPO with a critic
+    python -m jzero.main --config configs/gsm8k.py:rho-1b-ppo        # oat's PPO, as published
+    python -m jzero.main --config configs/gsm8k.py:qwen2.5-1.5b-ppo  # the same on another model
     python -m jzero.main --config configs/gsm8k.py:tiny,dapo         # a preset, another algorithm
 
-Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b; the last four also with -ppo, the
-PPO of oat's documentation on another model. qwen3-4b-lora and qwen3-1.7b-lora train an adapter on
-one device. tiny learns nothing: it shows that all parts fit.
+Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b; rho-1b-ppo, the PPO of oat's
+documentation, and the last four with -ppo, that PPO on another model. qwen3-4b-lora and
+qwen3-1.7b-lora train an adapter on one device. tiny learns nothing: it shows that all parts fit.
 
 Data and models come from the hub, or from --config.task.data=DIRECTORY (with train.jsonl and
 test.jsonl) and --config.model.path=DIRECTORY. tiny takes its tokenizer from the hub, or from
 --config.model.tokenizer=DIRECTORY.
 Hardware: one accelerator host; for 3b it has 80 GiB. The -lora presets need one chip of 16 GB. tiny
 needs a CPU and seconds for a step.
-Published: oat's run raised the test accuracy of its own model, a supervised one of 1B, from 40.6 %
-to 55.7 % in 6 hours on 8 A100. That is no figure for the models of these presets.
+Published for rho-1b-ppo: the run raised the test accuracy of its model, a supervised Llama of 1B,
+from 40.6 % to 55.7 % in 6 hours on 8 A100. That is no figure for the models of other presets.
 
-docs/recipes.md has every setting of the published command beside that of -ppo. What differs:
+docs/recipes.md has every setting of the published command beside that of rho-1b-ppo. What differs:
 
-- pretrain: lkevinzc/rho-1b-sft-GSM8K is a Llama model, and jzero has none.
-- apply-chat-template: the published model has a chat template of its own; here it is qwen_math.
-- prompt_data: openai/gsm8k, which has the problems of lkevinzc/gsm8k.
+- (first token): the chat template alone decides whether a prompt begins with <s>. The published
+  sampler put one before every prompt.
 - top_p: 1 in training, in place of 0.9. The ratio is to the sampler, whose probabilities are over
   the full vocabulary.
 - (lr_warmup_ratio): the warm-up begins with lr / n, where the published one begins with 0.
 - num_prompt_epoch: a published pass leaves out the problems that fill no batch, so 6 passes are 696
   steps there and 700 here.
-- prompt_max_length: 512 in place of 1000. No problem of GSM8K is longer.
 - rnd-seed: the published seed is random, ours is train.seed.
 """
 
@@ -52,7 +51,10 @@ from jzero.config import (
 )
 from jzero.planning.fitting import choose_fitting_preset
 
-PPO_HUB_IDS = {f"{name}-ppo": hub_id for name, hub_id in QWEN25_HUB_IDS.items()}
+RHO_PPO = "rho-1b-ppo"
+PPO_HUB_IDS = {RHO_PPO: "lkevinzc/rho-1b-sft-GSM8K"} | {
+    f"{name}-ppo": hub_id for name, hub_id in QWEN25_HUB_IDS.items()
+}
 HUB = QWEN25_HUB_IDS | PPO_HUB_IDS | QWEN3_ADAPTER_HUB_IDS
 # Without a preset, an accelerator gets the first of these that its memory holds.
 LARGEST_FIRST = QWEN_LARGEST_FIRST
@@ -88,6 +90,8 @@ def qwen(preset: str) -> Config:
     )
     if preset in QWEN3_ADAPTER_HUB_IDS:
         return with_adapter(config)
+    if preset == RHO_PPO:
+        return as_published(with_oat_ppo(config))
     return with_oat_ppo(config) if preset.endswith("-ppo") else config
 
 
@@ -113,6 +117,17 @@ def with_oat_ppo(config: Config) -> Config:
     config.eval.samples = 16
     config.eval.temperature = 0.35
     config.eval.top_p = 0.9
+    return config
+
+
+def as_published(config: Config) -> Config:
+    """Changes a config with oat's PPO to the prompts and the data of the published run."""
+    config.task.template = "chat"  # the model's own
+    config.task.data = "lkevinzc/gsm8k"
+    config.task.problem_column = "question"
+    config.task.answer_column = "final_answer"
+    config.rollout.max_prompt_tokens = 1000
+    config.train.microbatch_tokens = 8 * (1000 + 4 * 1024)
     return config
 
 

@@ -5,8 +5,9 @@
     python -m jzero.main --config configs/math.py:qwen2.5-math-1.5b,grpo
 
 Presets: tiny, qwen2.5-math-1.5b, qwen2.5-math-7b and the published runs oat-zero-1.5b,
-oat-zero-1.5b-r1, oat-zero-7b, oat-zero-7b-r1; qwen3-4b-lora and qwen3-1.7b-lora train an adapter on
-one device of 16 GB. tiny learns nothing: it shows that all parts fit.
+oat-zero-1.5b-r1, oat-zero-3b (a Llama, with the template r1), oat-zero-7b, oat-zero-7b-r1;
+qwen3-4b-lora and qwen3-1.7b-lora train an adapter on one device of 16 GB. tiny learns nothing: it
+shows that all parts fit.
 qwen2.5-math-* train both models for 300 steps on the levels 3 to 5 of MATH.
 
 Data and models come from the hub, or from --config.task.data=FILE and
@@ -14,10 +15,11 @@ Data and models come from the hub, or from --config.task.data=FILE and
 --config.model.tokenizer=DIRECTORY. --config.eval.suites=... takes name=FILE, too.
 The presets oat-zero-7b* need the package math-verify.
 Hardware: 8 accelerators of 80 GiB for 7b. The paper's run took 27 hours on 8 A100 of 40 GiB.
-Published for oat-zero-1.5b and oat-zero-7b, greedy with 3,000 new tokens, in percent:
+Published for oat-zero-1.5b, oat-zero-3b and oat-zero-7b, greedy with 3,000 new tokens, in percent:
 
         AIME24   AMC  MATH500  Minerva  Olympiad  average
     1.5b  20.0  53.0     74.2     25.7      37.6     42.1
+    3b     6.7  18.1     50.0     14.3      14.7     20.7
     7b    43.3  62.7     80.0     30.1      41.0     51.4
 
 The average is the target, since AIME24 has only 30 problems.
@@ -59,6 +61,7 @@ HUB = {
     "qwen2.5-math-7b": "Qwen/Qwen2.5-Math-7B",
     "oat-zero-1.5b": "Qwen/Qwen2.5-Math-1.5B",
     "oat-zero-1.5b-r1": "Qwen/Qwen2.5-Math-1.5B",
+    "oat-zero-3b": "lkevinzc/Llama-3.2-3B-NuminaQA",
     "oat-zero-7b": "Qwen/Qwen2.5-Math-7B",
     "oat-zero-7b-r1": "Qwen/Qwen2.5-Math-7B",
 } | QWEN3_ADAPTER_HUB_IDS
@@ -103,20 +106,21 @@ def qwen(preset: str) -> Config:
 
 def as_published(config: Config, preset: str) -> Config:
     """Changes a config to a run of understand-r1-zero and returns it."""
-    is_small = preset.startswith("oat-zero-1.5b")
+    is_small = preset.startswith(("oat-zero-1.5b", "oat-zero-3b"))
+    template = "r1" if preset == "oat-zero-3b" or preset.endswith("-r1") else "qwen_math"
     task = TaskConfig(
         name="math",
         data="lkevinzc/math-12k" if is_small else "RLAIF/math",
         problem_column="problem",
         answer_column="answer",
-        template="r1" if preset.endswith("-r1") else "qwen_math",
+        template=template,
         verifier="fast" if is_small else "math_verify",
     )
     if not is_small:
         task.level_min = 3
         task.level_max = 5
     config.task = task
-    if preset.endswith("-r1"):
+    if template == "r1":
         config.rollout.stop = ("</answer>",)
     config.train.steps = 0  # as many as 20 passes over the problems take
     config.train.prompt_epochs = 20.0

@@ -18,6 +18,7 @@ import huggingface_hub
 from jzero import algorithms
 from jzero.config.schema import Config, Setting, list_settings
 from jzero.errors import UserError
+from jzero.files import JsonObject
 
 POSITIONS = "max_position_embeddings"  # in config.json of a model
 
@@ -292,67 +293,103 @@ def is_hub_id(name: str) -> bool:
 
 
 def read_positions(path: str) -> int | None:
-    """Returns max_position_embeddings of a model in a directory or in the cache of the hub.
+    """Returns the positions of a model in a directory or in the cache of the hub.
 
-    None: the model has no such entry, is not here, or its config.json cannot be read, which whoever
+    None: the model does not say, is not here, or its config.json cannot be read, which whoever
     loads the model reports.
     """
+    return positions_of(read_cached_config(path))
+
+
+def read_cached_config(path: str) -> JsonObject:
+    """Returns config.json of a model in a directory or in the cache of the hub, or {}."""
     if not path:
-        return None
+        return {}
     file: object = Path(path).expanduser() / "config.json"
     if not Path(path).expanduser().is_dir():
         if not is_hub_id(path):
-            return None
+            return {}
         try:
             file = huggingface_hub.try_to_load_from_cache(path, "config.json")
         except ValueError:  # no id of the hub
-            return None
+            return {}
     if not isinstance(file, str | Path) or not Path(file).is_file():
-        return None
+        return {}
     try:
-        positions = json.loads(Path(file).read_text(encoding="utf-8")).get(POSITIONS)
-    except (OSError, ValueError, AttributeError):
-        return None
-    return positions if isinstance(positions, int) else None
+        entries = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return entries if isinstance(entries, dict) else {}
 
 
-def context_mistakes(config: Config, positions: int | None) -> Iterator[str]:
-    """Yields a message where sequences of the run may be longer than `positions` tokens.
+def positions_of(hf_config: JsonObject) -> int | None:
+    """Returns how many positions a config.json says that the model has, or None.
 
-    `positions` is max_position_embeddings of the model, None where it does not say.
+    YaRN multiplies the positions that the model was first trained with. Those who add it to a
+    config.json, as model cards say, seldom change max_position_embeddings.
     """
-    if positions is None:
+    positions = hf_config.get(POSITIONS)
+    if not isinstance(positions, int):
+        return None
+    rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters")
+    if not isinstance(rope, dict) or "yarn" not in (rope.get("rope_type"), rope.get("type")):
+        return positions
+    factor, original = rope.get("factor"), rope.get(f"original_{POSITIONS}", positions)
+    if not isinstance(factor, int | float) or not isinstance(original, int):
+        return positions
+    return max(positions, int(factor * original))
+
+
+def context_mistakes(
+    config: Config, positions: int | None, window: int | None = None
+) -> Iterator[str]:
+    """Yields a message where sequences of the run may be longer than the model allows.
+
+    `positions` is what `positions_of` the model returns. `window` is the number of tokens from
+    which on a model of a family with sliding windows attends to the last ones alone. None: the
+    model has no such limit.
+    """
+    windowed = window is not None and (positions is None or window < positions)
+    limit = window if windowed else positions
+    if limit is None:
         return
     rollout, sft = config.rollout, config.sft
     name = config.model.path or "the model"
-    if sft.data and sft.pack_length > positions:
+    has = f"{name} has {POSITIONS}={limit}"
+    if windowed:
+        has = f"{name} has sliding_window={limit}, and jzero attends to all tokens alone"
+
+    def ways_out(length: int) -> str:
+        return "" if windowed else beyond(length)
+
+    if sft.data and sft.pack_length > limit:
         yield (
-            f"sft.pack_length={sft.pack_length} takes examples of so many tokens, and {name} has "
-            f"{POSITIONS}={positions}: set sft.pack_length={positions}{beyond(sft.pack_length)}"
+            f"sft.pack_length={sft.pack_length} takes examples of so many tokens, and {has}: "
+            f"set sft.pack_length={limit}{ways_out(sft.pack_length)}"
         )
     generates = not sft.data or config.eval.suites
     longest = rollout.longest_episode
-    if generates and longest > positions:
-        room = positions - rollout.max_prompt_tokens
+    if generates and longest > limit:
+        room = limit - rollout.max_prompt_tokens
         advice = "lower rollout.max_prompt_tokens and rollout.max_new_tokens"
         if rollout.max_turns > 1 and room >= rollout.max_new_tokens:
-            advice = f"set rollout.max_episode_tokens={positions}"
+            advice = f"set rollout.max_episode_tokens={limit}"
         elif room > 0 and rollout.max_turns == 1:
             advice = f"set rollout.max_new_tokens={room} rollout.max_episode_tokens=0"
         yield (
             f"rollout.max_prompt_tokens={rollout.max_prompt_tokens} "
             f"rollout.max_new_tokens={rollout.max_new_tokens} "
-            f"rollout.max_turns={rollout.max_turns} make sequences of {longest} tokens, and {name} "
-            f"has {POSITIONS}={positions}: {advice}{beyond(longest)}"
+            f"rollout.max_turns={rollout.max_turns} make sequences of {longest} tokens, and {has}: "
+            f"{advice}{ways_out(longest)}"
         )
 
 
 def beyond(length: int) -> str:
     """Returns the words on the two ways to more positions than the model has."""
     return (
-        f". YaRN would stretch its positions to {length}, which jzero does not compute; "
-        f"model.max_position_embeddings={length} goes on without, at positions that the model has "
-        "not been trained at"
+        f". YaRN would stretch its positions to {length}: give a directory whose config.json has "
+        f"rope_scaling with rope_type=yarn. model.max_position_embeddings={length} goes on "
+        "without, at positions that the model has not been trained at"
     )
 
 

@@ -108,8 +108,18 @@ R1 = (
     Row("(stop strings)", "</answer>", "rollout.stop", ("</answer>",)),
     Row("(stop string is kept)", "True", "rollout.keep_stop", True),
 )
-MATH_12K = (
+QWEN_MATH_1_5B = (
     Row("pretrain", "Qwen/Qwen2.5-Math-1.5B", "model.path", "Qwen/Qwen2.5-Math-1.5B"),
+)
+LLAMA_3B = (
+    Row(
+        "pretrain",
+        "lkevinzc/Llama-3.2-3B-NuminaQA",
+        "model.path",
+        "lkevinzc/Llama-3.2-3B-NuminaQA",
+    ),
+)
+MATH_12K = (
     Row("prompt_data", "math_12k", "task.data", "lkevinzc/math-12k"),
     Row("input_key", "problem", "task.problem_column", "problem"),
     Row("output_key", "answer", "task.answer_column", "answer"),
@@ -138,6 +148,7 @@ MATH_LEVELS_3_TO_5 = (
     ),
 )
 OAT_ZERO_1_5B = "sail-sg/understand-r1-zero, examples/qwen2.5-math-1.5b.sh"
+OAT_ZERO_3B = "sail-sg/understand-r1-zero, examples/llama3.2-3b-numinaqa.sh"
 OAT_ZERO_7B = "sail-sg/understand-r1-zero, examples/qwen2.5-math-7b.sh"
 
 
@@ -165,27 +176,18 @@ OAT_JANUARY_2025 = (
 
 OAT_GSM8K = (
     *OAT_JANUARY_2025,
+    Row("pretrain", "lkevinzc/rho-1b-sft-GSM8K", "model.path", "lkevinzc/rho-1b-sft-GSM8K"),
+    Row("apply-chat-template", "the model's", "task.template", "chat", "the model's"),
     differing(
-        "pretrain",
-        "lkevinzc/rho-1b-sft-GSM8K",
-        "model.path",
-        "Qwen/Qwen2.5-1.5B",
-        "jzero has no Llama models",
-    ),
-    differing(
-        "apply-chat-template",
-        "the model's",
-        "task.template",
-        "qwen_math",
-        "the base models were tuned on it",
-    ),
-    differing(
-        "prompt_data",
-        "lkevinzc/gsm8k",
-        "task.data",
+        "(first token)",
+        "of the sampler",
         "",
-        "openai/gsm8k, which has the same problems",
+        None,
+        "a prompt begins with <s> only where the chat template writes it",
     ),
+    Row("prompt_data", "lkevinzc/gsm8k", "task.data", "lkevinzc/gsm8k"),
+    Row("input_key", "question", "task.problem_column", "question"),
+    Row("output_key", "final_answer", "task.answer_column", "final_answer"),
     Row("oracle", "gsm8k", "task.verifier", "last_number"),
     differing(
         "num_prompt_epoch",
@@ -195,13 +197,7 @@ OAT_GSM8K = (
         "7,473 problems take 696 steps there, where a pass leaves out what fills no batch, and 700 "
         "here",
     ),
-    differing(
-        "prompt_max_length",
-        "1000",
-        "rollout.max_prompt_tokens",
-        512,
-        "no prompt of GSM8K is that long",
-    ),
+    Row("prompt_max_length", "1000", "rollout.max_prompt_tokens", 1000),
     Row("rollout_batch_size", "64", "rollout.num_prompts", 64),
     Row("num_samples", "8", "rollout.group_size", 8),
     Row("train_batch_size", "64", "train.minibatches", 8, "64 * 8 responses in 8 parts"),
@@ -281,14 +277,21 @@ RUNS = (
         OAT_ZERO_1_5B,
         "math",
         "oat-zero-1.5b",
-        (*MATH_12K, *QWEN_MATH, *OAT_ZERO),
+        (*QWEN_MATH_1_5B, *MATH_12K, *QWEN_MATH, *OAT_ZERO),
     ),
     PublishedRun(
         "Oat-Zero-1.5B, template r1",
         OAT_ZERO_1_5B,
         "math",
         "oat-zero-1.5b-r1",
-        (*MATH_12K, *R1, *OAT_ZERO),
+        (*QWEN_MATH_1_5B, *MATH_12K, *R1, *OAT_ZERO),
+    ),
+    PublishedRun(
+        "Oat-Zero-3B, template r1",
+        OAT_ZERO_3B,
+        "math",
+        "oat-zero-3b",
+        (*LLAMA_3B, *MATH_12K, *R1, *OAT_ZERO),
     ),
     PublishedRun(
         "Oat-Zero-7B, template qwen_math",
@@ -304,6 +307,6 @@ RUNS = (
         "oat-zero-7b-r1",
         (*MATH_LEVELS_3_TO_5, *R1, *OAT_ZERO),
     ),
-    PublishedRun("oat, PPO on GSM8K", OAT_EXAMPLES, "gsm8k", "qwen2.5-1.5b-ppo", OAT_GSM8K),
+    PublishedRun("oat, PPO on GSM8K", OAT_EXAMPLES, "gsm8k", "rho-1b-ppo", OAT_GSM8K),
     PublishedRun("oat, GRPO on Countdown", OAT_EXAMPLES, "countdown", "oat-3b", OAT_COUNTDOWN),
 )

@@ -29,7 +29,7 @@ class ArchitectureConfig:
     model_type: str = setting(
         "qwen2",
         "Model family, an entry of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
-        "qwen3 normalizes q and k instead.",
+        "qwen3 normalizes q and k instead; llama and mistral do neither.",
     )
     hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
     intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)

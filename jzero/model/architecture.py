@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from jaxtyping import PyTree
 
+from jzero.model.rope import RopeScaling
+
 # A nested dict of arrays: {"embed", "layers": {"q", "k", ...}, "norm"}, and "lm_head" where the
 # embedding is not tied, or "value" in a critic. The leaves below "layers" lead with an axis [L].
 Params = dict[str, PyTree]
@@ -19,7 +21,10 @@ Params = dict[str, PyTree]
 
 @dataclass(frozen=True)
 class QwenConfig:
-    """The settings that shape the computation, under the names of Hugging Face's config.json."""
+    """The settings that shape the computation, under the names of Hugging Face's config.json.
+
+    They are those of every dense family. The name is from the time when there was only Qwen.
+    """
 
     model_type: str  # a key of `families.FAMILIES`
     vocab_size: int
@@ -34,3 +39,5 @@ class QwenConfig:
     rms_norm_eps: float
     # A critic has a scalar head in place of logits. Hugging Face has no such setting.
     value_head: bool = False
+    # How rotary frequencies are scaled; None: not at all. It is `rope_parameters` in a config.json.
+    rope_scaling: RopeScaling | None = None

@@ -1,9 +1,9 @@
 """The one table of model families.
 
 A family is what `model_type` names in a Hugging Face config.json: which layer the model stacks,
-which tensors a checkpoint holds, and which settings of a config.json are refused because the layer
-would compute something else. Everything else in the package works on any entry. A new family is one
-more entry, from outside of this package too:
+which tensors a checkpoint holds, how a config.json is read and written, which of its settings are
+refused because the layer would compute something else, and which sizes the hub has. Everything else
+in the package works on any entry. A new family is one more entry, from outside of this package too:
 
     from dataclasses import replace
     from jzero.model.families import FAMILIES
@@ -12,7 +12,7 @@ more entry, from outside of this package too:
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal, NamedTuple, Protocol
 
@@ -22,6 +22,7 @@ from jaxtyping import PyTree
 
 from jzero.errors import UserError, shown
 from jzero.model.architecture import QwenConfig
+from jzero.model.known_models import LLAMA_MODELS, QWEN2_MODELS, QWEN3_MODELS, KnownModels
 from jzero.model.layers import Attend, DenseLayer, Rotary
 from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
@@ -54,6 +55,11 @@ class StoredTensor(NamedTuple):
     inputs: int = 1
 
 
+def no_limit(hf_config: HuggingFaceConfig) -> int | None:
+    """Returns None: the layers of most families attend to all tokens of any sequence."""
+    return None
+
+
 @dataclass(frozen=True)
 class Family:
     """What differs from one model family to the next.
@@ -63,12 +69,23 @@ class Family:
     tensors       name of a parameter ("embed", "layers.q", ...) -> its tensor in a checkpoint. The
                   table may name more parameters than the family has.
     refusals      yields a phrase for every setting of a config.json that `layer` does not follow.
+    defaults      entries that a config.json of the family may lack, with the values that
+                  `transformers` takes then.
+    written       entries of a config.json beside those of `QwenConfig`, without which
+                  `transformers` would compute something else.
+    window        returns the tokens to which a layer attends at most, as a config.json says, or
+                  None. `layer` attends to all of them, so longer sequences are refused.
+    known_models  the sizes that can be planned without a download.
     """
 
     architecture: str
     layer: Callable[[QwenConfig, nnx.Rngs], Layer]
     tensors: Mapping[str, StoredTensor]
     refusals: Callable[[HuggingFaceConfig], Iterator[str]]
+    defaults: HuggingFaceConfig = field(default_factory=dict)
+    written: HuggingFaceConfig = field(default_factory=dict)
+    window: Callable[[HuggingFaceConfig], int | None] = no_limit
+    known_models: KnownModels = field(default_factory=dict)
 
 
 DENSE_TENSORS = {
@@ -123,20 +140,75 @@ def qwen3_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
         yield "no head_dim on qwen3: transformers takes 128 then, write the number that is meant"
 
 
+def llama_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields what `dense_refusals` does, and the biases that Llama's layer may have."""
+    yield from dense_refusals(hf_config)
+    for name in ("attention_bias", "mlp_bias"):
+        if hf_config.get(name):
+            yield f"{name}=true on {hf_config['model_type']}: only false is implemented"
+
+
+def sliding_window(hf_config: HuggingFaceConfig) -> int | None:
+    """Returns `sliding_window`, or None where all positions of the model are in the window.
+
+    The entries may be of a config.json that nobody has checked yet.
+    """
+    window, positions = hf_config.get("sliding_window"), hf_config.get("max_position_embeddings")
+    if not isinstance(window, int) or (isinstance(positions, int) and window >= positions):
+        return None
+    return window
+
+
+plain_layer = partial(DenseLayer, attention_bias=False, query_key_norm=False)
+
 FAMILIES: dict[str, Family] = {
     "qwen2": Family(  # Qwen2 and Qwen2.5
         architecture="Qwen2ForCausalLM",
         layer=partial(DenseLayer, attention_bias=True, query_key_norm=False),
         tensors=DENSE_TENSORS,
         refusals=dense_refusals,
+        written={"use_sliding_window": False},
+        known_models=QWEN2_MODELS,
     ),
     "qwen3": Family(  # the dense models of Qwen3
         architecture="Qwen3ForCausalLM",
         layer=partial(DenseLayer, attention_bias=False, query_key_norm=True),
         tensors=DENSE_TENSORS,
         refusals=qwen3_refusals,
+        written={"use_sliding_window": False},
+        known_models=QWEN3_MODELS,
+    ),
+    "llama": Family(  # Llama 1, 2, 3, 3.1, 3.2 and 3.3, and what was made from them
+        architecture="LlamaForCausalLM",
+        layer=plain_layer,
+        tensors=DENSE_TENSORS,
+        refusals=llama_refusals,
+        defaults={"num_key_value_heads": None},  # as many as query heads
+        known_models=LLAMA_MODELS,
+    ),
+    "mistral": Family(
+        architecture="MistralForCausalLM",
+        layer=plain_layer,
+        tensors=DENSE_TENSORS,
+        refusals=llama_refusals,
+        defaults={"num_key_value_heads": 8, "sliding_window": 4096},
+        written={"sliding_window": None},
+        window=sliding_window,
     ),
 }
+
+
+def with_defaults(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
+    """Returns a config.json with the entries that its family takes where they are absent."""
+    model_type = hf_config.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    return {**family.defaults, **hf_config} if family else hf_config
+
+
+def window_of(hf_config: HuggingFaceConfig) -> int | None:
+    """Returns the tokens that a sequence of this model may have, where its family has a limit."""
+    family = FAMILIES.get(str(hf_config.get("model_type")))
+    return family.window(with_defaults(hf_config)) if family else None
 
 
 def family_of(model_type: str | None) -> Family:

@@ -1,8 +1,8 @@
 """A dense decoder layer: a Flax NNX module with its parameters, and what it computes.
 
-`families.py` names the class `DenseLayer` in the entries of Qwen2 and Qwen3. A layer receives its
-attention as a function, so the same layer serves packed training rows, the prefill of prompts and
-paged decoding. See `architecture.py` for the dimension letters.
+`families.py` names the class `DenseLayer` in the entries of Qwen, Llama and Mistral. A layer
+receives its attention as a function, so the same layer serves packed training rows, the prefill of
+prompts and paged decoding. See `architecture.py` for the dimension letters.
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -44,11 +44,19 @@ class Rotary(NamedTuple):
 
 
 def rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary:
-    """Computes the angles of RoPE (Su et al. 2021, eq. 34) for every position, in fp32."""
-    half = config.head_dim // 2
-    frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    """Computes the angles of RoPE (Su et al. 2021, eq. 34) for every position, in fp32.
+
+    `config.rope_scaling` changes the frequencies, and YaRN the length of the rotated pairs too.
+    """
+    half, scaling = config.head_dim // 2, config.rope_scaling
+    if scaling is None:
+        frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    else:
+        frequencies = jnp.asarray(scaling.frequencies(config.rope_theta, config.head_dim))
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
-    return Rotary(jnp.cos(angles), jnp.sin(angles))
+    if scaling is None:
+        return Rotary(jnp.cos(angles), jnp.sin(angles))
+    return Rotary(scaling.amplitude * jnp.cos(angles), scaling.amplitude * jnp.sin(angles))
 
 
 def rotate(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T heads D"]:

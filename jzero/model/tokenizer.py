@@ -1,7 +1,7 @@
 """Tokenizers: a model's own, and jzero's character tokenizer for countdown.
 
     tok = tokenizer.load("Qwen/Qwen2.5-0.5B")         # a directory or a hub id; "" is countdown's
-    ids = tokenizer.encode(tok, tokenizer.render(tok, messages))
+    ids = tokenizer.prompt_ids(tok, messages)
     text = tokenizer.decode(tok, ids)
 
 The countdown tokenizer has 112 tokens: every printable ASCII character, the newline, and the words
@@ -54,7 +54,7 @@ def load(path: str) -> PreTrainedTokenizerFast:
         directory = Path(path) if os.path.isdir(path) else hub.download(path, FILES)
         names = check_files(directory)
         if "tokenizer.json" not in names and not {"vocab.json", "merges.txt"} <= names:
-            raise FileNotFoundError("no tokenizer files")
+            raise FileNotFoundError(absence_of_files(directory))
     except OSError as error:
         raise UserError(
             f"no tokenizer in model.tokenizer={path} ({reason_of(error)}): give a directory with "
@@ -73,6 +73,13 @@ def load(path: str) -> PreTrainedTokenizerFast:
             f"{culprit} makes no tokenizer ({reason_of(error)}): download it again, or give "
             "model.tokenizer another directory"
         ) from None
+
+
+def absence_of_files(directory: Path) -> str:
+    """Returns why a directory has no tokenizer that can be read."""
+    if (directory / "tokenizer.model").exists():
+        return "tokenizer.model alone is not read: AutoTokenizer saves it as tokenizer.json"
+    return "no tokenizer files"
 
 
 def check_files(directory: Path) -> set[str]:
@@ -146,6 +153,30 @@ def render(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, generate: bool = 
     return str(text)
 
 
+def prompt_ids(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
+    """Returns the token ids of a prompt, with the special tokens that `transformers` gives it.
+
+    Text begins with the tokenizer's own first token, such as Llama's beginning of text; it has one
+    even if the text spells it already. Messages have what their chat template writes, and no more.
+    """
+    ids = encode(tokenizer, render(tokenizer, prompt))
+    return with_first_tokens(tokenizer, ids) if isinstance(prompt, str) else ids
+
+
+def with_first_tokens(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
+    """Returns the ids of a text behind the tokenizer's first tokens, unless they are there."""
+    first = first_tokens(tokenizer)
+    return ids if tuple(ids[: len(first)]) == first else [*first, *ids]
+
+
+@functools.cache
+def first_tokens(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+    """Returns the special tokens that a tokenizer itself puts before a text: of Qwen's none."""
+    encoding = tokenizer.backend_tokenizer.encode("0", add_special_tokens=True)
+    is_special = [*encoding.special_tokens_mask, 0]
+    return tuple(encoding.ids[: is_special.index(0)])
+
+
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     """Returns the token ids of a text. No special token is added."""
     # Ten times as fast as calling the tokenizer itself.
@@ -157,6 +188,33 @@ def encode_beside_others(tokenizer: PreTrainedTokenizerFast, text: str) -> list[
     # The library holds Python's lock while it encodes one text, and not while it encodes a batch.
     [encoding] = tokenizer.backend_tokenizer.encode_batch([text], add_special_tokens=False)
     return encoding.ids
+
+
+def continuation_ids(
+    tokenizer: PreTrainedTokenizerFast, text: str, previous: int | None = None
+) -> list[int]:
+    """Returns the token ids of a text that comes after another one, whose last id is `previous`.
+
+    SentencePiece tokenizers, as that of Llama 2, put a space before every text that they encode,
+    and some of them after every special token. Before another continuation it would be one too
+    many.
+    """
+    if not puts_a_space_first(tokenizer):
+        return encode(tokenizer, text)
+    specials = tokenizer.added_tokens_decoder
+    borders = [str(specials[previous])] if previous in specials else ["\n", "0"]
+    for border in borders:
+        before = encode(tokenizer, border)
+        ids = encode(tokenizer, border + text)
+        if ids[: len(before)] == before:
+            return ids[len(before) :]
+    return encode(tokenizer, text)  # the text merges with whatever is before it
+
+
+@functools.cache
+def puts_a_space_first(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Says whether a text gets a space before it when it is encoded, as SentencePiece writes it."""
+    return tokenizer.backend_tokenizer.encode("0", add_special_tokens=False).tokens[0][:1] == "▁"
 
 
 def decode(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
@@ -179,7 +237,7 @@ def reply_tokens(
     the tokenizer's chat template writes between two messages of the assistant.
     """
     if plain_template is not None:
-        return encode(tokenizer, plain_template.replace("{}", reply))
+        return continuation_ids(tokenizer, plain_template.replace("{}", reply))
     response = "response-of-the-assistant"
     messages = [
         {"role": "user", "content": "question"},
@@ -192,7 +250,7 @@ def reply_tokens(
             f"the chat template of the tokenizer {tokenizer.name_or_path} leaves out what the "
             "assistant says: mend it, or choose a task.template of plain text"
         )
-    return encode(tokenizer, after)
+    return continuation_ids(tokenizer, after)
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerFast) -> str:

@@ -1,154 +1,16 @@
-"""The architectures of models that can be planned without a download."""
+"""Architectures of models that can be planned without a download."""
 
-from dataclasses import replace
 from pathlib import Path
 
 from jzero.errors import UserError
 from jzero.model import huggingface
+from jzero.model.families import FAMILIES
 from jzero.model.qwen import QwenConfig
 
-# By hub id; the values are those of each model's config.json.
+# By hub id, family after family.
 KNOWN_MODELS = {
-    "Qwen/Qwen2.5-0.5B": QwenConfig(
-        model_type="qwen2",
-        vocab_size=151_936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        head_dim=64,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-    ),
-    "Qwen/Qwen2.5-1.5B": QwenConfig(
-        model_type="qwen2",
-        vocab_size=151_936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        head_dim=128,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-    ),
-    "Qwen/Qwen2.5-3B": QwenConfig(
-        model_type="qwen2",
-        vocab_size=151_936,
-        hidden_size=2048,
-        intermediate_size=11_008,
-        num_hidden_layers=36,
-        num_attention_heads=16,
-        num_key_value_heads=2,
-        head_dim=128,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-    ),
-    "Qwen/Qwen2.5-7B": QwenConfig(
-        model_type="qwen2",
-        vocab_size=152_064,
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        head_dim=128,
-        tie_word_embeddings=False,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-    ),
-    "Qwen/Qwen2.5-Math-1.5B": QwenConfig(
-        model_type="qwen2",
-        vocab_size=151_936,
-        hidden_size=1536,
-        intermediate_size=8960,
-        num_hidden_layers=28,
-        num_attention_heads=12,
-        num_key_value_heads=2,
-        head_dim=128,
-        tie_word_embeddings=True,
-        rope_theta=1e4,
-        rms_norm_eps=1e-6,
-    ),
-    "Qwen/Qwen2.5-Math-7B": QwenConfig(
-        model_type="qwen2",
-        vocab_size=152_064,
-        hidden_size=3584,
-        intermediate_size=18_944,
-        num_hidden_layers=28,
-        num_attention_heads=28,
-        num_key_value_heads=4,
-        head_dim=128,
-        tie_word_embeddings=False,
-        rope_theta=1e4,
-        rms_norm_eps=1e-6,
-    ),
-    "Qwen/Qwen3-0.6B": QwenConfig(
-        model_type="qwen3",
-        vocab_size=151_936,
-        hidden_size=1024,
-        intermediate_size=3072,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-    ),
-    "Qwen/Qwen3-1.7B": QwenConfig(
-        model_type="qwen3",
-        vocab_size=151_936,
-        hidden_size=2048,
-        intermediate_size=6144,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-    ),
-    "Qwen/Qwen3-4B": QwenConfig(
-        model_type="qwen3",
-        vocab_size=151_936,
-        hidden_size=2560,
-        intermediate_size=9728,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=True,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-    ),
-    "Qwen/Qwen3-8B": QwenConfig(
-        model_type="qwen3",
-        vocab_size=151_936,
-        hidden_size=4096,
-        intermediate_size=12_288,
-        num_hidden_layers=36,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=False,
-        rope_theta=1e6,
-        rms_norm_eps=1e-6,
-    ),
+    hub_id: model for family in FAMILIES.values() for hub_id, model in family.known_models.items()
 }
-# The base of OpenR1-Distill-7B: the architecture of Qwen2.5-Math-7B with another base of RoPE.
-KNOWN_MODELS["open-r1/Qwen2.5-Math-7B-RoPE-300k"] = replace(
-    KNOWN_MODELS["Qwen/Qwen2.5-Math-7B"], rope_theta=3e5
-)
-KNOWN_MODELS["Qwen/Qwen2.5-1.5B-Instruct"] = KNOWN_MODELS["Qwen/Qwen2.5-1.5B"]
-# A descendant of Qwen2.5-Math-1.5B with an output head of its own.
-KNOWN_MODELS["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"] = replace(
-    KNOWN_MODELS["Qwen/Qwen2.5-Math-1.5B"], tie_word_embeddings=False
-)
 
 
 def short_names() -> list[str]:

@@ -62,8 +62,7 @@ class Sampler:
 
     def encode_prompt(self, problem: Problem) -> Int32[np.ndarray, " tokens"]:
         """Returns the token ids of the problem's prompt, chat template applied."""
-        text = tokenizer.render(self.tokenizer, problem.prompt)
-        return np.array(tokenizer.encode(self.tokenizer, text), np.int32)
+        return np.array(tokenizer.prompt_ids(self.tokenizer, problem.prompt), np.int32)
 
     def encode_problems(self, problems: list[Problem], name: str = "") -> list[EncodedProblem]:
         """Tokenizes prompts, and drops those longer than rollout.max_prompt_tokens.

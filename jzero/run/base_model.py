@@ -4,10 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from jzero.config import POSITIONS, Config, ModelConfig, context_mistakes, validate
+from jzero.config import (
+    POSITIONS,
+    Config,
+    ModelConfig,
+    context_mistakes,
+    positions_of,
+    validate,
+)
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.model.families import window_of
 
 POSITIONS_FROM_SCRATCH = 32768  # max_position_embeddings of a model from random weights
 
@@ -68,8 +76,9 @@ def with_given_adapter(config: Config) -> Config:
 
 
 def check_context(config: Config, base: BaseModel) -> None:
-    """Raises UserError if the run's sequences may be longer than the model has positions."""
-    mistakes = list(context_mistakes(config, base.hf_config.get(POSITIONS)))
+    """Raises UserError if the run's sequences may be longer than the model allows."""
+    positions = config.model.max_position_embeddings or positions_of(base.hf_config)
+    mistakes = list(context_mistakes(config, positions, window_of(base.hf_config)))
     if mistakes:
         raise UserError("; ".join(mistakes))
 

@@ -35,7 +35,7 @@ class JetStreamTokenizer:
 
     def encode(self, text: str, **_: object) -> tuple[np.ndarray, int]:
         """Returns the token ids with an end of text before them, and how many there are."""
-        ids = [self.bos_id, *tokenizer.encode(self.tokenizer, text)]
+        ids = [self.bos_id, *tokenizer.prompt_ids(self.tokenizer, text)]
         return np.array(ids), len(ids)
 
     def decode(self, ids: list[int]) -> str:

@@ -247,8 +247,7 @@ class RequestReader:
         for index, prompt in enumerate(prompts):
             if not is_wanted():
                 break
-            is_text = isinstance(prompt, str)
-            ids = tokenizer.encode_beside_others(self.tokenizer, prompt) if is_text else prompt
+            ids = self.token_ids(prompt, is_chat) if isinstance(prompt, str) else prompt
             prompt_number = next(self.prompt_numbers)
             num_new = self.count_new_tokens(request, is_chat, len(ids))
             self.check_prompt(index, ids, num_new)
@@ -266,6 +265,11 @@ class RequestReader:
                 )
                 sequences.append(sequence)
         return sequences
+
+    def token_ids(self, text: str, is_chat: bool) -> TokenIds:
+        """Returns the token ids of a prompt. A chat template has written the first one itself."""
+        ids = tokenizer.encode_beside_others(self.tokenizer, text)
+        return ids if is_chat else tokenizer.with_first_tokens(self.tokenizer, ids)
 
     def render(self, request: CompletionRequest) -> str:
         """Returns the prompt of a chat as text."""

@@ -39,8 +39,9 @@ def encode_completion(
     """Encodes a prompt and its completion. The completion and the end-of-sequence token that is put
     after it are trained on.
     """
-    before = tokenizer.encode(tok, prompt)
-    after = [*tokenizer.encode(tok, completion), tok.eos_token_id]
+    before = tokenizer.prompt_ids(tok, prompt)
+    previous = before[-1] if before else None
+    after = [*tokenizer.continuation_ids(tok, completion, previous), tok.eos_token_id]
     return Example(before + after, [False] * len(before) + [True] * len(after))
 
 
@@ -71,7 +72,10 @@ def encode_conversation(
     trained: list[bool] = []
 
     def append(piece: str, is_trained: bool) -> None:
-        ids = tokenizer.encode(tok, piece)
+        if tokens:
+            ids = tokenizer.continuation_ids(tok, piece, tokens[-1])
+        else:
+            ids = tokenizer.encode(tok, piece)
         tokens.extend(ids)
         trained.extend([is_trained] * len(ids))
 

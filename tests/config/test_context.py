@@ -9,7 +9,10 @@ from settings_by_name import RECIPES, load_recipe
 from jzero import config, evaluate
 from jzero.config import context_mistakes
 from jzero.errors import UserError
-from jzero.run.base_model import check_context, read_base_model
+from jzero.model import qwen, tokenizer
+from jzero.run.base_model import BaseModel, check_context, read_base_model
+
+MODEL = qwen.QwenConfig("mistral", 112, 64, 96, 2, 4, 2, 16, False, 10000.0, 1e-5)
 
 
 @pytest.fixture
@@ -62,6 +65,49 @@ def test_what_the_message_says_helps(model: str) -> None:
     stretched = settings(model, max_new_tokens=8000)
     stretched.model.max_position_embeddings = 8256
     config.validate(stretched)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}},
+        {"rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+        {"rope_parameters": {"rope_type": "llama3", "factor": 99.0}},
+    ],
+)
+def test_yarn_multiplies_the_positions_that_a_model_was_first_trained_with(
+    rope: dict[str, object], tmp_path: Path
+) -> None:
+    entries = {"max_position_embeddings": 2048} | rope
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+    positions = 2048 if "llama3" in str(rope) else 4096
+
+    config.validate(settings(str(tmp_path), max_prompt_tokens=48, max_new_tokens=positions - 48))
+    with pytest.raises(UserError, match=f"max_position_embeddings={positions}"):
+        config.validate(settings(str(tmp_path), max_prompt_tokens=48, max_new_tokens=positions))
+
+
+def test_a_sequence_beyond_the_window_is_refused_in_words(tmp_path: Path) -> None:
+    entries = {"model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": 4096}
+    base = BaseModel(tmp_path, MODEL, entries, tokenizer.countdown())
+    fits = settings(str(tmp_path), max_prompt_tokens=96, max_new_tokens=4000)
+    check_context(fits, base)
+
+    fits.rollout.max_new_tokens = 4001
+    fits.model.max_position_embeddings = 8192  # which goes beyond positions, and not a window
+    with pytest.raises(UserError, match="sliding_window=4096, and jzero attends to all") as caught:
+        check_context(fits, base)
+    assert "set rollout.max_new_tokens=4000" in str(caught.value)
+    assert "YaRN" not in str(caught.value)
+
+
+def test_default_lengths_fit_the_window(tmp_path: Path) -> None:
+    entries = {"model_type": "mistral", "max_position_embeddings": 32768, "sliding_window": 4096}
+    (tmp_path / "config.json").write_text(json.dumps(entries))
+
+    lengths = evaluate.defaults(str(tmp_path)).rollout
+
+    assert lengths.max_prompt_tokens + lengths.max_new_tokens == 4096
 
 
 def test_examples_of_fine_tuning_are_no_longer_than_the_model(model: str) -> None:
@@ -133,6 +179,8 @@ PUBLISHED = {
     "open-r1/Qwen2.5-Math-7B-RoPE-300k": 32768,
     "Qwen/Qwen2.5-1.5B-Instruct": 32768,
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 131072,
+    "lkevinzc/rho-1b-sft-GSM8K": 2048,
+    "lkevinzc/Llama-3.2-3B-NuminaQA": 131072,
     "Qwen/Qwen3-4B": 40960,
     "Qwen/Qwen3-1.7B": 40960,
 }

@@ -67,6 +67,15 @@ SAME: dict[str, Changes] = {
     "whole heads rotated": {"partial_rotary_factor": 1.0},
     "a window that is not in use": {"sliding_window": 4, "max_window_layers": 0},
     "layer types": {"layer_types": ["full_attention"] * 2},
+    "yarn": {"rope_parameters": PLAIN | YARN},
+    "yarn of version 4": {
+        "rope_parameters": ABSENT,
+        "rope_scaling": {"type": "yarn", "factor": 2, "original_max_position_embeddings": 32},
+    },
+    "yarn of the context of the model": {
+        "rope_parameters": ABSENT,
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0},
+    },
     "entries that are null": {"hidden_act": "silu", "layer_types": None, "attention_bias": False},
 }
 
@@ -90,7 +99,10 @@ OTHER: dict[str, tuple[Changes, str]] = {
         {"rope_parameters": PLAIN, "rope_scaling": YARN},
         "rope_scaling and rope_parameters differ",
     ),
-    "yarn in rope_parameters": ({"rope_parameters": PLAIN | YARN}, "rope_type=yarn"),
+    "longrope in rope_parameters": (
+        {"rope_parameters": PLAIN | {"rope_type": "longrope", "factor": 4.0}},
+        "rope_parameters with rope_type=longrope: only default, llama3, yarn are implemented",
+    ),
     "linear under its old name": (
         {"rope_parameters": ABSENT, "rope_scaling": {"type": "linear", "factor": 2.0}},
         "rope_type=linear",
@@ -147,6 +159,26 @@ CONTRADICTIONS: dict[str, tuple[Changes, str]] = {
     "two kinds in one place": (
         {"rope_scaling": {"type": "yarn", "rope_type": "default", "rope_theta": THETA}},
         "a type and another rope_type",
+    ),
+    "yarn without its factor": (
+        {"rope_parameters": PLAIN | {"rope_type": "yarn"}},
+        "rope_parameters with rope_type=yarn lacks factor",
+    ),
+    "yarn with an entry of llama3": (
+        {"rope_parameters": PLAIN | YARN | {"low_freq_factor": 1.0}},
+        "low_freq_factor, which rope_type=yarn",
+    ),
+    "llama3 upside down": (
+        {
+            "rope_parameters": PLAIN
+            | {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0}
+            | {"high_freq_factor": 1.0, "original_max_position_embeddings": 16}
+        },
+        "high_freq_factor=1.0 is not above low_freq_factor=4.0",
+    ),
+    "two contexts of the first training": (
+        {"rope_parameters": PLAIN | YARN, "original_max_position_embeddings": 32},
+        "original_max_position_embeddings at the top and another one",
     ),
     "a factor without a kind": (
         {"rope_scaling": {"factor": 4.0}},

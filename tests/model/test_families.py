@@ -82,10 +82,10 @@ def test_a_family_from_outside_has_checkpoints(my_family: str, tmp_path: Path) -
 
 
 def test_an_unknown_family_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(UserError, match="model_type='llama' is not one of qwen2, qwen3"):
-        family_of("llama")
-    with pytest.raises(UserError, match="model_type='llama' is not one of qwen2, qwen3"):
-        qwen.num_params(replace(CONFIGS["qwen2-tied"], model_type="llama"))
+    with pytest.raises(UserError, match="model_type='gpt_oss' is not one of qwen2, qwen3"):
+        family_of("gpt_oss")
+    with pytest.raises(UserError, match="model_type='gpt_oss' is not one of qwen2, qwen3"):
+        qwen.num_params(replace(CONFIGS["qwen2-tied"], model_type="gpt_oss"))
 
 
 # Computed by the first release.

@@ -98,7 +98,7 @@ WRONG_ENTRIES = {
     "a number of 300 digits": {"hidden_size": 10**300},
     "large sizes": {"vocab_size": 2**24, "hidden_size": 2**18, "num_hidden_layers": 1024},
     "a list for a family": {"model_type": ["qwen2"]},
-    "another family": {"model_type": "llama"},
+    "another family": {"model_type": "gpt_oss"},
     "a family with line breaks": {"model_type": "qwen2\n\x1b[31m" * 1000},
     "heads that do not divide": {"num_key_value_heads": 3},
     "an odd head": {"head_dim": 15},

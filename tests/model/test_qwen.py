@@ -128,6 +128,11 @@ def model_of_transformers(config: qwen.QwenConfig) -> "transformers.PreTrainedMo
 def test_logits_and_gradients_equal_those_of_transformers(
     config: qwen.QwenConfig, tmp_path: Path
 ) -> None:
+    assert_equal_to_transformers(config, tmp_path)
+
+
+def assert_equal_to_transformers(config: qwen.QwenConfig, tmp_path: Path) -> None:
+    """Compares logits and gradients of a random model of transformers, read from its checkpoint."""
     torch = pytest.importorskip("torch")
     model = model_of_transformers(config)
     model.save_pretrained(tmp_path)
@@ -269,8 +274,8 @@ def test_head_dim_follows_from_hidden_size_where_config_lacks_it() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model_type": "llama"}, "model_type='llama'"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope_type=yarn"),
+        ({"model_type": "gpt_oss"}, "model_type='gpt_oss'"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_type=longrope"),
         ({"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type=linear"),
         ({"use_sliding_window": True}, "sliding-window"),
         ({"hidden_act": "gelu"}, "hidden_act=gelu"),

@@ -10,14 +10,15 @@ import reference
 from plans import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
 
 from jzero.algorithms import PRESETS, needs_critic, needs_reference
-from jzero.config import AdapterConfig, Config, EvalConfig, MeshConfig, SftConfig
+from jzero.config import AdapterConfig, Config, EvalConfig, MeshConfig, ModelConfig, SftConfig
 from jzero.distributed.mesh import train_mesh
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
 from jzero.planning import chips
+from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.compiling import Measurement, Program, compile_only_devices, measure
 from jzero.planning.models import architecture
-from jzero.planning.planned_run import build
+from jzero.planning.planned_run import build, kv_bytes_per_token
 from jzero.planning.roofline import roofline, update_by_layout
 from jzero.planning.search import search
 from jzero.run.base_model import read_base_model
@@ -37,11 +38,37 @@ PUBLISHED_SIZES = {
     "Qwen3-1.7B": 1.72,
     "Qwen3-4B": 4.02,
     "Qwen3-8B": 8.19,
+    "rho-math-1b-v0.1": 1.1,
+    "Llama-3.2-1B": 1.24,
+    "Llama-3.2-3B": 3.21,
+    "Llama-3.1-8B": 8.03,
 }
 
 
 def with_adapter(settings: Config, **adapter: object) -> Config:
     return replace(settings, model=replace(settings.model, adapter=AdapterConfig(**adapter)))
+
+
+@pytest.mark.parametrize(
+    ("path", "kv_bytes"),
+    [
+        # Keys and values of bfloat16: 2 * 2 bytes * layers * KV heads * head_dim.
+        ("lkevinzc/rho-1b-sft-GSM8K", 4 * 22 * 4 * 64),
+        ("meta-llama/Llama-3.2-3B", 4 * 28 * 8 * 128),
+    ],
+)
+def test_the_memory_of_a_llama_is_counted(path: str, kv_bytes: int) -> None:
+    settings = replace(small_settings(), model=ModelConfig(path=path), mesh=MeshConfig())
+    run = build(settings, chips.described_devices("v6e:1x1"))
+    num_params = qwen.num_params(architecture(path))
+
+    assert run.parts["weights"] == num_params * 4
+    assert run.parts["decoder weights"] == num_params * 2
+    assert kv_bytes_per_token(run.engine) == kv_bytes
+    needed = totals(bytes_of_phases(run))["update"]
+    # Weights, their gradients and Adam's moments in fp32, and the copy for decoding.
+    assert needed > num_params * 16
+    assert roofline(run)["update"].flops > 3 * 2 * num_params
 
 
 def test_of_an_adapter_the_decoder_of_one_device_reads_the_trainers_base() -> None:

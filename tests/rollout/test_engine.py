@@ -23,6 +23,7 @@ from jzero.attention import tpu, xla
 from jzero.config import RolloutConfig
 from jzero.distributed.mesh import make_mesh, param_shardings
 from jzero.model import logprobs, qwen
+from jzero.model.rope import Llama3Scaling
 from jzero.rollout.abstract_calls import abstract_calls
 from jzero.rollout.engine import Engine, Placement
 from jzero.rollout.pages import OutOfPages
@@ -33,6 +34,21 @@ from jzero.types import RowLayout
 CONFIGS = {
     "qwen2": qwen.QwenConfig("qwen2", 96, 64, 96, 2, 4, 2, 16, True, 10000.0, 1e-6),
     "qwen3": qwen.QwenConfig("qwen3", 96, 64, 96, 3, 4, 2, 24, False, 10000.0, 1e-6),
+    "llama": qwen.QwenConfig(
+        "llama",
+        96,
+        64,
+        96,
+        2,
+        4,
+        2,
+        16,
+        False,
+        10000.0,
+        1e-5,
+        False,
+        Llama3Scaling(8.0, 1.0, 4.0, 16),
+    ),
 }
 MAX_PROMPT = 20
 MAX_NEW = 20

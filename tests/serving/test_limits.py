@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from servers import ROOM
+from tokenizers.processors import TemplateProcessing
 
 from jzero import serve
 from jzero.errors import UserError
@@ -107,6 +108,29 @@ def test_a_text_that_fits_is_never_refused_for_its_characters(alone) -> None:
     request = reader.read(body_of(prompt=text, max_tokens=1), is_chat=False)
     [sequence] = reader.make_sequences(request, is_chat=False)
     assert len(sequence.prompt_tokens) == num_tokens
+
+
+def test_a_completion_and_a_chat_begin_with_the_first_token_once(alone) -> None:
+    """The tokenizer gives it to a text, the chat template writes it itself: as with Llama's."""
+    tok = tokenizer.countdown()
+    tok.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|pad|> $A", special_tokens=[("<|pad|>", tok.pad_token_id)]
+    )
+    tok.chat_template = "{{ '<|pad|>' }}{{ messages[0]['content'] }}"
+    reader = RequestReader("m", alone.engine, tok, LIMITS.max_request_sequences)
+    expected = [tok.pad_token_id, *tokenizer.encode(tok, "1+2")]
+
+    text = reader.read(body_of(prompt="1+2", max_tokens=1), is_chat=False)
+    ids = reader.read(body_of(prompt=expected[1:], max_tokens=1), is_chat=False)
+    chat = reader.read(
+        body_of(messages=[{"role": "user", "content": "1+2"}], max_tokens=1), is_chat=True
+    )
+
+    [of_text] = reader.make_sequences(text, is_chat=False)
+    [of_ids] = reader.make_sequences(ids, is_chat=False)
+    [of_chat] = reader.make_sequences(chat, is_chat=True)
+    assert of_text.prompt_tokens.tolist() == of_chat.prompt_tokens.tolist() == expected
+    assert of_ids.prompt_tokens.tolist() == expected[1:]  # ids are taken as they are
 
 
 # A megabyte each. Every wrong element of a list used to be an error of its own: most of a minute.

@@ -6,11 +6,12 @@ from typing import Any
 
 from jzero.errors import UserError
 from jzero.model.architecture import QwenConfig
-from jzero.model.families import HuggingFaceConfig, family_of
+from jzero.model.families import HuggingFaceConfig, family_of, with_defaults
 from jzero.model.huggingface.schema import problems, shape_problems
-from jzero.model.rope_entries import rope_theta
+from jzero.model.rope_entries import read_rope, written_rope
 
-OUR_OWN = {"value_head"}  # fields of QwenConfig that a config.json does not have
+# Fields of QwenConfig that a config.json does not have under their names.
+OUR_OWN = {"value_head", "rope_scaling"}
 
 
 def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json") -> QwenConfig:
@@ -20,6 +21,7 @@ def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json
     an entry is missing or cannot be meant, and where the file has a setting that the family's layer
     would silently compute differently from `transformers`.
     """
+    hf_config = with_defaults(hf_config)
     wrong = list(problems(hf_config))
     if wrong:
         raise UserError(f"{source} {'; '.join(wrong)}: mend the file or download it again")
@@ -35,6 +37,7 @@ def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json
         raise UserError(f"{source}: {'; '.join(wrong)}")
 
     num_heads = hf_config["num_attention_heads"]
+    rope = read_rope(hf_config)
     return QwenConfig(
         model_type=hf_config["model_type"],
         vocab_size=hf_config["vocab_size"],
@@ -45,8 +48,9 @@ def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json
         num_key_value_heads=hf_config["num_key_value_heads"] or num_heads,
         head_dim=hf_config.get("head_dim") or hf_config["hidden_size"] // num_heads,
         tie_word_embeddings=bool(hf_config.get("tie_word_embeddings")),
-        rope_theta=rope_theta(hf_config),
+        rope_theta=rope.theta,
         rms_norm_eps=float(hf_config["rms_norm_eps"]),
+        rope_scaling=rope.scaling,
     )
 
 
@@ -59,14 +63,16 @@ def config_json(
     extra: entries beside the model's own, such as eos_token_id. The model's own entries win.
     """
     model = {name: value for name, value in asdict(config).items() if name not in OUR_OWN}
+    family = family_of(config.model_type)
     return {
-        **(extra or {}),
+        **family.written,
+        **with_defaults(extra or {}),
         **model,
-        "architectures": [family_of(config.model_type).architecture],
+        "architectures": [family.architecture],
         "hidden_act": "silu",
-        "use_sliding_window": False,
-        # transformers 5 reads rope_parameters and dtype, version 4 rope_theta and torch_dtype.
-        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        # transformers 5 reads rope_parameters and dtype, version 4 rope_theta and rope_scaling, and
+        # torch_dtype.
+        **written_rope(config.rope_theta, config.rope_scaling),
         "dtype": dtype,
         "torch_dtype": dtype,
     }

@@ -10,13 +10,13 @@ import numpy as np
 from jax.sharding import Sharding
 from safetensors import SafetensorError, safe_open
 
-from jzero.config.checks import is_hub_id
-from jzero.config.checks import read_positions as read_cached_positions
+from jzero.config.checks import is_hub_id, positions_of, read_cached_config
 from jzero.distributed import collectives
 from jzero.errors import UserError, reason_of
 from jzero.model import hub
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.directory import AGAIN, file_in, read_json
+from jzero.model.families import window_of
 from jzero.model.huggingface.config_json import parse_config
 from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, stored_tensors
 from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten, unflatten
@@ -92,7 +92,7 @@ def load_config(path: str | Path) -> tuple[QwenConfig, dict[str, Any]]:
 
 
 def read_positions(path: str) -> int | None:
-    """Returns max_position_embeddings of a model in a directory or on the hub, before it is loaded.
+    """Returns how many tokens the sequences of a model in a directory or on the hub may have.
 
     Only config.json is downloaded. None: the file does not say, or the model cannot be reached,
     which `resolve` reports.
@@ -102,7 +102,9 @@ def read_positions(path: str) -> int | None:
             hub.download(path, ("config.json",))  # into the cache, where the config looks
         except OSError:
             return None
-    return read_cached_positions(path)
+    hf_config = read_cached_config(path)
+    limits = (positions_of(hf_config), window_of(hf_config))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def load(

@@ -34,7 +34,8 @@ ENTRIES = {
     "intermediate_size": Entry("whole number", True, 1, 2**20),
     "num_hidden_layers": Entry("whole number", True, 1, 1024),
     "num_attention_heads": Entry("whole number", True, 1, 4096),
-    # `transformers` takes 32 where the entry is absent, and num_attention_heads where it is null.
+    # Qwen in `transformers` takes 32 where the entry is absent; null is num_attention_heads. What
+    # another family takes is in its `defaults`.
     "num_key_value_heads": Entry("whole number", False, 1, 4096),
     "head_dim": Entry("whole number", False, 2, 4096),
     "rms_norm_eps": Entry("number", True, 0, 1),
@@ -44,10 +45,13 @@ ENTRIES = {
     "partial_rotary_factor": Entry("number"),
     "tie_word_embeddings": Entry("true or false"),
     "attention_bias": Entry("true or false"),
+    "mlp_bias": Entry("true or false"),
     "hidden_act": Entry("text"),
     "use_sliding_window": Entry("true or false"),
+    "sliding_window": Entry("whole number", False, 0, 2**40),
     "layer_types": Entry("list of texts"),
     "max_position_embeddings": Entry("whole number", False, 1, 2**40),
+    "original_max_position_embeddings": Entry("whole number", False, 1, 2**40),
 }
 
 ROPE_ENTRIES = {  # of rope_parameters and rope_scaling
@@ -55,6 +59,18 @@ ROPE_ENTRIES = {  # of rope_parameters and rope_scaling
     "rope_type": Entry("text"),
     "type": Entry("text"),
     "partial_rotary_factor": Entry("number"),
+    "factor": Entry("number", False, 1, 2**20),
+    "original_max_position_embeddings": Entry("whole number", False, 1, 2**40),
+    # Of llama3, in turns of a pair.
+    "low_freq_factor": Entry("number", False, 1e-6, 1e6),
+    "high_freq_factor": Entry("number", False, 1e-6, 1e6),
+    # Of yarn. For a beta or a scale of 0, `transformers` takes the default.
+    "attention_factor": Entry("number", False, 0, 1e6),
+    "beta_fast": Entry("number", False, 0, 1e6),
+    "beta_slow": Entry("number", False, 0, 1e6),
+    "mscale": Entry("number", False, 0, 1e6),
+    "mscale_all_dim": Entry("number", False, 0, 1e6),
+    "truncate": Entry("true or false"),
 }
 
 

@@ -1,0 +1,228 @@
+"""Known models of every family: their sizes on the hub, so that a plan needs no download.
+
+The values are those of each model's config.json. `families.py` has a table of this module in every
+entry; `planning.models` finds a model in all of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from jzero.model.architecture import QwenConfig
+from jzero.model.rope import Llama3Scaling
+
+KnownModels = Mapping[str, QwenConfig]  # hub id -> architecture
+
+QWEN2_MODELS = {
+    "Qwen/Qwen2.5-0.5B": QwenConfig(
+        model_type="qwen2",
+        vocab_size=151_936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        head_dim=64,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+    ),
+    "Qwen/Qwen2.5-1.5B": QwenConfig(
+        model_type="qwen2",
+        vocab_size=151_936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        head_dim=128,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+    ),
+    "Qwen/Qwen2.5-3B": QwenConfig(
+        model_type="qwen2",
+        vocab_size=151_936,
+        hidden_size=2048,
+        intermediate_size=11_008,
+        num_hidden_layers=36,
+        num_attention_heads=16,
+        num_key_value_heads=2,
+        head_dim=128,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+    ),
+    "Qwen/Qwen2.5-7B": QwenConfig(
+        model_type="qwen2",
+        vocab_size=152_064,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        head_dim=128,
+        tie_word_embeddings=False,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+    ),
+    "Qwen/Qwen2.5-Math-1.5B": QwenConfig(
+        model_type="qwen2",
+        vocab_size=151_936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        head_dim=128,
+        tie_word_embeddings=True,
+        rope_theta=1e4,
+        rms_norm_eps=1e-6,
+    ),
+    "Qwen/Qwen2.5-Math-7B": QwenConfig(
+        model_type="qwen2",
+        vocab_size=152_064,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        head_dim=128,
+        tie_word_embeddings=False,
+        rope_theta=1e4,
+        rms_norm_eps=1e-6,
+    ),
+}
+# The base of OpenR1-Distill-7B: the architecture of Qwen2.5-Math-7B with another base of RoPE.
+QWEN2_MODELS["open-r1/Qwen2.5-Math-7B-RoPE-300k"] = replace(
+    QWEN2_MODELS["Qwen/Qwen2.5-Math-7B"], rope_theta=3e5
+)
+QWEN2_MODELS["Qwen/Qwen2.5-1.5B-Instruct"] = QWEN2_MODELS["Qwen/Qwen2.5-1.5B"]
+# A descendant of Qwen2.5-Math-1.5B with an output head of its own.
+QWEN2_MODELS["deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"] = replace(
+    QWEN2_MODELS["Qwen/Qwen2.5-Math-1.5B"], tie_word_embeddings=False
+)
+
+QWEN3_MODELS = {
+    "Qwen/Qwen3-0.6B": QwenConfig(
+        model_type="qwen3",
+        vocab_size=151_936,
+        hidden_size=1024,
+        intermediate_size=3072,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+    ),
+    "Qwen/Qwen3-1.7B": QwenConfig(
+        model_type="qwen3",
+        vocab_size=151_936,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+    ),
+    "Qwen/Qwen3-4B": QwenConfig(
+        model_type="qwen3",
+        vocab_size=151_936,
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+    ),
+    "Qwen/Qwen3-8B": QwenConfig(
+        model_type="qwen3",
+        vocab_size=151_936,
+        hidden_size=4096,
+        intermediate_size=12_288,
+        num_hidden_layers=36,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=False,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+    ),
+}
+
+LLAMA_3_1_SCALING = Llama3Scaling(
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
+LLAMA_3_2_SCALING = replace(LLAMA_3_1_SCALING, factor=32.0)
+
+LLAMA_MODELS = {
+    # A TinyLlama-1.1B that was trained on: Llama 2 in small.
+    "microsoft/rho-math-1b-v0.1": QwenConfig(
+        model_type="llama",
+        vocab_size=32_000,
+        hidden_size=2048,
+        intermediate_size=5632,
+        num_hidden_layers=22,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=64,
+        tie_word_embeddings=False,
+        rope_theta=1e4,
+        rms_norm_eps=1e-5,
+    ),
+    "meta-llama/Llama-3.2-1B": QwenConfig(
+        model_type="llama",
+        vocab_size=128_256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        tie_word_embeddings=True,
+        rope_theta=5e5,
+        rms_norm_eps=1e-5,
+        rope_scaling=LLAMA_3_2_SCALING,
+    ),
+    "meta-llama/Llama-3.2-3B": QwenConfig(
+        model_type="llama",
+        vocab_size=128_256,
+        hidden_size=3072,
+        intermediate_size=8192,
+        num_hidden_layers=28,
+        num_attention_heads=24,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=True,
+        rope_theta=5e5,
+        rms_norm_eps=1e-5,
+        rope_scaling=LLAMA_3_2_SCALING,
+    ),
+    "meta-llama/Llama-3.1-8B": QwenConfig(
+        model_type="llama",
+        vocab_size=128_256,
+        hidden_size=4096,
+        intermediate_size=14_336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=128,
+        tie_word_embeddings=False,
+        rope_theta=5e5,
+        rms_norm_eps=1e-5,
+        rope_scaling=LLAMA_3_1_SCALING,
+    ),
+}
+# The starting points of two published runs: configs/gsm8k.py and configs/math.py.
+LLAMA_MODELS["lkevinzc/rho-1b-sft-GSM8K"] = LLAMA_MODELS["microsoft/rho-math-1b-v0.1"]
+LLAMA_MODELS["lkevinzc/Llama-3.2-3B-NuminaQA"] = LLAMA_MODELS["meta-llama/Llama-3.2-3B"]
