@@ -13,14 +13,14 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 SHAPES = [((6, 5), 1), ((4, 2, 3), 1), ((2, 3, 4), 2)]
 
 
-def random_weight(shape: tuple[int, ...], dtype: str = "float32") -> jax.Array:
+def random_weight(shape: tuple[int, ...], dtype: str = "float32") -> np.ndarray:
     rng = np.random.default_rng(0)
     channels = 10.0 ** rng.integers(-4, 3, shape[-1])  # of very different sizes
-    return jnp.asarray(channels * rng.standard_normal(shape), dtype)
+    return (channels * rng.standard_normal(shape)).astype(jnp.dtype(dtype))
 
 
 def columns(array: np.ndarray, num_outputs: int) -> np.ndarray:
-    return np.asarray(array).reshape(-1, num_outputs)
+    return array.reshape(-1, num_outputs)
 
 
 @pytest.mark.parametrize(("shape", "num_inputs"), SHAPES)
@@ -38,7 +38,7 @@ def test_each_column_is_rounded_by_its_own_scale(
     assert found.values.shape == shape
     assert found.scale.shape == (1,) * num_inputs + shape[num_inputs:]
     values, scales = columns(found.values, num_outputs), columns(found.scale, num_outputs)[0]
-    expected = columns(weight.astype(jnp.float32), num_outputs)
+    expected = columns(weight.astype(np.float32), num_outputs)
     for column in range(num_outputs):
         largest = max(abs(number) for number in expected[:, column])
         scale = np.float32(largest) / np.float32(127)
@@ -50,7 +50,7 @@ def test_each_column_is_rounded_by_its_own_scale(
 
 def test_multiples_of_the_scale_are_exact() -> None:
     numbers = np.arange(-127, 128, dtype=np.float32)
-    weight = jnp.asarray(np.stack([numbers, 0.5 * numbers, 0 * numbers, -numbers], axis=1))
+    weight = np.stack([numbers, 0.5 * numbers, 0 * numbers, -numbers], axis=1)
 
     found = quantize(weight, num_inputs=1)
 
@@ -60,7 +60,7 @@ def test_multiples_of_the_scale_are_exact() -> None:
 
 @pytest.mark.parametrize("smallest", [0.0, 1e-45, 1e-38])
 def test_tiny_channels_stay_finite_and_small(smallest: float) -> None:
-    weight = jnp.full((3, 2), smallest, jnp.float32)
+    weight = np.full((3, 2), smallest, np.float32)
 
     found = dequantize(quantize(weight, num_inputs=1), jnp.float32)
 
@@ -71,7 +71,7 @@ def test_tiny_channels_stay_finite_and_small(smallest: float) -> None:
 def test_layers_of_a_stack_have_scales_of_their_own() -> None:
     layers = [random_weight((4, 2, 3)), 7 * random_weight((4, 2, 3))]
 
-    stacked = quantize(jnp.stack(layers), num_inputs=1, is_stacked=True)
+    stacked = quantize(np.stack(layers), num_inputs=1, is_stacked=True)
 
     for number, layer in enumerate(layers):
         alone = quantize(layer, num_inputs=1)
@@ -81,10 +81,18 @@ def test_layers_of_a_stack_have_scales_of_their_own() -> None:
         np.testing.assert_array_equal(of_stack.scale, alone.scale)
 
 
+def test_jax_restores_what_numpy_does() -> None:
+    weight = quantize(random_weight((64, 32)), num_inputs=1)
+
+    found = dequantize(jax.tree.map(jnp.asarray, weight), jnp.float32)
+
+    np.testing.assert_array_equal(found, dequantize(weight, np.float32))
+
+
 def test_what_is_dequantized_is_rounded_once() -> None:
     weight = quantize(random_weight((64, 32)), num_inputs=1)
 
     found = dequantize(weight, jnp.bfloat16)
 
-    exact = np.asarray(weight.scale) * np.asarray(weight.values, np.float32)
-    np.testing.assert_array_equal(found, jnp.asarray(exact).astype(jnp.bfloat16))
+    exact = weight.scale * weight.values.astype(np.float32)
+    np.testing.assert_array_equal(found, exact.astype(jnp.bfloat16))
