@@ -85,7 +85,7 @@ def qwen(preset: str) -> Config:
         eval=EvalConfig(every=20),
     )
     if preset in QWEN3_ADAPTER_HUB_IDS:
-        return with_adapter(config)
+        return with_adapter(config, preset)
     return with_oat_grpo(config) if preset == "oat-3b" else config
 
 

@@ -87,7 +87,7 @@ def qwen(preset: str) -> Config:
         eval=EvalConfig(problems=1319, samples=0, every=50),
     )
     if preset in QWEN3_ADAPTER_HUB_IDS:
-        return with_adapter(config)
+        return with_adapter(config, preset)
     return with_oat_ppo(config) if preset.endswith("-ppo") else config
 
 

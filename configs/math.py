@@ -97,7 +97,7 @@ def qwen(preset: str) -> Config:
     )
     if preset in QWEN3_ADAPTER_HUB_IDS:
         config.train.minibatches = 2  # of 64 responses each
-        return with_adapter(config)
+        return with_adapter(config, preset)
     return as_published(config, preset) if preset.startswith("oat-zero") else config
 
 

@@ -19,6 +19,7 @@ QWEN25_HUB_IDS = {
 
 # Presets that train an adapter on a frozen model, on one device: `with_adapter`.
 QWEN3_ADAPTER_HUB_IDS = {
+    "qwen3-8b-lora-int8": "Qwen/Qwen3-8B",
     "qwen3-4b-lora": "Qwen/Qwen3-4B",
     "qwen3-1.7b-lora": "Qwen/Qwen3-1.7B",
 }
@@ -29,21 +30,25 @@ QWEN_LARGEST_FIRST = (
     "qwen2.5-7b",
     "qwen2.5-3b",
     "qwen2.5-1.5b",
+    "qwen3-8b-lora-int8",
     "qwen3-4b-lora",
     "qwen3-1.7b-lora",
     "qwen2.5-0.5b",
 )
 
 
-def with_adapter(config: Config) -> Config:
+def with_adapter(config: Config, preset: str = "") -> Config:
     """Changes a recipe's config to an adapter of rank 32 on one device, and returns it.
 
     The learning rate is ten times that of full fine-tuning, as Schulman et al. found it best (LoRA
     Without Regret, 2025). A microbatch is one row with one response, and 4 responses are decoded at
     a time: that is what 16 GiB hold of a model of 4B. A step has 16 prompts, as one device would
-    take long for more.
+    take long for more. In the presets that end with -int8 the linear layers of the frozen model are
+    in 8 bits.
     """
     config.model.adapter.rank = 32
+    if preset.endswith("-int8"):
+        config.model.base = "int8"
     config.optimizer.lr *= 10
     config.rollout.num_prompts = 16
     config.rollout.num_slots = 4

@@ -217,6 +217,13 @@ def fewer_slots(settings: Config, run: PlannedRun) -> Config | None:
     return _with_rollout(settings, num_slots=rollout.num_slots // 2)
 
 
+def quantize_base(settings: Config, run: PlannedRun) -> Config | None:
+    """Holds the linear layers under an adapter in 8 bits."""
+    if not settings.model.adapter.rank or settings.model.is_base_quantized:
+        return None
+    return replace(settings, model=replace(settings.model, base="int8"))
+
+
 def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
     """Halves the responses, and the rows that hold them."""
     rollout = settings.rollout
@@ -254,15 +261,23 @@ def split_layers(settings: Config, run: PlannedRun) -> Config | None:
 
 # By phase, those first that cost least.
 REMEDIES: dict[str, tuple[Remedy, ...]] = {
-    "publish": (split_state, split_layers),
-    "rollout": (fewer_slots, split_state, split_layers, shorter_responses),
-    "score": (smaller_microbatches, split_state, shorter_rows, split_layers, shorter_responses),
+    "publish": (split_state, split_layers, quantize_base),
+    "rollout": (fewer_slots, split_state, split_layers, quantize_base, shorter_responses),
+    "score": (
+        smaller_microbatches,
+        split_state,
+        shorter_rows,
+        split_layers,
+        quantize_base,
+        shorter_responses,
+    ),
     "update": (
         recompute_layers,
         smaller_microbatches,
         split_state,
         shorter_rows,
         split_layers,
+        quantize_base,
         shorter_responses,
     ),
 }

@@ -87,6 +87,14 @@ def test_a_run_that_cannot_fit_is_refused_with_settings_that_do(
     assert fit(parse_settings(settings, flags), devices, V5E).fits
 
 
+def test_an_adapter_that_does_not_fit_may_fit_on_an_int8_base() -> None:
+    """Qwen3-8B takes 15.3 GiB in bfloat16, and 8.8 GiB with its linear layers in 8 bits."""
+    changes = ["--config.model.path=Qwen/Qwen3-8B"]
+    settings = parse_settings(countdown.get_config("qwen3-4b-lora"), changes)
+    with pytest.raises(UserError, match=r"it fits with .*--config\.model\.base=int8"):
+        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), V5E)
+
+
 def test_a_model_that_no_setting_makes_fit_is_refused() -> None:
     settings = countdown.get_config("qwen2.5-3b")
     with pytest.raises(UserError, match=r"weights and optimizer alone take 34\.5 GiB"):
