@@ -6,13 +6,14 @@
     python -m jzero.main --config configs/gsm8k.py:tiny,dapo         # a preset, another algorithm
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b; the last four also with -ppo, the
-PPO of oat's documentation on another model. qwen3-4b-lora and qwen3-1.7b-lora train an adapter on
-one device. tiny learns nothing: it shows that all parts fit.
+PPO of oat's documentation on another model. qwen3-8b-lora-int8, qwen3-4b-lora and qwen3-1.7b-lora
+train an adapter on one device; -int8 has the frozen model in 8 bits. tiny learns nothing: it shows
+that all parts fit.
 
 Data and models come from the hub, or from --config.task.data=DIRECTORY (with train.jsonl and
 test.jsonl) and --config.model.path=DIRECTORY. tiny takes its tokenizer from the hub, or from
 --config.model.tokenizer=DIRECTORY.
-Hardware: one accelerator host; for 3b it has 80 GiB. The -lora presets need one chip of 16 GB. tiny
+Hardware: one accelerator host; for 3b it has 80 GiB. Those with -lora need one chip of 16 GB. tiny
 needs a CPU and seconds for a step.
 Published: oat's run raised the test accuracy of its own model, a supervised one of 1B, from 40.6 %
 to 55.7 % in 6 hours on 8 A100. That is no figure for the models of these presets.

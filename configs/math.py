@@ -5,8 +5,9 @@
     python -m jzero.main --config configs/math.py:qwen2.5-math-1.5b,grpo
 
 Presets: tiny, qwen2.5-math-1.5b, qwen2.5-math-7b and the published runs oat-zero-1.5b,
-oat-zero-1.5b-r1, oat-zero-7b, oat-zero-7b-r1; qwen3-4b-lora and qwen3-1.7b-lora train an adapter on
-one device of 16 GB. tiny learns nothing: it shows that all parts fit.
+oat-zero-1.5b-r1, oat-zero-7b, oat-zero-7b-r1; qwen3-8b-lora-int8, qwen3-4b-lora and qwen3-1.7b-lora
+train an adapter on one device of 16 GB; -int8 has the frozen model in 8 bits. tiny learns nothing:
+it shows that all parts fit.
 qwen2.5-math-* train both models for 300 steps on the levels 3 to 5 of MATH.
 
 Data and models come from the hub, or from --config.task.data=FILE and
@@ -64,7 +65,13 @@ HUB = {
 } | QWEN3_ADAPTER_HUB_IDS
 SUITES = ("aime24", "amc", "math500", "minerva", "olympiad_bench")
 # Without a preset, an accelerator gets the first of these that its memory holds.
-LARGEST_FIRST = ("qwen2.5-math-7b", "qwen2.5-math-1.5b", "qwen3-4b-lora", "qwen3-1.7b-lora")
+LARGEST_FIRST = (
+    "qwen2.5-math-7b",
+    "qwen2.5-math-1.5b",
+    "qwen3-8b-lora-int8",
+    "qwen3-4b-lora",
+    "qwen3-1.7b-lora",
+)
 
 
 def get_config(preset: str = "") -> Config:

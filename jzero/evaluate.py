@@ -100,6 +100,11 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
             "trained here: leave it out; what a run exports has its adapter merged, and --adapter "
             "takes one that is not"
         )
+    if settings.model.is_base_quantized and not settings.model.adapter.path:
+        raise UserError(
+            f"model.base={settings.model.base} is of the frozen model under an adapter: give "
+            "--adapter, or leave it out"
+        )
     settings = with_given_adapter(settings)
     base = read_base_model(settings.model)
     check_context(settings, base)

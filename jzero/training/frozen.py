@@ -88,7 +88,7 @@ def freeze(
 def fetch_each(params: qwen.Params, dtype: DTypeLike) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the name and the values of every parameter in `dtype`, and frees the parameter."""
     for name, leaf in huggingface.flatten(params).items():
-        host = collectives.fetch_global(leaf).astype(jnp.dtype(dtype), copy=False)
+        host = collectives.fetch_global(leaf).astype(jnp.dtype(dtype))  # a copy in any case
         leaf.delete()
         yield name, host
 
