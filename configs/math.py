@@ -65,13 +65,7 @@ HUB = {
 } | QWEN3_ADAPTER_HUB_IDS
 SUITES = ("aime24", "amc", "math500", "minerva", "olympiad_bench")
 # Without a preset, an accelerator gets the first of these that its memory holds.
-LARGEST_FIRST = (
-    "qwen2.5-math-7b",
-    "qwen2.5-math-1.5b",
-    "qwen3-8b-lora-int8",
-    "qwen3-4b-lora",
-    "qwen3-1.7b-lora",
-)
+LARGEST_FIRST = ("qwen2.5-math-7b", "qwen2.5-math-1.5b", "qwen3-4b-lora", "qwen3-1.7b-lora")
 
 
 def get_config(preset: str = "") -> Config:
@@ -104,7 +98,10 @@ def qwen(preset: str) -> Config:
     )
     if preset in QWEN3_ADAPTER_HUB_IDS:
         config.train.minibatches = 2  # of 64 responses each
-        return with_adapter(config, preset)
+        config = with_adapter(config, preset)
+        if config.model.is_base_quantized:
+            config.rollout.num_slots = 2  # of long responses 16 GiB hold no more beside 8B
+        return config
     return as_published(config, preset) if preset.startswith("oat-zero") else config
 
 

@@ -25,12 +25,12 @@ QWEN3_ADAPTER_HUB_IDS = {
 }
 
 # The presets of a recipe that has all of these, in the order in which an accelerator is offered
-# them. An adapter on a larger model learns what a small model does not.
+# them. An adapter on a larger model learns what a small model does not. A base in 8 bits has to be
+# asked for.
 QWEN_LARGEST_FIRST = (
     "qwen2.5-7b",
     "qwen2.5-3b",
     "qwen2.5-1.5b",
-    "qwen3-8b-lora-int8",
     "qwen3-4b-lora",
     "qwen3-1.7b-lora",
     "qwen2.5-0.5b",

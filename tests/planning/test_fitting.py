@@ -49,6 +49,18 @@ def test_on_one_chip_of_16_gb_the_default_is_an_adapter_on_4b(recipe: str) -> No
     assert choose(recipe, "v5e:1x1", V5E)[0] == "qwen3-4b-lora"
 
 
+@pytest.mark.parametrize("recipe", ["countdown", "gsm8k", "math"])
+def test_8b_in_8_bits_fits_one_chip_of_16_gb(recipe: str) -> None:
+    settings = load_recipe(recipe).get_config("qwen3-8b-lora-int8")
+    assert settings.model.path == "Qwen/Qwen3-8B"
+    assert settings.model.base == "int8"
+
+    verdict = fit(settings, described_devices("v5e:1x1"), V5E)
+
+    assert verdict.fits
+    assert verdict.run.parts["frozen base"] / GIB == pytest.approx(8.79, abs=0.01)
+
+
 def test_where_nothing_fits_the_default_is_tiny_and_says_so() -> None:
     chosen, reason = choose("math", "v5e:1x1", 4 * GIB)
     assert chosen == "tiny"
