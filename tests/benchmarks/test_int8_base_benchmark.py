@@ -13,6 +13,7 @@ from jzero.config import AdapterConfig
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.mark.thorough  # a warm start and two runs, of which most is compilation
 @pytest.mark.usefixtures("quick_runs")
 def test_the_table_has_a_row_for_each_base(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
@@ -23,7 +24,8 @@ def test_the_table_has_a_row_for_each_base(monkeypatch: pytest.MonkeyPatch) -> N
 
     native, int8 = benchmark.measure(settings, steps=2)
 
-    assert int8.base_bytes < 0.5 * native.base_bytes
+    # A third of this model is its embedding, which is not quantized.
+    assert int8.base_bytes < 0.6 * native.base_bytes
     error, _ = benchmark.compare(int8.logits, native.logits)
     assert 1e-4 < error < 0.05
     assert abs(int8.accuracies["eval/accuracy"] - native.accuracies["eval/accuracy"]) <= 0.5
