@@ -127,6 +127,8 @@ def test_a_run_on_an_int8_base_resumes_and_exports_the_original_weights(tmp_path
     def run(steps: int, workdir: Path) -> Config:
         config = adapter_run(steps, algorithms.PRESETS["ppo"]())
         config.model.base = "int8"
+        # The lengths of responses differ, so that every step has something to train on.
+        config.task.reward = RewardConfig(functions=("accuracy", "length"))
         config.mesh.fsdp = 2
         config.mesh.tensor = 2
         train.train(config, workdir)
@@ -139,7 +141,8 @@ def test_a_run_on_an_int8_base_resumes_and_exports_the_original_weights(tmp_path
     metrics = reproducible_metrics(whole)
     assert reproducible_metrics(resumed) == metrics
     assert len(metrics) == 4
-    assert all(row["policy/mismatch"] < 1e-5 for row in metrics)
+    # The first step trains the critic alone.
+    assert all(row["policy/mismatch"] < 1e-5 for row in metrics[1:])
     model = setup.build(config, None).base.model
     adapter_bytes = 4 * adapters.num_params(model, ADAPTER)
     assert all(row["publish/bytes"] <= adapter_bytes for row in metrics)
