@@ -235,7 +235,7 @@ def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Pa
     def merged(leaf: LinearWeight, like: jax.ShapeDtypeStruct) -> jax.Array:
         if isinstance(leaf, AdaptedWeight):
             return leaf.merged().reshape(like.shape)
-        if is_quantized(leaf):
+        if isinstance(leaf, QuantizedWeight):
             return dequantize(leaf, jnp.float32).reshape(like.shape)
         return leaf.astype(jnp.float32).reshape(like.shape)
 

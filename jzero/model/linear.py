@@ -21,7 +21,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jzero.model.quantized import QuantizedWeight, dequantize, is_quantized
+from jzero.model.quantized import QuantizedWeight, dequantize
 
 # Names of values that the backward pass keeps; `qwen.REMAT` says which setting keeps which.
 LOW_RANK_PRODUCT = "low rank product"  # x A [N, R]: narrow, so that keeping it is almost free
@@ -47,7 +47,7 @@ class AdaptedWeight:
         NumPy arrays are merged by NumPy. A W in 8 bits is scale * values.
         """
         weight = self.weight
-        if is_quantized(weight):
+        if isinstance(weight, QuantizedWeight):
             weight = dequantize(weight, np.float32)
         layers, rank = self.b.shape[:2]
         a = self.a.reshape(layers, -1, rank)
@@ -76,17 +76,23 @@ def linear(x: Float[Array, "N inputs"], weight: LinearWeight) -> Float[Array, "N
             weight.scale,
         )
         return checkpoint_name(out, ADAPTED_OUTPUT)
-    if is_quantized(weight):
+    if isinstance(weight, QuantizedWeight):
         return checkpoint_name(quantized_product(x, weight.as_matrix(inputs)), ADAPTED_OUTPUT)
     return jnp.einsum("ni,io->no", x, as_matrix(weight, inputs))
 
 
 def as_matrix(weight: FrozenWeight, inputs: int) -> FrozenWeight:
     """Returns a weight [*inputs, *outputs] as [inputs, outputs]."""
-    return weight.as_matrix(inputs) if is_quantized(weight) else weight.reshape(inputs, -1)
+    if isinstance(weight, QuantizedWeight):
+        return weight.as_matrix(inputs)
+    return weight.reshape(inputs, -1)
 
 
 # -- a weight with an adapter ----------------------------------------------------------------------
+
+
+# What the backward pass of a weight with an adapter reads: x, W, A, B and x A.
+Kept: TypeAlias = tuple[jax.Array, FrozenWeight, jax.Array, jax.Array, jax.Array]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -112,7 +118,7 @@ def adapted_forward(
     a: Float[Array, "inputs R"],
     b: Float[Array, "R outputs"],
     scale: float,
-) -> tuple[Float[Array, "N outputs"], tuple[jax.Array, ...]]:
+) -> tuple[Float[Array, "N outputs"], Kept]:
     """Returns the product, and what the backward pass reads."""
     low_rank = checkpoint_name(product_in_fp32("ni,ir->nr", x, a).astype(x.dtype), LOW_RANK_PRODUCT)
     change = scale * product_in_fp32("nr,ro->no", low_rank, b)
@@ -121,7 +127,7 @@ def adapted_forward(
 
 
 def adapted_backward(
-    scale: float, kept: tuple[jax.Array, ...], gradient: Float[Array, "N outputs"]
+    scale: float, kept: Kept, gradient: Float[Array, "N outputs"]
 ) -> tuple[jax.Array | None, ...]:
     """Returns the gradients of x, W, A and B.
 
@@ -135,7 +141,7 @@ def adapted_backward(
     through_adapter = product_in_fp32("nr,ir->ni", to_low_rank, a)
     through_weight = times_transposed_weight(gradient, weight)
     of_weight = None
-    if not is_quantized(weight):
+    if not isinstance(weight, QuantizedWeight):
         of_weight = product_in_fp32("ni,no->io", x, gradient).astype(weight.dtype)
     return (
         (through_weight + through_adapter).astype(dtype),
@@ -186,7 +192,7 @@ quantized_product.defvjp(quantized_forward, quantized_backward)
 
 def times_weight(x: Float[Array, "N inputs"], weight: FrozenWeight) -> Float[Array, "N outputs"]:
     """Computes x W in fp32, for W [inputs, outputs]."""
-    if is_quantized(weight):
+    if isinstance(weight, QuantizedWeight):
         values = weight.values.astype(x.dtype)  # exact: bf16 has all integers up to 256
         return product_in_fp32("ni,io->no", x, values) * weight.scale
     return product_in_fp32("ni,io->no", x, weight)
@@ -199,7 +205,7 @@ def times_transposed_weight(
 
     The scale of a channel multiplies the channel's gradient, which is rounded to its type again.
     """
-    if is_quantized(weight):
+    if isinstance(weight, QuantizedWeight):
         scaled = (gradient * weight.scale).astype(gradient.dtype)
         return product_in_fp32("no,io->ni", scaled, weight.values.astype(gradient.dtype))
     return product_in_fp32("no,io->ni", gradient, weight)

@@ -10,12 +10,12 @@ restoring them.
 """
 
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import jax
 import numpy as np
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float
 
 LARGEST = 127  # -128 is not used: the range is symmetric
 
@@ -28,8 +28,8 @@ class QuantizedWeight:
     The leaves may be anything else, such as shardings.
     """
 
-    values: Int8[Array, "..."]  # [*inputs, *outputs]
-    scale: Float[Array, "..."]  # fp32; the shape of `values` with every axis of the inputs 1
+    values: Any  # i8[*inputs, *outputs]
+    scale: Any  # f32; the shape of `values` with every axis of the inputs 1
 
     def as_matrix(self, inputs: int) -> "QuantizedWeight":
         """Returns the weight of one layer as values [inputs, outputs] and scale [1, outputs]."""

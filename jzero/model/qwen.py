@@ -117,7 +117,7 @@ def cast(tree: Params, dtype: DTypeLike) -> Params:
     """Converts every leaf to `dtype`, but for weights in 8 bits and their scales."""
 
     def convert(leaf: jax.Array | QuantizedWeight) -> jax.Array | QuantizedWeight:
-        return leaf if is_quantized(leaf) else leaf.astype(dtype)
+        return leaf if isinstance(leaf, QuantizedWeight) else leaf.astype(dtype)
 
     return jax.tree.map(convert, tree, is_leaf=is_quantized)
 

@@ -5,6 +5,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +23,7 @@ from jzero.model.families import HuggingFaceConfig
 from jzero.model.huggingface.config_json import config_json
 from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten
 from jzero.model.linear import AdaptedWeight, LinearWeight
-from jzero.model.quantized import dequantize, is_quantized
+from jzero.model.quantized import QuantizedWeight, dequantize
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 ReadParameter = Callable[[str], np.ndarray]  # by name ("layers.q"), as `reading.reader` returns it
@@ -138,9 +139,9 @@ def fetch_weight(
     """Returns a parameter on the host, merged with its adapter. Every host calls this function."""
     if isinstance(weight, AdaptedWeight):
         frozen = fetch_weight(weight.weight, leaf, read_original)
-        a, b = collectives.fetch_global(weight.a), collectives.fetch_global(weight.b)
-        return np.asarray(AdaptedWeight(frozen, a, b, weight.scale).merged())
-    if is_quantized(weight):
+        factors = jax.tree.map(collectives.fetch_global, replace(weight, weight=()))
+        return np.asarray(replace(factors, weight=frozen).merged())
+    if isinstance(weight, QuantizedWeight):
         if read_original is not None:
             return read_original(leaf)
         return np.asarray(dequantize(jax.tree.map(collectives.fetch_global, weight), np.float32))
