@@ -6,15 +6,16 @@
     python -m jzero.main --config configs/countdown.py:oat-3b        # oat's published run
     python -m jzero.main --config configs/countdown.py:tiny,dr_grpo  # a preset, another algorithm
 
-Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, oat-3b, and qwen3-4b-lora and
-qwen3-1.7b-lora, which train an adapter on one device. Without a preset it is the first of
-LARGEST_FIRST that the attached accelerators hold, and tiny on a CPU.
+Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, oat-3b, and qwen3-8b-lora-int8,
+qwen3-4b-lora and qwen3-1.7b-lora, which train an adapter on one device; -int8 has the frozen model
+in 8 bits. Without a preset it is the first of LARGEST_FIRST that the attached accelerators hold,
+and tiny on a CPU.
 
 Models: the Qwen presets load the base models from the hub, or from --config.model.path=DIRECTORY.
 Hardware: tiny needs two CPU cores. The Qwen presets need one accelerator host; up to 3b that is
 8 chips of 16 GB (v5e:2x4) by `python -m jzero.plan`. A microbatch has one row for each of 8
-devices: raise train.microbatch_tokens with the number of devices. The -lora presets need one chip
-of 16 GB, and have one row in a microbatch.
+devices: raise train.microbatch_tokens with the number of devices. Those with -lora need one chip of
+16 GB, and have one row in a microbatch.
 Cost: tiny takes about 11 minutes.
 Target: 0.5b fails and 3b learns, as TinyZero saw with PPO.
 Published for oat-3b: the reward rises from 0.07 to about 0.40 in 75 steps.
@@ -85,7 +86,7 @@ def qwen(preset: str) -> Config:
         eval=EvalConfig(every=20),
     )
     if preset in QWEN3_ADAPTER_HUB_IDS:
-        return with_adapter(config)
+        return with_adapter(config, preset)
     return with_oat_grpo(config) if preset == "oat-3b" else config
 
 

@@ -7,13 +7,14 @@
     python -m jzero.main --config configs/gsm8k.py:tiny,dapo         # a preset, another algorithm
 
 Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b; rho-1b-ppo, the PPO of oat's
-documentation, and the last four with -ppo, that PPO on another model. qwen3-4b-lora and
-qwen3-1.7b-lora train an adapter on one device. tiny learns nothing: it shows that all parts fit.
+documentation, and the last four with -ppo, that PPO on another model. qwen3-8b-lora-int8,
+qwen3-4b-lora and qwen3-1.7b-lora train an adapter on one device; -int8 has the frozen model in 8
+bits. tiny learns nothing: it shows that all parts fit.
 
 Data and models come from the hub, or from --config.task.data=DIRECTORY (with train.jsonl and
 test.jsonl) and --config.model.path=DIRECTORY. tiny takes its tokenizer from the hub, or from
 --config.model.tokenizer=DIRECTORY.
-Hardware: one accelerator host; for 3b it has 80 GiB. The -lora presets need one chip of 16 GB. tiny
+Hardware: one accelerator host; for 3b it has 80 GiB. Those with -lora need one chip of 16 GB. tiny
 needs a CPU and seconds for a step.
 Published for rho-1b-ppo: the run raised the test accuracy of its model, a supervised Llama of 1B,
 from 40.6 % to 55.7 % in 6 hours on 8 A100. That is no figure for the models of other presets.
@@ -89,7 +90,7 @@ def qwen(preset: str) -> Config:
         eval=EvalConfig(problems=1319, samples=0, every=50),
     )
     if preset in QWEN3_ADAPTER_HUB_IDS:
-        return with_adapter(config)
+        return with_adapter(config, preset)
     if preset == RHO_PPO:
         return as_published(with_oat_ppo(config))
     return with_oat_ppo(config) if preset.endswith("-ppo") else config

@@ -6,8 +6,8 @@
 
 Presets: tiny, qwen2.5-math-1.5b, qwen2.5-math-7b and the published runs oat-zero-1.5b,
 oat-zero-1.5b-r1, oat-zero-3b (a Llama, with the template r1), oat-zero-7b, oat-zero-7b-r1;
-qwen3-4b-lora and qwen3-1.7b-lora train an adapter on one device of 16 GB. tiny learns nothing: it
-shows that all parts fit.
+qwen3-8b-lora-int8, qwen3-4b-lora and qwen3-1.7b-lora train an adapter on one device of 16 GB; -int8
+has the frozen model in 8 bits. tiny learns nothing: it shows that all parts fit.
 qwen2.5-math-* train both models for 300 steps on the levels 3 to 5 of MATH.
 
 Data and models come from the hub, or from --config.task.data=FILE and
@@ -100,7 +100,10 @@ def qwen(preset: str) -> Config:
     )
     if preset in QWEN3_ADAPTER_HUB_IDS:
         config.train.minibatches = 2  # of 64 responses each
-        return with_adapter(config)
+        config = with_adapter(config, preset)
+        if config.model.is_base_quantized:
+            config.rollout.num_slots = 2  # of long responses 16 GiB hold no more beside 8B
+        return config
     return as_published(config, preset) if preset.startswith("oat-zero") else config
 
 

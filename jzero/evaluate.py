@@ -29,7 +29,7 @@ from jzero.run.environment import versions
 from jzero.run.samples import write_responses
 from jzero.setup import with_stop_strings
 from jzero.tasks import math_problems, suites
-from jzero.training.frozen import freeze
+from jzero.training.frozen import load_base
 
 
 class SuiteSummary(TypedDict):
@@ -100,6 +100,11 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
             "trained here: leave it out; what a run exports has its adapter merged, and --adapter "
             "takes one that is not"
         )
+    if settings.model.is_base_quantized and not settings.model.adapter.path:
+        raise UserError(
+            f"model.base={settings.model.base} is of the frozen model under an adapter: give "
+            "--adapter, or leave it out"
+        )
     settings = with_given_adapter(settings)
     base = read_base_model(settings.model)
     check_context(settings, base)
@@ -111,9 +116,7 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
         params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh))
         return sampler, publish(params)
     # As in training: the decoder multiplies by a frozen base and by the factors of the adapter.
-    dtype = settings.model.dtype
-    params = huggingface.load(base.directory, base.model, param_shardings(base.model, mesh), dtype)
-    frozen = freeze(params, base.model, mesh, dtype)
+    frozen = load_base(base.directory, base.model, mesh, settings.model)
     factors = peft.load(
         peft.resolve(adapter.path),
         base.model,

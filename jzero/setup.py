@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
-from jzero.config import AdapterConfig, Config, to_json, validate
+from jzero.config import Config, ModelConfig, to_json, validate
 from jzero.distributed import collectives, processes
 from jzero.distributed.mesh import param_shardings, split_devices, train_mesh
 from jzero.errors import UserError
@@ -153,7 +153,7 @@ def build(config: Config, pool: Pool) -> Run:
     sampler, publish = make_sampler(config, base, mesh, pool)
     trainer = make_trainer(config, base.model, critic, mesh)
     stream = make_stream(config, sampler)
-    processes.print_once(describe(base.model, config.model.adapter, mesh))
+    processes.print_once(describe(base.model, config.model, mesh))
     return Run(config, base, trainer, sampler, publish, stream)
 
 
@@ -191,13 +191,14 @@ def make_stream(config: Config, sampler: Sampler) -> RolloutStream | None:
     return RolloutStream(sampler, config)
 
 
-def describe(model: qwen.QwenConfig, adapter: AdapterConfig, mesh: Mesh) -> str:
+def describe(model: qwen.QwenConfig, settings: ModelConfig, mesh: Mesh) -> str:
     """Returns a line on the model and the devices."""
     millions = qwen.num_params(model) / 1e6
-    trained = ""
+    trained, adapter = "", settings.adapter
     if adapter.rank:
+        frozen = "frozen in 8 bits" if settings.is_base_quantized else "frozen"
         trained_millions = adapters.num_params(model, adapter) / 1e6
-        trained = f", frozen under {trained_millions:.1f}M of an adapter of rank {adapter.rank},"
+        trained = f", {frozen} under {trained_millions:.1f}M of an adapter of rank {adapter.rank},"
     axes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
     kind = mesh.devices.flat[0].device_kind
     return (

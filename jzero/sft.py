@@ -35,7 +35,7 @@ from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import BaseModel, check_context, read_base_model, with_given_adapter
 from jzero.run.budget import TimeBudget
 from jzero.run.clock import Clock
-from jzero.run.frozen_base import keep_base, load_base, load_model
+from jzero.run.frozen_base import load_base, load_model, name_base
 from jzero.run.resume import steps_to_discard
 from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
@@ -121,8 +121,8 @@ def train(config: Config, workdir: Path) -> JsonObject:
         )
 
         if session.resume_step is None:
-            params = load_model(config, base, learner)
-            session.record.base = keep_base(config, base, workdir, learner, params)
+            params = load_model(config, base, workdir, learner)
+            session.record.base = name_base(config, base, workdir)
             state = learner.start_on(params, config.train.seed)
             evaluate_model(trainer, session, test, "before", learner.weights(state))
         else:

@@ -30,7 +30,7 @@ from jzero.rollout.evaluation import evaluate, evaluation_metrics
 from jzero.rollout.sampler import EncodedProblem
 from jzero.run.base_model import with_given_adapter
 from jzero.run.budget import TimeBudget
-from jzero.run.frozen_base import keep_base, load_base, load_model
+from jzero.run.frozen_base import freeze_model, load_base, load_model, name_base
 from jzero.run.samples import sample_row, write_responses
 from jzero.run.session import RunSession
 from jzero.run.trajectories import write_trajectories
@@ -155,16 +155,16 @@ def start_state(
         stop.raise_if_stopped_anywhere()
         session.budget.raise_if_over_in_warm_start()
 
-    params = load_model(config, run.base, policy)
+    params = load_model(config, run.base, session.workdir, policy)
     evaluate_policy(run, session, held_out, "before", params, check_stop)
     if config.warm_start.steps:
         with run.clock("warm_start"):
             params = warm_start(
                 policy, config, run.base.tokenizer, params, check_stop_in_warm_start
             )
-            params = policy.freeze(params)
+            params = freeze_model(config, session.workdir, policy, params)
         evaluate_policy(run, session, held_out, "after_warm_start", params, check_stop)
-    session.record.base = keep_base(config, run.base, session.workdir, policy, params)
+    session.record.base = name_base(config, run.base, session.workdir)
     state = initial_state(run, params)
     session.save(state)
     return state

@@ -120,6 +120,50 @@ def assert_close(found: jax.Array, expected: jax.Array) -> None:
 
 @pytest.mark.thorough
 @whole_runs
+def test_a_run_on_an_int8_base_resumes_and_exports_the_original_weights(tmp_path: Path) -> None:
+    """The warm start's weights are stored before they are quantized, and read to resume."""
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+
+    def run(steps: int, workdir: Path) -> Config:
+        config = adapter_run(steps, algorithms.PRESETS["ppo"]())
+        config.model.base = "int8"
+        # The lengths of responses differ, so that every step has something to train on.
+        config.task.reward = RewardConfig(functions=("accuracy", "length"))
+        config.mesh.fsdp = 2
+        config.mesh.tensor = 2
+        train.train(config, workdir)
+        return config
+
+    config = run(4, whole)
+    run(2, resumed)
+    run(4, resumed)
+
+    metrics = reproducible_metrics(whole)
+    assert reproducible_metrics(resumed) == metrics
+    assert len(metrics) == 4
+    # The first step trains the critic alone.
+    assert all(row["policy/mismatch"] < 1e-5 for row in metrics[1:])
+    model = setup.build(config, None).base.model
+    adapter_bytes = 4 * adapters.num_params(model, ADAPTER)
+    assert all(row["publish/bytes"] <= adapter_bytes for row in metrics)
+
+    items, _ = Checkpoints(whole, keep=None).read_items(
+        4, {"params": adapters.abstract(model, ADAPTER)}
+    )
+    original = jax.device_get(huggingface.load(whole / "base", model))
+    merged = adapters.merge(model, original, jax.device_get(items["params"]), ADAPTER.scale)
+    exported = huggingface.load(whole / "export-4", model)
+    jax.tree.map(assert_close, exported, merged)
+    again = Path(export.run(export.Options(whole, tmp_path / "export")))
+    jax.tree.map(np.testing.assert_array_equal, huggingface.load(again, model), exported)
+
+    config.model.base = "native"
+    with pytest.raises(UserError, match=r'model.base: "int8" -> "native"'):
+        train.train(config, whole)
+
+
+@pytest.mark.thorough
+@whole_runs
 def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
     """The decoder has a copy of the base, and gets a new adapter after every step."""
     config = adapter_run(3, algorithms.PRESETS["grpo"]())
@@ -139,8 +183,9 @@ def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
     assert published < 0.2 * (tmp_path / "base/model.safetensors").stat().st_size
 
 
+@pytest.mark.parametrize("base", ["native", "int8"])
 @whole_runs
-def test_fine_tuning_an_adapter_learns_and_resumes(tmp_path: Path) -> None:
+def test_fine_tuning_an_adapter_learns_and_resumes(base: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(12)]
     data = tmp_path / "rows.jsonl"
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -158,6 +203,7 @@ def test_fine_tuning_an_adapter_learns_and_resumes(tmp_path: Path) -> None:
         config = reference.settings(
             model={"arch": arch}, sft=settings, optimizer={"lr": 3e-2}, eval={"problems": 0}
         )
+        config.model.base = base
         sft.train(with_adapter(config, AdapterConfig(rank=4)), workdir)
 
     run(8, tmp_path / "whole")

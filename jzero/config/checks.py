@@ -94,6 +94,11 @@ def check_adapter(config: Config) -> Iterator[str]:
             f"model.adapter.targets={','.join(adapter.targets)} has no effect without "
             "model.adapter.rank: set both"
         )
+    if config.model.is_base_quantized and not adapter.rank and not path:
+        yield (
+            f"model.base={config.model.base} is of a frozen model, and without an adapter nothing "
+            "is frozen: set model.adapter.rank, or model.base=native"
+        )
     if path and not config.model.path:
         yield f"model.adapter.path={path} is of another model: set model.path to that model"
     if path and config.warm_start.steps and not config.sft.data:

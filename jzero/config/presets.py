@@ -19,12 +19,14 @@ QWEN25_HUB_IDS = {
 
 # Presets that train an adapter on a frozen model, on one device: `with_adapter`.
 QWEN3_ADAPTER_HUB_IDS = {
+    "qwen3-8b-lora-int8": "Qwen/Qwen3-8B",
     "qwen3-4b-lora": "Qwen/Qwen3-4B",
     "qwen3-1.7b-lora": "Qwen/Qwen3-1.7B",
 }
 
 # The presets of a recipe that has all of these, in the order in which an accelerator is offered
-# them. An adapter on a larger model learns what a small model does not.
+# them. An adapter on a larger model learns what a small model does not. A base in 8 bits has to be
+# asked for.
 QWEN_LARGEST_FIRST = (
     "qwen2.5-7b",
     "qwen2.5-3b",
@@ -40,13 +42,16 @@ ADAPTER_RANK = 32
 ADAPTER_LR_FACTOR = 10
 
 
-def with_adapter(config: Config) -> Config:
+def with_adapter(config: Config, preset: str = "") -> Config:
     """Changes a recipe's config to an adapter on one device, and returns it.
 
     A microbatch is one row with one response, and 4 responses are decoded at a time: that is what
-    16 GiB hold of a model of 4B. A step has 16 prompts, as one device would take long for more.
+    16 GiB hold of a model of 4B. A step has 16 prompts, as one device would take long for more. In
+    the presets that end with -int8 the linear layers of the frozen model are in 8 bits.
     """
     config.model.adapter.rank = ADAPTER_RANK
+    if preset.endswith("-int8"):
+        config.model.base = "int8"
     config.optimizer.lr *= ADAPTER_LR_FACTOR
     config.rollout.num_prompts = 16
     config.rollout.num_slots = 4

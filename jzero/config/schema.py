@@ -124,7 +124,19 @@ class ModelConfig:
         "Attention kernels, an entry of jzero.attention.BACKENDS. Empty: those of the platform. "
         "xla: plain XLA everywhere.",
     )
+    base: str = setting(
+        "native",
+        "How the linear layers that an adapter keeps frozen are held. native: in model.dtype. "
+        "int8: in 8 bits with one scale for each output channel, in sampling, scoring and update "
+        "alike.",
+        choices=("native", "int8"),
+    )
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
+
+    @property
+    def is_base_quantized(self) -> bool:
+        """Returns whether the linear layers of a frozen base are in 8 bits."""
+        return self.base == "int8"
 
 
 @dataclass

@@ -12,6 +12,7 @@ trainer's own arrays, and else they are a copy that lasts as long as the base.
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
@@ -19,13 +20,18 @@ from jax.typing import DTypeLike
 from jzero.config import AdapterConfig
 from jzero.distributed.mesh import adapter_shardings, decode_mesh, make_mesh, param_shardings
 from jzero.model import adapters, qwen
+from jzero.model.quantized import QuantizedWeight, is_quantized
 
 FLAT = ("q", "k", "v")  # weights that the decoder holds as [L, E, heads * D]
 Publish = Callable[[qwen.Params], qwen.Params]  # training parameters -> the decoder's
 
 
-def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
+def decoder_shardings(
+    config: qwen.QwenConfig, mesh: Mesh, has_int8_base: bool = False
+) -> qwen.Params:
     """Returns the shardings of the decoder's weights, a tree like the parameters.
+
+    has_int8_base: whether the weights of linear layers are in 8 bits.
 
     q, k and v are [L, E, heads * D] in the decoder. With an axis of heads whose number does not
     fill TPU's tiles of 8, XLA would lay out these weights of all layers anew in every call.
@@ -35,10 +41,34 @@ def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh) -> qwen.Params:
     for name in FLAT:
         without_head_dim = layers[name].spec[:-1]
         layers[name] = NamedSharding(mesh, P(*without_head_dim))
-    return place | {"layers": layers}
+    place = place | {"layers": layers}
+    return adapters.map_linear(config, place, quantized_places) if has_int8_base else place
 
 
-def abstract_decoder_weights(config: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike) -> qwen.Params:
+def quantized_places(place: NamedSharding, num_inputs: int) -> QuantizedWeight:
+    """Returns the shardings of a weight [L, *inputs, *outputs] in 8 bits.
+
+    The values are split as the weight is, and the scales as its outputs.
+    """
+    of_layers, *axes = place.spec
+    spec = P(of_layers, *[None] * num_inputs, *axes[num_inputs:])
+    return QuantizedWeight(place, NamedSharding(place.mesh, spec))
+
+
+def abstract_quantized(weight: jax.ShapeDtypeStruct, num_inputs: int) -> QuantizedWeight:
+    """Returns shapes, types and shardings of a weight [L, *inputs, *outputs] in 8 bits."""
+    places = quantized_places(weight.sharding, num_inputs)
+    num_layers, *axes = weight.shape
+    scales = (num_layers, *[1] * num_inputs, *axes[num_inputs:])
+    return QuantizedWeight(
+        jax.ShapeDtypeStruct(weight.shape, jnp.int8, sharding=places.values),
+        jax.ShapeDtypeStruct(scales, jnp.float32, sharding=places.scale),
+    )
+
+
+def abstract_decoder_weights(
+    config: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike, has_int8_base: bool = False
+) -> qwen.Params:
     """Returns shapes, types and shardings of weights that lie as the decoder's, on any mesh."""
 
     def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -47,10 +77,13 @@ def abstract_decoder_weights(config: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLi
             shape = (*shape[:-2], shape[-2] * shape[-1])
         return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
 
-    return jax.tree.map(place, qwen.abstract(config), decoder_shardings(config, mesh))
+    weights = jax.tree.map(place, qwen.abstract(config), decoder_shardings(config, mesh))
+    return adapters.map_linear(config, weights, abstract_quantized) if has_int8_base else weights
 
 
-def gather_program(config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike) -> jax.stages.Wrapped:
+def gather_program(
+    config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike, has_int8_base: bool = False
+) -> jax.stages.Wrapped:
     """Returns the jitted program from training parameters to the decoder's on all hosts.
 
     The weights are cast to `dtype`, and every host's devices hold all of them, split over "tensor".
@@ -58,7 +91,7 @@ def gather_program(config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike) -> ja
     weights twice.
     """
     mesh = mesh_of_all_decoders(train)
-    places = decoder_shardings(config, mesh)
+    places = decoder_shardings(config, mesh, has_int8_base)
 
     def in_one_layer(place: NamedSharding) -> NamedSharding:
         """Returns the sharding of one layer's weight, without the axis of layers."""
@@ -70,8 +103,10 @@ def gather_program(config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike) -> ja
         return jax.lax.with_sharding_constraint(qwen.cast(weights, dtype), places)
 
     def gather_layer(weights: qwen.Params) -> qwen.Params:
-        flat = {name: weights[name].reshape(config.hidden_size, -1) for name in FLAT}
-        return gather(weights | flat, layer_places)
+        if not has_int8_base:  # which is flat already
+            flat = {name: weights[name].reshape(config.hidden_size, -1) for name in FLAT}
+            weights = weights | flat
+        return gather(weights, layer_places)
 
     def program(params: qwen.Params) -> qwen.Params:
         outer = {
@@ -103,8 +138,6 @@ def publisher(
     gather = gather_program(config, train, dtype)
     gather_adapter = None
     here = decode_mesh(train)
-    local_places = decoder_shardings(config, here)
-    decode_places = decoder_shardings(config, decode)
     local_adapter_places: qwen.Params = {"layers": {}}
     decode_adapter_places: qwen.Params = {"layers": {}}
     if adapter is not None and adapter.rank:
@@ -120,6 +153,18 @@ def publisher(
         weights = jax.tree.map(own_shards, gathered, local)
         return weights if here == decode else jax.device_put(weights, places)
 
+    def publish_whole(params: qwen.Params) -> qwen.Params:
+        """Publishes a model without an adapter."""
+        is_int8 = has_quantized(params)
+        if is_frozen_base(params) and lies_as_decoder(config, params, train):
+            gathered = params
+        elif is_int8:  # once in a run: the program is not kept
+            gathered = gather_program(config, train, dtype, has_int8_base=True)(params)
+        else:
+            gathered = gather(params)
+        local_places = decoder_shardings(config, here, is_int8)
+        return on_decoder(gathered, local_places, decoder_shardings(config, decode, is_int8))
+
     # The arrays of the last base, and the decoder's weights that were made of them.
     last_base: list[jax.Array] = []
     last_weights: qwen.Params = {}
@@ -130,8 +175,7 @@ def publisher(
         leaves = jax.tree.leaves(base)
         is_published = len(leaves) == len(last_base) and all(map(is_same, leaves, last_base))
         if not is_published:
-            gathered = base if lies_as_decoder(config, base, train) else gather(base)
-            last_base, last_weights = leaves, on_decoder(gathered, local_places, decode_places)
+            last_base, last_weights = leaves, publish_whole(base)
         return last_weights
 
     def publish(params: qwen.Params) -> qwen.Params:
@@ -139,7 +183,7 @@ def publisher(
         if not is_frozen_base(base):
             # The next update donates these parameters: the decoder must not read the same arrays.
             assert not changes["layers"], "an adapter needs a frozen base"
-            return on_decoder(gather(base), local_places, decode_places)
+            return publish_whole(base)
         weights = publish_base(base)
         if gather_adapter is None or not changes["layers"]:
             return weights
@@ -169,12 +213,18 @@ def mesh_of_all_decoders(train: Mesh) -> Mesh:
 def is_frozen_base(params: qwen.Params) -> bool:
     """Returns whether parameters are a frozen base: it lies as the decoder's weights do."""
     flat_axes = 3  # [L, E, heads * D]
-    return params["layers"][FLAT[0]].ndim == flat_axes
+    weight = params["layers"][FLAT[0]]
+    return is_quantized(weight) or weight.ndim == flat_axes
+
+
+def has_quantized(params: qwen.Params) -> bool:
+    """Returns whether weights of linear layers are in 8 bits."""
+    return any(map(is_quantized, params["layers"].values()))
 
 
 def lies_as_decoder(config: qwen.QwenConfig, base: qwen.Params, train: Mesh) -> bool:
     """Returns whether every device holds the part of a base that its decoder needs."""
-    places = decoder_shardings(config, mesh_of_all_decoders(train))
+    places = decoder_shardings(config, mesh_of_all_decoders(train), has_quantized(base))
 
     def lies_there(x: jax.Array, place: NamedSharding) -> bool:
         return x.sharding.is_equivalent_to(place, x.ndim)

@@ -18,7 +18,7 @@ trained as a whole, for the base has none.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,8 @@ from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import family_of
-from jzero.model.linear import AdaptedWeight
+from jzero.model.linear import AdaptedWeight, FrozenWeight, LinearWeight
+from jzero.model.quantized import QuantizedWeight, dequantize, is_quantized
 
 ALL = "all"  # the target that stands for every linear layer
 HEAD = "value"  # of a critic
@@ -88,6 +89,20 @@ def targets(config: QwenConfig, adapter: AdapterConfig) -> dict[str, Target]:
             "them"
         )
     return {name: target for name, target in layers.items() if name in names}
+
+
+def map_linear(
+    config: QwenConfig, params: Params, convert: Callable[[Any, int], QuantizedWeight]
+) -> Params:
+    """Returns `params` with every weight of a linear layer converted.
+
+    convert: takes a leaf of `params`, which may be anything, and how many of the weight's axes are
+        inputs.
+    """
+    layers = dict(params["layers"])
+    for name, target in linear_layers(config).items():
+        layers[name] = convert(layers[name], len(target.inputs))
+    return params | {"layers": layers}
 
 
 def check(config: QwenConfig, adapter: AdapterConfig) -> None:
@@ -198,7 +213,7 @@ def split(params: Params) -> tuple[Params, Params]:
         if is_adapted(leaf)
     }
 
-    def weight_of(leaf: jax.Array | AdaptedWeight) -> jax.Array:
+    def weight_of(leaf: jax.Array | AdaptedWeight) -> FrozenWeight:
         return leaf.weight if isinstance(leaf, AdaptedWeight) else leaf
 
     return jax.tree.map(weight_of, params, is_leaf=is_adapted), {"layers": adapter}
@@ -211,15 +226,23 @@ def scale_of(params: Params) -> float:
 
 
 def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Params:
-    """Returns the fp32 parameters W + scale * A B of the model without an adapter."""
+    """Returns the fp32 parameters W + scale * A B of the model without an adapter.
+
+    Of a W in 8 bits they are those of the dequantized weight.
+    """
     joined = join(base, adapter, scale)
 
-    def merged(leaf: jax.Array | AdaptedWeight, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def merged(leaf: LinearWeight, like: jax.ShapeDtypeStruct) -> jax.Array:
         if isinstance(leaf, AdaptedWeight):
             return leaf.merged().reshape(like.shape)
+        if isinstance(leaf, QuantizedWeight):
+            return dequantize(leaf, jnp.float32).reshape(like.shape)
         return leaf.astype(jnp.float32).reshape(like.shape)
 
-    return jax.tree.map(merged, joined, qwen.abstract(config), is_leaf=is_adapted)
+    def is_leaf(node: object) -> bool:
+        return is_adapted(node) or is_quantized(node)
+
+    return jax.tree.map(merged, joined, qwen.abstract(config), is_leaf=is_leaf)
 
 
 def is_adapted(leaf: object) -> bool:

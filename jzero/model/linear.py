@@ -2,9 +2,13 @@
 
     out = linear(x, layer.q.get_value())       # [N, inputs] -> [N, outputs]
 
-A weight is an array [*inputs, *outputs], or an `AdaptedWeight`: a frozen array with a low-rank
-adapter beside it (LoRA, Hu et al. 2021, arXiv:2106.09685, eq. 3). Layers do not know which of the
-two they have. A new kind of weight is one more case of `linear`.
+A weight is an array [*inputs, *outputs], a frozen `QuantizedWeight` in 8 bits, or an
+`AdaptedWeight`: one of these two, frozen, with a low-rank adapter beside it (LoRA, Hu et al. 2021,
+arXiv:2106.09685, eq. 3). Layers do not know which of them they have. A new kind of weight is one
+more case of `linear`.
+
+A weight in 8 bits is never restored: its integers are exact in every type of computation, so that
+the product is with the integers, and the scale of a channel multiplies the channel's output.
 """
 
 from dataclasses import dataclass
@@ -16,6 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
+
+from jzero.model.quantized import QuantizedWeight, dequantize
 
 # Names of values that the backward pass keeps; `qwen.REMAT` says which setting keeps which.
 LOW_RANK_PRODUCT = "low rank product"  # x A [N, R]: narrow, so that keeping it is almost free
@@ -30,7 +36,7 @@ class AdaptedWeight:
     In the stack of all layers every array leads with an axis [L].
     """
 
-    weight: Float[Array, "..."]  # [*inputs, *outputs], or [inputs, outputs]
+    weight: Float[Array, "..."] | QuantizedWeight  # [*inputs, *outputs], or [inputs, outputs]
     a: Float[Array, "... R"]  # [*inputs, R]
     b: Float[Array, "R ..."]  # [R, *outputs]
     scale: float  # alpha / R
@@ -38,8 +44,11 @@ class AdaptedWeight:
     def merged(self) -> Float[Array, "L ..."]:
         """Returns W + scale * A B of the stack of all layers, in fp32 and in the shape of W.
 
-        NumPy arrays are merged by NumPy.
+        NumPy arrays are merged by NumPy. A W in 8 bits is scale * values.
         """
+        weight = self.weight
+        if isinstance(weight, QuantizedWeight):
+            weight = dequantize(weight, np.float32)
         layers, rank = self.b.shape[:2]
         a = self.a.reshape(layers, -1, rank)
         b = self.b.reshape(layers, rank, -1)
@@ -47,32 +56,49 @@ class AdaptedWeight:
             change = np.matmul(a, b)
         else:  # by default a TPU would multiply in bf16
             change = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
-        return self.weight.astype(np.float32) + self.scale * change.reshape(self.weight.shape)
+        return weight.astype(np.float32) + self.scale * change.reshape(weight.shape)
 
 
-LinearWeight: TypeAlias = Array | AdaptedWeight
+FrozenWeight: TypeAlias = Array | QuantizedWeight
+LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight
 
 
 def linear(x: Float[Array, "N inputs"], weight: LinearWeight) -> Float[Array, "N outputs"]:
-    """Multiplies x by a weight [*inputs, *outputs] or by one with an adapter."""
+    """Multiplies x by a weight [*inputs, *outputs], in 8 bits or not, with an adapter or not."""
+    inputs = x.shape[1]
     if isinstance(weight, AdaptedWeight):
-        inputs = x.shape[1]
         rank = weight.b.shape[0]
         out = adapted_product(
             x,
-            weight.weight.reshape(inputs, -1),
+            as_matrix(weight.weight, inputs),
             weight.a.reshape(inputs, rank),
             weight.b.reshape(rank, -1),
             weight.scale,
         )
         return checkpoint_name(out, ADAPTED_OUTPUT)
-    return jnp.einsum("ni,io->no", x, weight.reshape(x.shape[1], -1))
+    if isinstance(weight, QuantizedWeight):
+        return checkpoint_name(quantized_product(x, weight.as_matrix(inputs)), ADAPTED_OUTPUT)
+    return jnp.einsum("ni,io->no", x, as_matrix(weight, inputs))
+
+
+def as_matrix(weight: FrozenWeight, inputs: int) -> FrozenWeight:
+    """Returns a weight [*inputs, *outputs] as [inputs, outputs]."""
+    if isinstance(weight, QuantizedWeight):
+        return weight.as_matrix(inputs)
+    return weight.reshape(inputs, -1)
+
+
+# -- a weight with an adapter ----------------------------------------------------------------------
+
+
+# What the backward pass of a weight with an adapter reads: x, W, A, B and x A.
+Kept: TypeAlias = tuple[jax.Array, FrozenWeight, jax.Array, jax.Array, jax.Array]
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))
 def adapted_product(
     x: Float[Array, "N inputs"],
-    weight: Float[Array, "inputs outputs"],
+    weight: FrozenWeight,  # [inputs, outputs]
     a: Float[Array, "inputs R"],
     b: Float[Array, "R outputs"],
     scale: float,
@@ -88,40 +114,101 @@ def adapted_product(
 
 def adapted_forward(
     x: Float[Array, "N inputs"],
-    weight: Float[Array, "inputs outputs"],
+    weight: FrozenWeight,  # [inputs, outputs]
     a: Float[Array, "inputs R"],
     b: Float[Array, "R outputs"],
     scale: float,
-) -> tuple[Float[Array, "N outputs"], tuple[jax.Array, ...]]:
+) -> tuple[Float[Array, "N outputs"], Kept]:
     """Returns the product, and what the backward pass reads."""
     low_rank = checkpoint_name(product_in_fp32("ni,ir->nr", x, a).astype(x.dtype), LOW_RANK_PRODUCT)
     change = scale * product_in_fp32("nr,ro->no", low_rank, b)
-    out = (product_in_fp32("ni,io->no", x, weight) + change).astype(x.dtype)
+    out = (times_weight(x, weight) + change).astype(x.dtype)
     return out, (x, weight, a, b, low_rank)
 
 
 def adapted_backward(
-    scale: float, kept: tuple[jax.Array, ...], gradient: Float[Array, "N outputs"]
-) -> tuple[jax.Array, ...]:
+    scale: float, kept: Kept, gradient: Float[Array, "N outputs"]
+) -> tuple[jax.Array | None, ...]:
     """Returns the gradients of x, W, A and B.
 
     JAX's own derivative would multiply fp32 by bf16, which an accelerator does in fp32. Nobody asks
-    for the gradient of a frozen W, and XLA removes what nobody asks for.
+    for the gradient of a frozen W, and XLA removes what nobody asks for. A W in 8 bits has none:
+    for JAX, None is a gradient of zeros.
     """
     x, weight, a, b, low_rank = kept
     dtype = x.dtype
     to_low_rank = (scale * product_in_fp32("no,ro->nr", gradient, b)).astype(dtype)
     through_adapter = product_in_fp32("nr,ir->ni", to_low_rank, a)
-    through_weight = product_in_fp32("no,io->ni", gradient, weight)
+    through_weight = times_transposed_weight(gradient, weight)
+    of_weight = None
+    if not isinstance(weight, QuantizedWeight):
+        of_weight = product_in_fp32("ni,no->io", x, gradient).astype(weight.dtype)
     return (
         (through_weight + through_adapter).astype(dtype),
-        product_in_fp32("ni,no->io", x, gradient).astype(weight.dtype),
+        of_weight,
         product_in_fp32("ni,nr->ir", x, to_low_rank).astype(a.dtype),
         (scale * product_in_fp32("nr,no->ro", low_rank, gradient)).astype(b.dtype),
     )
 
 
 adapted_product.defvjp(adapted_forward, adapted_backward)
+
+
+# -- a weight in 8 bits without an adapter ---------------------------------------------------------
+
+
+@jax.custom_vjp
+def quantized_product(
+    x: Float[Array, "N inputs"], weight: QuantizedWeight
+) -> Float[Array, "N outputs"]:
+    """Computes x W, rounded once, for W = scale * values [inputs, outputs].
+
+    JAX's own derivative would keep the integers in the type of the computation for the backward
+    pass: all layers of them with model.remat=none.
+    """
+    out, _ = quantized_forward(x, weight)
+    return out
+
+
+def quantized_forward(
+    x: Float[Array, "N inputs"], weight: QuantizedWeight
+) -> tuple[Float[Array, "N outputs"], QuantizedWeight]:
+    """Returns the product, and what the backward pass reads."""
+    return times_weight(x, weight).astype(x.dtype), weight
+
+
+def quantized_backward(
+    weight: QuantizedWeight, gradient: Float[Array, "N outputs"]
+) -> tuple[jax.Array, None]:
+    """Returns the gradient of x. That of W is None, which is zeros for JAX: W is frozen."""
+    return times_transposed_weight(gradient, weight).astype(gradient.dtype), None
+
+
+quantized_product.defvjp(quantized_forward, quantized_backward)
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def times_weight(x: Float[Array, "N inputs"], weight: FrozenWeight) -> Float[Array, "N outputs"]:
+    """Computes x W in fp32, for W [inputs, outputs]."""
+    if isinstance(weight, QuantizedWeight):
+        values = weight.values.astype(x.dtype)  # exact: bf16 has all integers up to 256
+        return product_in_fp32("ni,io->no", x, values) * weight.scale
+    return product_in_fp32("ni,io->no", x, weight)
+
+
+def times_transposed_weight(
+    gradient: Float[Array, "N outputs"], weight: FrozenWeight
+) -> Float[Array, "N inputs"]:
+    """Computes g W^T in fp32, for W [inputs, outputs].
+
+    The scale of a channel multiplies the channel's gradient, which is rounded to its type again.
+    """
+    if isinstance(weight, QuantizedWeight):
+        scaled = (gradient * weight.scale).astype(gradient.dtype)
+        return product_in_fp32("no,io->ni", scaled, weight.values.astype(gradient.dtype))
+    return product_in_fp32("no,io->ni", gradient, weight)
 
 
 def product_in_fp32(letters: str, first: jax.Array, second: jax.Array) -> jax.Array:

@@ -27,6 +27,7 @@ from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import Layer, family_of
 from jzero.model.layers import NORMAL, ONES, Attend, parameter, rms_norm, rotary
 from jzero.model.linear import ADAPTED_OUTPUT, LOW_RANK_PRODUCT
+from jzero.model.quantized import QuantizedWeight, is_quantized
 
 __all__ = [
     "REMAT",
@@ -113,8 +114,12 @@ def num_params(config: QwenConfig) -> int:
 
 
 def cast(tree: Params, dtype: DTypeLike) -> Params:
-    """Converts every leaf to `dtype`."""
-    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+    """Converts every leaf to `dtype`, but for weights in 8 bits and their scales."""
+
+    def convert(leaf: jax.Array | QuantizedWeight) -> jax.Array | QuantizedWeight:
+        return leaf if isinstance(leaf, QuantizedWeight) else leaf.astype(dtype)
+
+    return jax.tree.map(convert, tree, is_leaf=is_quantized)
 
 
 # -- recomputation in the backward pass ------------------------------------------------------------
@@ -171,7 +176,8 @@ def forward(
 
     tokens, positions: the input ids, and each token's position in its own sequence.
     attend, carry: attention, and what it reads and changes from layer to layer (`layers.Attend`).
-    dtype: the type of activations and weights; norms, angles and softmax are in fp32.
+    dtype: the type of activations and weights; norms, angles and softmax are in fp32. Weights in 8
+        bits stay as they are: `linear` multiplies by them.
     remat: a key of REMAT, which says what the backward pass of a layer recomputes.
     Returns the hidden states, and `carry` as the last layer's attention left it.
     """

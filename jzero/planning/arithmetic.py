@@ -12,6 +12,7 @@ programs. docs/scaling.md has the errors.
 A component is one term of a sum: what a run adds (an adapter, a quantized base) is one term more.
 """
 
+import math
 from collections.abc import Iterator
 
 import jax
@@ -49,6 +50,7 @@ def bytes_of_phases(run: PlannedRun) -> PhaseBytes:
         }
         phases["rollout"] = _at_rest(run, "rollout") | {
             "work of sampling": max(_prefill_bytes(run.engine), _decode_bytes(run.engine))
+            + _dequantized_bytes(policy)
         }
     if run.num_scoring_passes:
         work = [_score_bytes(run, learner, state) for learner, state in learners]
@@ -229,13 +231,28 @@ def _layer_work(learner: Learner, state: State, tokens: int) -> float:
     model, mesh = learner.model, learner.mesh
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     activations = tokens * _layer_numbers(model, mesh.shape["tensor"]) * itemsize
+    activations += _dequantized_bytes(learner)
     if mesh.shape["fsdp"] == 1:
         return activations
-    if learner.adapter.rank:  # a frozen weight is in the type of the computation, without gradient
+    if learner.adapter.rank:  # a frozen weight has no gradient
         layers = device_bytes(learner.abstract_base()["layers"])
         return activations + layers * mesh.shape["fsdp"] / model.num_hidden_layers
     num_weights = device_bytes(state.params["layers"]) / FP32 * mesh.shape["fsdp"]
     return activations + 2 * itemsize * num_weights / model.num_hidden_layers
+
+
+def _dequantized_bytes(learner: Learner) -> float:
+    """Returns the bytes of a layer's weights in the type of the computation, if they are in 8 bits.
+
+    XLA converts the integers of a weight before it multiplies by them, and the weights of a layer
+    need not follow each other.
+    """
+    if not (learner.adapter.rank and learner.compute.is_base_quantized):
+        return 0.0
+    layers = adapters.linear_layers(learner.model).values()
+    weights = sum(math.prod(layer.inputs + layer.outputs) for layer in layers)
+    itemsize = jnp.dtype(learner.compute.dtype).itemsize
+    return weights * itemsize / learner.mesh.shape["tensor"]
 
 
 def _layer_numbers(model: QwenConfig, tensor: int) -> float:

@@ -230,6 +230,13 @@ def train_an_adapter(settings: Config, run: PlannedRun) -> Config | None:
     )
 
 
+def quantize_base(settings: Config, run: PlannedRun) -> Config | None:
+    """Holds the linear layers under an adapter in 8 bits."""
+    if not settings.model.adapter.rank or settings.model.is_base_quantized:
+        return None
+    return replace(settings, model=replace(settings.model, base="int8"))
+
+
 def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
     """Halves the responses, and the rows that hold them."""
     rollout = settings.rollout
@@ -267,14 +274,22 @@ def split_layers(settings: Config, run: PlannedRun) -> Config | None:
 
 # By phase, those first that cost least.
 REMEDIES: dict[str, tuple[Remedy, ...]] = {
-    "publish": (split_state, split_layers, train_an_adapter),
-    "rollout": (fewer_slots, split_state, split_layers, train_an_adapter, shorter_responses),
+    "publish": (split_state, split_layers, train_an_adapter, quantize_base),
+    "rollout": (
+        fewer_slots,
+        split_state,
+        split_layers,
+        train_an_adapter,
+        quantize_base,
+        shorter_responses,
+    ),
     "score": (
         smaller_microbatches,
         split_state,
         shorter_rows,
         split_layers,
         train_an_adapter,
+        quantize_base,
         shorter_responses,
     ),
     "update": (
@@ -284,6 +299,7 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         shorter_rows,
         split_layers,
         train_an_adapter,
+        quantize_base,
         shorter_responses,
     ),
 }

@@ -28,13 +28,20 @@ def train_everything(settings: Config) -> Config:
 def train_an_adapter(settings: Config) -> Config:
     """An adapter of rank 32 on every linear layer of the frozen model."""
     adapter = replace(settings.model.adapter, rank=32, targets=())
-    return replace(settings, model=replace(settings.model, adapter=adapter))
+    return replace(settings, model=replace(settings.model, adapter=adapter, base="native"))
+
+
+def train_an_adapter_on_int8(settings: Config) -> Config:
+    """The same on a base whose linear layers are in 8 bits."""
+    settings = train_an_adapter(settings)
+    return replace(settings, model=replace(settings.model, base="int8"))
 
 
 # How to train -> what that changes in the settings. The columns of the table.
 METHODS: dict[str, Callable[[Config], Config]] = {
     "full": train_everything,
     "LoRA, rank 32": train_an_adapter,
+    "LoRA 32, int8 base": train_an_adapter_on_int8,
 }
 
 

@@ -179,11 +179,15 @@ def _publishing_of_adapter(
         return array.update(dtype=engine.dtype, sharding=sharding)
 
     decoder_adapter = jax.tree.map(place, params, adapter_shardings(model, adapter, engine.mesh))
-    decoder_base = abstract_decoder_weights(model, engine.mesh, engine.dtype)
+    has_int8_base = policy.compute.is_base_quantized
+    decoder_base = abstract_decoder_weights(model, engine.mesh, engine.dtype, has_int8_base)
     decoder_weights = adapters.join(decoder_base, decoder_adapter, adapter.scale)
     if lies_as_decoder(model, base, mesh):
         return programs, decoder_weights, decoder_adapter
-    programs["publish base"] = (gather_program(model, mesh, engine.dtype), (base,))
+    programs["publish base"] = (
+        gather_program(model, mesh, engine.dtype, has_int8_base),
+        (base,),
+    )
     return programs, decoder_weights, decoder_weights
 
 

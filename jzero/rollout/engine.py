@@ -195,7 +195,7 @@ class Engine:
 
         The weights of a trainer come by `distributed.publish` instead.
         """
-        return jax.device_put(jax.tree.map(lambda x: x.astype(self.dtype), params), shardings)
+        return jax.device_put(qwen.cast(params, self.dtype), shardings)
 
     def abstract_state(self) -> DecodeState[jax.ShapeDtypeStruct]:
         """Returns shapes and shardings of the decode state."""

@@ -262,7 +262,7 @@ def generate(
         forced_tokens: tokens that the slot takes instead of the sampled ones, step by step, which
             is how the environment's reply enters the sequence; -1: the sampled token.
     """
-    params = jax.tree.map(lambda x: x.astype(settings.dtype), params)
+    params = qwen.cast(params, settings.dtype)
     state = state._replace(active=state.active & keep)
     if resume_points is not None:
         state = resume_slots(state, ResumePoint(*(resume_points[:, i] for i in range(3))))

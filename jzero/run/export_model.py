@@ -2,8 +2,10 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from jzero.config import RolloutConfig
 from jzero.distributed import collectives, processes
@@ -20,10 +22,12 @@ def export_model(
     params: qwen.Params,
     dtype: str,
     stages: Sequence[Stage] = (),
+    read_original: Callable[[str], np.ndarray] | None = None,
 ) -> str:
     """Exports `params` with the tokenizer and configuration of `base`; returns the directory.
 
-    An adapter in `params` is merged into its base.
+    An adapter in `params` is merged into its base: into what `read_original` returns where that is
+    in 8 bits (`huggingface.save`).
     `stages` is how the model came to be, for the model cards of this run and of later ones.
     Every process calls this function. generation_config.json is written last: where it exists, an
     earlier process of this run has exported the same weights completely, and nothing is done.
@@ -38,7 +42,14 @@ def export_model(
 
     stop_tokens = list(base.stop_tokens)
     hf_config = base.hf_config | {"eos_token_id": stop_tokens[0]}
-    huggingface.save(directory, base.model, params, dtype=dtype, hf_config_extra=hf_config)
+    huggingface.save(
+        directory,
+        base.model,
+        params,
+        dtype=dtype,
+        hf_config_extra=hf_config,
+        read_original=read_original,
+    )
     if processes.is_first_process():
         base.tokenizer.save_pretrained(str(directory))
     processes.write_once(directory / history.FILE, history.history_json(stages))

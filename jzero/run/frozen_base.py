@@ -5,7 +5,8 @@ of the weights there, and a run goes on with the same weights only.
 
 The base is the directory that model.path names. Where the run's own first steps made the weights,
 because they are random or the warm start trained them, they are stored once in `<workdir>/base`, in
-Hugging Face's format and in the type that the run computes with.
+Hugging Face's format and in the type that the run computes with. That is before they are quantized
+(`model.base=int8`): weights in 8 bits are on devices alone, and follow from those of the directory.
 
 The hash is the SHA-256 of the bytes of all *.safetensors files, in the order of their names.
 """
@@ -44,32 +45,43 @@ def base_directory(config: Config, base: BaseModel, workdir: Path) -> Path:
     return base.directory
 
 
-def load_model(config: Config, base: BaseModel, policy: Learner) -> qwen.Params:
-    """Returns the model that a run starts from, which is frozen if nothing changes it any more."""
+def load_model(config: Config, base: BaseModel, workdir: Path, policy: Learner) -> qwen.Params:
+    """Returns the model that a run starts from, which is frozen if nothing changes it any more.
+
+    Every process calls this function.
+    """
     if not config.model.adapter.rank or is_warm_started(config):
         return policy.load_params(base.directory, config.train.seed)
-    # The fp32 parameters of the whole model would not fit where its base does.
-    params = policy.load_params(base.directory, config.train.seed, config.model.dtype)
+    if base.directory is None:
+        return freeze_model(config, workdir, policy, policy.init_params(config.train.seed))
+    return policy.load_base(base.directory)
+
+
+def freeze_model(
+    config: Config, workdir: Path, policy: Learner, params: qwen.Params
+) -> qwen.Params:
+    """Returns the model that the run's first steps made as the base of an adapter.
+
+    `params` are consumed. They are stored in the workdir first, as they are nowhere else. A run
+    without an adapter freezes nothing. Every process calls this function.
+    """
+    if not config.model.adapter.rank:
+        return params
+    directory = workdir / FOLDER
+    if processes.is_first_process():  # of a run that was killed before its first checkpoint
+        shutil.rmtree(directory, ignore_errors=True)
+    huggingface.save(directory, policy.model, params, dtype=config.model.dtype, hf_config_extra={})
     return policy.freeze(params)
 
 
-def keep_base(
-    config: Config, base: BaseModel, workdir: Path, policy: Learner, params: qwen.Params
-) -> JsonObject:
-    """Returns how a checkpoint names the base `params`; {} for a run that trains the whole model.
+def name_base(config: Config, base: BaseModel, workdir: Path) -> JsonObject:
+    """Returns how a checkpoint names the base; {} for a run that trains the whole model.
 
-    Stores the base in the workdir if it is nowhere else. Every process calls this function.
+    Every process calls this function.
     """
     if not config.model.adapter.rank:
         return {}
-    directory = base_directory(config, base, workdir)
-    if is_in_workdir(config):
-        if processes.is_first_process():  # of a run that was killed before its first checkpoint
-            shutil.rmtree(directory, ignore_errors=True)
-        huggingface.save(
-            directory, policy.model, params, dtype=config.model.dtype, hf_config_extra={}
-        )
-    return describe_base(config, directory)
+    return describe_base(config, base_directory(config, base, workdir))
 
 
 def load_base(
@@ -84,8 +96,7 @@ def load_base(
         return {}
     directory = base_directory(config, base, workdir)
     check_base(config, directory, expected)
-    params = policy.load_params(directory, config.train.seed, config.model.dtype)
-    return policy.freeze(params)
+    return policy.load_base(directory)
 
 
 def check_base(config: Config, directory: Path, expected: JsonObject) -> None:

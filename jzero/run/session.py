@@ -25,13 +25,14 @@ from jzero.config import Config, to_json
 from jzero.distributed import collectives, processes
 from jzero.errors import UserError
 from jzero.files import JsonObject
-from jzero.model import adapters
+from jzero.model import adapters, huggingface
 from jzero.run.base_model import BaseModel
 from jzero.run.budget import TimeBudget
 from jzero.run.checkpoint import Checkpoints
 from jzero.run.clock import Clock
 from jzero.run.environment import versions
 from jzero.run.export_model import export_model
+from jzero.run.frozen_base import base_directory
 from jzero.run.history import history_of
 from jzero.run.lock import lock_directory
 from jzero.run.memory import MemoryWatch
@@ -143,14 +144,21 @@ class RunSession:
 
     def export(self, state: State) -> str:
         """Exports the policy to `export-<step>`; returns the directory."""
+        model = self.config.model
+        read_original = None
+        if model.is_base_quantized:
+            # Exports have the weights as they were before they were quantized.
+            directory = base_directory(self.config, self.base, self.workdir)
+            read_original = huggingface.reader(directory, self.base.model, model.dtype)
         with self.clock("export"):
             return export_model(
                 self.workdir / f"export-{self.record.step}",
                 self.base,
                 self.config.rollout,
-                adapters.whole(state.base, state.params, self.config.model.adapter.scale),
-                self.config.model.dtype,
+                adapters.whole(state.base, state.params, model.adapter.scale),
+                model.dtype,
                 history_of(self.config, self.record.step, self.base.directory),
+                read_original,
             )
 
     # -- Steps -------------------------------------------------------------------------------------

@@ -3,34 +3,72 @@
 Nothing ever updates the base, so it has neither fp32 master weights nor an optimizer, and it is in
 the type of the computation. It lies as the decoder's weights do (`distributed.publish`): where the
 meshes of trainer and decoder split it alike, the decoder reads the trainer's own arrays.
+
+With model.base=int8 the weights of linear layers are in 8 bits (`model.quantized`). They are
+quantized on the host, one parameter at a time, so that no device ever holds the model in more bits
+because it was loaded. What is quantized are the weights in the type of the computation: a run that
+resumes reads them in this type, and has to find the same integers.
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
+from jzero.config import ModelConfig
+from jzero.distributed import collectives
+from jzero.distributed.mesh import param_shardings
 from jzero.distributed.publish import abstract_decoder_weights
-from jzero.model import qwen
+from jzero.model import adapters, huggingface, qwen
+from jzero.model.quantized import QuantizedWeight, quantize
 
 
-def abstract_base(model: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike) -> qwen.Params:
+def abstract_base(
+    model: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike, has_int8_base: bool = False
+) -> qwen.Params:
     """Returns the shapes, types and shardings of a base on the training mesh.
 
     A critic of the same shape has the same base: the base has no value head.
     """
-    return abstract_decoder_weights(replace(model, value_head=False), mesh, dtype)
+    without_head = replace(model, value_head=False)
+    return abstract_decoder_weights(without_head, mesh, dtype, has_int8_base)
+
+
+def load_base(
+    directory: Path, model: qwen.QwenConfig, mesh: Mesh, settings: ModelConfig
+) -> qwen.Params:
+    """Returns the model in a Hugging Face directory as a base, by model.base and model.dtype.
+
+    The fp32 parameters of the whole model would not fit where its base does.
+    """
+    dtype = settings.dtype
+    if settings.is_base_quantized:
+        read = huggingface.reader(directory, model, dtype)
+        names = huggingface.flatten(qwen.abstract(model))
+        return put_quantized(((name, read(name)) for name in names), model, mesh, dtype)
+    params = huggingface.load(directory, model, param_shardings(model, mesh), dtype)
+    return freeze(params, model, mesh, dtype)
 
 
 def freeze(
-    params: qwen.Params, model: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike
+    params: qwen.Params,
+    model: qwen.QwenConfig,
+    mesh: Mesh,
+    dtype: DTypeLike,
+    has_int8_base: bool = False,
 ) -> qwen.Params:
     """Returns `params` as a base on the training mesh.
 
     `params` are consumed: each of their arrays is freed once it is converted, or becomes the base's
-    if there is nothing to convert.
+    if there is nothing to convert. Every host calls this function.
     """
+    if has_int8_base:
+        return put_quantized(fetch_each(params, dtype), model, mesh, dtype)
 
     def convert(leaf: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
         is_same_type = leaf.shape == like.shape and leaf.dtype == like.dtype
@@ -45,3 +83,40 @@ def freeze(
         return converted
 
     return jax.tree.map(convert, params, abstract_base(model, mesh, dtype))
+
+
+def fetch_each(params: qwen.Params, dtype: DTypeLike) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the name and the values of every parameter in `dtype`, and frees the parameter."""
+    for name, leaf in huggingface.flatten(params).items():
+        host = collectives.fetch_global(leaf).astype(jnp.dtype(dtype))  # a copy in any case
+        leaf.delete()
+        yield name, host
+
+
+def put_quantized(
+    params: Iterable[tuple[str, np.ndarray]],
+    model: qwen.QwenConfig,
+    mesh: Mesh,
+    dtype: DTypeLike,
+) -> qwen.Params:
+    """Returns a base in 8 bits on the training mesh, of parameters that come one at a time.
+
+    params: the name ("layers.q") and the values on the host, in `dtype`, of every parameter.
+    """
+    places = huggingface.flatten(abstract_base(model, mesh, dtype, has_int8_base=True))
+    linear_layers = adapters.linear_layers(model)
+    base = {}
+    for name, host in params:
+        like = places[name]
+        if isinstance(like, QuantizedWeight):
+            num_inputs = len(linear_layers[name.removeprefix("layers.")].inputs)
+            host = host.reshape(like.values.shape)
+            base[name] = jax.tree.map(put_like, quantize(host, num_inputs, is_stacked=True), like)
+        else:
+            base[name] = put_like(host.reshape(like.shape), like)
+    return huggingface.unflatten(base)
+
+
+def put_like(host: np.ndarray, like: jax.ShapeDtypeStruct) -> jax.Array:
+    assert host.shape == like.shape and host.dtype == like.dtype, f"{host.shape=} {like=}"
+    return collectives.put_global(host, like.sharding)

@@ -42,7 +42,7 @@ from jzero.config import Config, ModelConfig, OptimizerConfig
 from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
 from jzero.model import adapters, huggingface, peft, qwen
-from jzero.training.frozen import abstract_base, freeze
+from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import Head, Stats, critic_head, make_sequence_sum, policy_head
 from jzero.training.optimizer import optimizer
 from jzero.training.packing import PackedBatch
@@ -131,7 +131,8 @@ class Learner:
         """Returns the shapes and shardings of the frozen base; empty without an adapter."""
         if not self.adapter.rank:
             return {}
-        return abstract_base(self.model, self.mesh, self.compute.dtype)
+        compute = self.compute
+        return abstract_base(self.model, self.mesh, compute.dtype, compute.is_base_quantized)
 
     def init_params(self, seed: int) -> qwen.Params:
         """Returns random parameters of the model, drawn where they will lie."""
@@ -161,14 +162,18 @@ class Learner:
         directory = peft.resolve(self.adapter.path)
         return peft.load(directory, self.model, self.adapter, self.shardings)
 
-    def load_params(self, directory: Path | None, seed: int, dtype: str = "float32") -> qwen.Params:
+    def load_params(self, directory: Path | None, seed: int) -> qwen.Params:
         """Returns the model's parameters in a Hugging Face directory, or random ones if it is None.
 
-        Those of a directory have the type `dtype`, random ones are fp32.
+        They are fp32.
         """
         if directory is None:
             return self.init_params(seed)
-        return huggingface.load(directory, self.model, self.model_shardings, dtype)
+        return huggingface.load(directory, self.model, self.model_shardings)
+
+    def load_base(self, directory: Path) -> qwen.Params:
+        """Returns the model in a Hugging Face directory as the base of an adapter."""
+        return load_base(directory, self.model, self.mesh, self.compute)
 
     def freeze(self, params: qwen.Params) -> qwen.Params:
         """Returns the model's parameters as the base of an adapter. They are consumed.
@@ -177,7 +182,8 @@ class Learner:
         """
         if not self.adapter.rank:
             return params
-        return freeze(params, self.model, self.mesh, self.compute.dtype)
+        compute = self.compute
+        return freeze(params, self.model, self.mesh, compute.dtype, compute.is_base_quantized)
 
     def start(self, params: qwen.Params) -> State:
         """Returns a State with a fresh optimizer around `params`, which are not copied."""

@@ -46,7 +46,8 @@ def warm_start(
     optimizer = replace(
         config.optimizer, lr=warm.lr, warmup_steps=warm.warmup_steps, schedule="cosine"
     )
-    whole_model = replace(config, model=replace(config.model, adapter=AdapterConfig()))
+    model = replace(config.model, adapter=AdapterConfig(), base="native")
+    whole_model = replace(config, model=model)
     longest = config.rollout.longest_episode
     trainer = SupervisedTrainer(policy.model, policy.mesh, whole_model, longest)
 

@@ -224,6 +224,11 @@ ONE_SUITE = "--model /nope --suite countdown"
         ),
         (
             evaluate,
+            f"{ONE_SUITE} --config.model.base=int8",
+            "model.base=int8 is of a frozen model, and without an adapter nothing is frozen",
+        ),
+        (
+            evaluate,
             f"{ONE_SUITE} --adapter /nope",
             "no such directory: /nope",
         ),

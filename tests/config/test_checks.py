@@ -25,6 +25,11 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "model.adapter.alpha=0.0 must be above",
     ),
     ({"model.adapter.targets": ("q",)}, "model.adapter.targets=q has no effect without model.adap"),
+    ({"model.base": "int4"}, "model.base='int4' is not one of native, int8"),
+    (
+        {"model.base": "int8"},
+        "model.base=int8 is of a frozen model, and without an adapter nothing is frozen: set model",
+    ),
     ({"model.adapter.init": "zeros"}, "model.adapter.init='zeros' is not one of uniform"),
     (
         {"model.adapter.rank": 8, "critic.path": "/a/critic"},

@@ -20,6 +20,7 @@ from jzero.distributed.mesh import (
 )
 from jzero.distributed.publish import decoder_shardings, publisher
 from jzero.model import adapters, qwen
+from jzero.model.quantized import is_quantized
 from jzero.training import learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -228,13 +229,16 @@ def test_publish_casts_and_keeps_values(sizes: Sizes, dtype: str) -> None:
     assert not params["embed"].is_deleted()
 
 
+@pytest.mark.parametrize("base_type", ["native", "int8"])
 @pytest.mark.parametrize(("sizes", "is_shared"), [((2, 1, 2), True), ((2, 2, 2), False)], ids=str)
-def test_a_base_is_published_once_and_its_adapter_every_time(sizes: Sizes, is_shared: bool) -> None:
+def test_a_base_is_published_once_and_its_adapter_every_time(
+    sizes: Sizes, is_shared: bool, base_type: str
+) -> None:
     """Where both meshes split the base alike, the decoder reads the trainer's own arrays."""
     settings = AdapterConfig(rank=3, alpha=6.0)
     train = mesh_of(sizes)
     decode = decode_mesh(train)
-    config = reference.settings(model={"adapter": settings})
+    config = reference.settings(model={"adapter": settings, "base": base_type})
     policy = learner.policy_learner(reference.MODEL, config, train)
     full = jax.tree.map(
         jax.device_put, reference.random_params(), param_shardings(reference.MODEL, train)
@@ -249,7 +253,9 @@ def test_a_base_is_published_once_and_its_adapter_every_time(sizes: Sizes, is_sh
 
     found_base, found_adapter = adapters.split(second)
     first_base, _ = adapters.split(first)
-    assert_placed(found_base, decoder_shardings(reference.MODEL, decode))
+    is_int8 = base_type == "int8"
+    assert_placed(found_base, decoder_shardings(reference.MODEL, decode, is_int8))
+    assert is_quantized(found_base["layers"]["gate"]) == is_int8
     assert_placed(found_adapter, adapter_shardings(reference.MODEL, settings, decode))
     jax.tree.map(np.testing.assert_array_equal, found_base, base)
     jax.tree.map(np.testing.assert_array_equal, found_adapter, changed)

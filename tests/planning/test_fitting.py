@@ -49,6 +49,18 @@ def test_on_one_chip_of_16_gb_the_default_is_an_adapter_on_4b(recipe: str) -> No
     assert choose(recipe, "v5e:1x1", V5E)[0] == "qwen3-4b-lora"
 
 
+@pytest.mark.parametrize("recipe", ["countdown", "gsm8k", "math"])
+def test_8b_in_8_bits_fits_one_chip_of_16_gb(recipe: str) -> None:
+    settings = load_recipe(recipe).get_config("qwen3-8b-lora-int8")
+    assert settings.model.path == "Qwen/Qwen3-8B"
+    assert settings.model.base == "int8"
+
+    verdict = fit(settings, described_devices("v5e:1x1"), V5E)
+
+    assert verdict.fits
+    assert verdict.run.parts["frozen base"] / GIB == pytest.approx(8.79, abs=0.01)
+
+
 def test_where_nothing_fits_the_default_is_tiny_and_says_so() -> None:
     chosen, reason = choose("math", "v5e:1x1", 4 * GIB)
     assert chosen == "tiny"
@@ -87,6 +99,14 @@ def test_a_run_that_cannot_fit_is_refused_with_settings_that_do(
     assert fit(parse_settings(settings, flags), devices, V5E).fits
 
 
+def test_an_adapter_that_does_not_fit_may_fit_on_an_int8_base() -> None:
+    """Qwen3-8B takes 15.3 GiB in bfloat16, and 8.8 GiB with its linear layers in 8 bits."""
+    changes = ["--config.model.path=Qwen/Qwen3-8B"]
+    settings = parse_settings(countdown.get_config("qwen3-4b-lora"), changes)
+    with pytest.raises(UserError, match=r"it fits with .*--config\.model\.base=int8"):
+        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), V5E)
+
+
 def test_where_a_whole_model_does_not_fit_an_adapter_is_named_with_its_learning_rate() -> None:
     settings = countdown.get_config("qwen2.5-3b")
     with pytest.raises(UserError) as refused:
@@ -99,7 +119,7 @@ def test_where_a_whole_model_does_not_fit_an_adapter_is_named_with_its_learning_
 def test_a_model_that_no_setting_makes_fit_is_refused() -> None:
     settings = countdown.get_config("qwen2.5-7b")
     with pytest.raises(UserError, match=r"weights and optimizer alone take 85\.\d GiB as it is"):
-        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), V5E)
+        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), 4 * GIB)
 
 
 def test_what_fits_is_not_refused() -> None:

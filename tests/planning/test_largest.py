@@ -39,7 +39,7 @@ def test_the_largest_fits_with_its_settings_and_the_next_does_not(
     monkeypatch.setattr(largest, "RESPONSE_TOKENS", (1024,))
     settings = countdown.get_config("qwen2.5-3b")
     available = 15 * GIB
-    full, adapter = largest.largest_models(settings, CHIP, available)
+    full, adapter, int8 = largest.largest_models(settings, CHIP, available)
 
     assert (full.method, full.response_tokens, full.model) == ("full", 1024, "Qwen/Qwen3-0.6B")
     fitting = fit(parse_settings(settings, full.flags), CHIP, available)
@@ -48,6 +48,8 @@ def test_the_largest_fits_with_its_settings_and_the_next_does_not(
     assert not fit(larger, CHIP, available).fits
     assert adapter.model == "Qwen/Qwen2.5-1.5B"
     assert "--config.model.adapter.rank=32" in adapter.flags
+    assert "--config.model.base=int8" in int8.flags
+    assert int8.needed_bytes < adapter.needed_bytes
 
 
 def test_methods_are_columns(small_table: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Plans without a compilation: topologies, known models, the programs of a run, the search."""
 
 import importlib.util
+import math
 from dataclasses import replace
 
 import jax
@@ -85,6 +86,25 @@ def test_of_an_adapter_the_decoder_of_one_device_reads_the_trainers_base() -> No
     assert run.parts["frozen base"] == qwen.num_params(model) * 2  # bfloat16, once
     assert run.parts["decoder weights"] == num_trained * 2
     assert "reference" not in run.parts
+    assert "publish base" not in run.programs
+
+
+def test_of_an_int8_base_the_integers_are_counted_once() -> None:
+    settings = with_adapter(replace(small_settings(), mesh=MeshConfig()), rank=4)
+    devices = chips.described_devices("v5e:1x1")
+    native = build(settings, devices)
+    settings.model.base = "int8"
+    model = native.trainer.policy.model
+    shapes = [(target.inputs, target.outputs) for target in adapters.linear_layers(model).values()]
+    weights = model.num_hidden_layers * sum(math.prod(i + o) for i, o in shapes)
+    scales = model.num_hidden_layers * sum(math.prod(outputs) for _, outputs in shapes)
+
+    run = build(settings, devices)
+
+    saved = native.parts["frozen base"] - run.parts["frozen base"]
+    assert saved == weights - 4 * scales  # 1 byte in place of 2, and fp32 scales
+    unchanged = ("weights", "optimizer", "decoder weights", "KV pool")
+    assert all(run.parts[part] == native.parts[part] for part in unchanged)
     assert "publish base" not in run.programs
 
 

@@ -1,5 +1,6 @@
 """Training an adapter on a frozen base: its gradients, an update, and what is in memory."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,33 +58,45 @@ def projections(name: str, gradient: np.ndarray, adapter: qwen.Params) -> dict[s
     }
 
 
+def weights_in(base: str) -> qwen.Params:
+    """Returns PARAMS as they are after they were in the base."""
+    if base == "native":
+        return PARAMS
+    compute = reference.settings(model={"adapter": ADAPTER, "base": base})
+    on_one_device = test_learner.trainer_on(compute, (1, 1, 1)).policy
+    frozen = state_on(on_one_device, random_adapter()).base
+    return adapters.merge(MODEL, frozen, {"layers": {}}, 0.0)
+
+
 @pytest.mark.parametrize(
-    ("packing", "sizes"),
+    ("packing", "sizes", "base"),
     [
-        pytest.param("eight slots, two buckets", (2, 1, 1), marks=pytest.mark.thorough),
-        ("plain", (2, 2, 2)),
+        pytest.param("eight slots, two buckets", (2, 1, 1), "native", marks=pytest.mark.thorough),
+        pytest.param("eight slots, two buckets", (2, 1, 1), "int8", marks=pytest.mark.thorough),
+        ("plain", (2, 2, 2), "native"),
+        ("plain", (2, 2, 2), "int8"),
     ],
     ids=str,
 )
 def test_gradients_are_projections_of_the_whole_gradient(
-    packing: str, sizes: tuple[int, int, int]
+    packing: str, sizes: tuple[int, int, int], base: str
 ) -> None:
     """Under any packing, on meshes that split rows, rows and inputs, and heads."""
     adapter = random_adapter()
-    merged = adapters.merge(MODEL, PARAMS, adapter, ADAPTER.scale)
+    merged = adapters.merge(MODEL, weights_in(base), adapter, ADAPTER.scale)
     whole_trainer = test_learner.gradient_trainer("own slot")
     whole_minibatch = test_learner.packed_minibatch(whole_trainer)
     whole, whole_stats = test_learner.gradient_of(whole_trainer, whole_minibatch, merged)
 
     settings = reference.settings(
-        model={"adapter": ADAPTER},
+        model={"adapter": ADAPTER, "base": base},
         train=test_learner.PACKINGS[packing] | {"microbatch_tokens": 512},
     )
     trainer = test_learner.trainer_on(settings, sizes)
     policy = trainer.policy
     policy.optimizer = optax.identity()
     state = state_on(policy, adapter)
-    base = state.base
+    frozen = state.base
     minibatch = test_learner.packed_minibatch(trainer)
     state, stats = policy.update(
         state, minibatch.batches, minibatch.counts, trainer.layouts, test_learner.FAR
@@ -100,9 +113,9 @@ def test_gradients_are_projections_of_the_whole_gradient(
     # The base went through the update as it was: neither donated nor copied.
     assert all(
         after is before
-        for after, before in zip(jax.tree.leaves(state.base), jax.tree.leaves(base), strict=True)
+        for after, before in zip(jax.tree.leaves(state.base), jax.tree.leaves(frozen), strict=True)
     )
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(base))
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(frozen))
 
 
 # -- memory ----------------------------------------------------------------------------------------
@@ -123,10 +136,22 @@ def bytes_on_first_device(tree: object) -> int:
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
 
 
-def test_policy_critic_reference_and_decoder_share_one_base(tmp_path: Path) -> None:
+def bytes_of_base(model: qwen.QwenConfig, base: str) -> int:
+    """Returns the bytes of a base in bfloat16, whose linear layers may be in 8 bits."""
+    if base == "native":
+        return 2 * qwen.num_params(model)
+    linear = adapters.linear_layers(model).values()
+    L = model.num_hidden_layers
+    num_quantized = L * sum(math.prod(target.inputs + target.outputs) for target in linear)
+    num_scales = L * sum(math.prod(target.outputs) for target in linear)
+    return num_quantized + 4 * num_scales + 2 * (qwen.num_params(model) - num_quantized)
+
+
+@pytest.mark.parametrize("base_type", ["native", "int8"])
+def test_policy_critic_reference_and_decoder_share_one_base(base_type: str, tmp_path: Path) -> None:
     """No second copy of any weight: beside the base there is only what the adapters need."""
     settings = reference.settings(
-        model={"adapter": ADAPTER, "dtype": "bfloat16"},
+        model={"adapter": ADAPTER, "dtype": "bfloat16", "base": base_type},
         algorithm=vars(algorithms.PRESETS["ppo"](kl_coef=0.1)),
         train={"microbatch_tokens": 240},
     )
@@ -141,16 +166,16 @@ def test_policy_critic_reference_and_decoder_share_one_base(tmp_path: Path) -> N
     in_use = live_bytes() - before
 
     assert state.critic is not None and run.trainer.critic is not None
-    num_weights = qwen.num_params(policy.model)
-    assert bytes_on_first_device(base) == 2 * num_weights
+    base_bytes = bytes_of_base(policy.model, base_type)
+    assert bytes_on_first_device(base) == base_bytes
     trained = bytes_on_first_device(
         [state.params, state.opt_state, state.critic.params, state.critic.opt_state]
     )
     adapter_bytes = 2 * adapters.num_params(policy.model, ADAPTER)
     assert published_bytes(weights) == adapter_bytes
     scalars = 1024
-    assert in_use <= 2 * num_weights + trained + adapter_bytes + scalars
-    assert scalars < num_weights / 100
+    assert in_use <= base_bytes + trained + adapter_bytes + scalars
+    assert scalars < base_bytes / 100
     # Nothing is written for a reference that is the base itself.
     assert kl_reference is base and not list(tmp_path.iterdir())
 

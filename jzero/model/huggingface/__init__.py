@@ -11,6 +11,6 @@ UserError of one line.
 """
 
 from jzero.model.huggingface.config_json import config_json, parse_config
-from jzero.model.huggingface.reading import load, load_config, read_positions, resolve
+from jzero.model.huggingface.reading import load, load_config, read_positions, reader, resolve
 from jzero.model.huggingface.tensors import checkpoint_tensors, flatten, unflatten
 from jzero.model.huggingface.writing import DTYPES, save

@@ -1,6 +1,6 @@
 """Reads a Hugging Face checkpoint: config.json, and safetensors in one file or in several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -121,15 +121,39 @@ def load(
     are checked. Raises UserError where the checkpoint is incomplete or damaged, where it does not
     hold the model of `config`, and where a tensor is not finite.
     """
-    path = Path(path)
+    stored, tensors = check_checkpoint(Path(path), config)
+    shardings = flatten(sharding) if sharding is not None else {}
+    return unflatten(read_parameters(stored, tensors, shardings, dtype))
+
+
+def reader(path: str | Path, config: QwenConfig, dtype: str) -> Callable[[str], np.ndarray]:
+    """Returns a function from the name of a parameter ("layers.q") to its values on the host.
+
+    The values have the type `dtype`. The headers of all files are checked at once. Raises UserError
+    as `load` does.
+    """
+    stored, tensors = check_checkpoint(Path(path), config)
+    handles = open_files(stored)
+
+    def read(leaf: str) -> np.ndarray:
+        return read_parameter(stored, handles, tensors[leaf], dtype)
+
+    return read
+
+
+def check_checkpoint(
+    path: Path, config: QwenConfig
+) -> tuple[Mapping[str, HeaderEntry], Mapping[str, list[Tensor]]]:
+    """Returns the headers of a checkpoint's tensors, and the tensors of every parameter.
+
+    Raises UserError where the checkpoint is not one of the model of `config`.
+    """
     stored = stored_tensors(path)
     tensors = checkpoint_tensors(config)
     check_tensors(path, config, stored, tensors)
-
     if config.tie_word_embeddings and HEAD in stored:
         check_head(stored, tensors["embed"][0].name)
-    shardings = flatten(sharding) if sharding is not None else {}
-    return unflatten(read_parameters(stored, tensors, shardings, dtype))
+    return stored, tensors
 
 
 def read_parameters(
@@ -143,23 +167,35 @@ def read_parameters(
     A parameter without an entry in `shardings` is on the default device. Only one parameter at a
     time is in the host's memory. Raises UserError where a tensor is not finite.
     """
-    handles = {file: open_file(file) for file in {tensor.file for tensor in stored.values()}}
+    handles = open_files(stored)
     params = {}
     for leaf, layers in tensors.items():
-        host = np.empty((len(layers), *layers[0].shape), np.float32)
-        for slot, tensor in zip(host, layers, strict=True):
-            file = stored[tensor.name].file
-            slot[...] = tensor.to_ours(read_tensor(handles[file], file, tensor.name))
-            check_finite(slot, file, tensor.name)
-        host = host.astype(jnp.dtype(dtype), copy=False)
-        if layers[0].layer is None:
-            host = host[0]
+        host = read_parameter(stored, handles, layers, dtype)
         if leaf in shardings:
             params[leaf] = collectives.put_global(host, shardings[leaf])
         else:
             # The host array's memory must not become the parameter's: it belongs to NumPy.
             params[leaf] = jax.device_put(host, may_alias=False)
     return params
+
+
+def read_parameter(
+    stored: Mapping[str, HeaderEntry],
+    handles: Mapping[Path, TensorFile],
+    layers: Sequence[Tensor],
+    dtype: str,
+) -> np.ndarray:
+    """Returns the values of one parameter, whose layers are stacked. Checks that they are finite.
+
+    handles: the open files of all tensors.
+    """
+    host = np.empty((len(layers), *layers[0].shape), np.float32)
+    for slot, tensor in zip(host, layers, strict=True):
+        file = stored[tensor.name].file
+        slot[...] = tensor.to_ours(read_tensor(handles[file], file, tensor.name))
+        check_finite(slot, file, tensor.name)
+    host = host.astype(jnp.dtype(dtype), copy=False)
+    return host[0] if layers[0].layer is None else host
 
 
 def check_tensors(
@@ -224,6 +260,11 @@ def check_finite(array: np.ndarray, file: Path, name: str) -> None:
             f"{file}: {name} holds NaN or infinite numbers: the weights are of a run that failed, "
             "or damaged"
         )
+
+
+def open_files(stored: Mapping[str, HeaderEntry]) -> dict[Path, TensorFile]:
+    """Returns the open files of all tensors."""
+    return {file: open_file(file) for file in {tensor.file for tensor in stored.values()}}
 
 
 def open_file(file: Path) -> TensorFile:

@@ -3,8 +3,9 @@
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,9 +22,11 @@ from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import HuggingFaceConfig
 from jzero.model.huggingface.config_json import config_json
 from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten
-from jzero.model.linear import AdaptedWeight
+from jzero.model.linear import AdaptedWeight, LinearWeight
+from jzero.model.quantized import QuantizedWeight, dequantize
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+ReadParameter = Callable[[str], np.ndarray]  # by name ("layers.q"), as `reading.reader` returns it
 MAX_FILE_BYTES = 5 * 10**9  # transformers' own limit; a single larger tensor has a file of its own
 
 
@@ -35,10 +38,13 @@ def save(
     dtype: str,
     hf_config_extra: HuggingFaceConfig,
     max_shard_bytes: int = MAX_FILE_BYTES,
+    read_original: ReadParameter | None = None,
 ) -> None:
     """Writes config.json and the parameters in `dtype` to the directory `path`.
 
-    Weights with an adapter are merged in fp32 and rounded once, one parameter at a time.
+    Weights with an adapter are merged in fp32 and rounded once, one parameter at a time. In place
+    of a weight in 8 bits stands the one that `read_original` returns for the name of the parameter,
+    or else the dequantized one.
 
     Every host calls this function, as sharded parameters are gathered from all of them; the first
     host writes. The directory appears under its name only when it is complete.
@@ -48,7 +54,7 @@ def save(
     """
     check_dtype(dtype)
     with new_directory(path) as directory:
-        write_weights(directory, config, params, dtype, max_shard_bytes)
+        write_weights(directory, config, params, dtype, max_shard_bytes, read_original)
         entries = config_json(config, dtype, hf_config_extra)
         processes.write_once(directory / "config.json", json.dumps(entries, indent=2) + "\n")
 
@@ -83,7 +89,12 @@ def new_directory(path: str | Path) -> Iterator[Path]:
 
 
 def write_weights(
-    path: Path, config: QwenConfig, params: Params, dtype: str, max_shard_bytes: int
+    path: Path,
+    config: QwenConfig,
+    params: Params,
+    dtype: str,
+    max_shard_bytes: int,
+    read_original: ReadParameter | None = None,
 ) -> None:
     """Writes safetensors files of at most `max_shard_bytes`, and an index if there are several."""
     stored_dtype = check_dtype(dtype)
@@ -99,9 +110,8 @@ def write_weights(
     # The tensors of a parameter follow each other, so each parameter is fetched about once.
     @lru_cache(1)
     def fetch(leaf: str) -> np.ndarray:
-        host = jax.tree.map(collectives.fetch_global, leaves[leaf])
-        merged = np.asarray(host.merged()) if isinstance(host, AdaptedWeight) else host
-        return merged.astype(stored_dtype)
+        host = fetch_weight(leaves[leaf], leaf, read_original)
+        return host.astype(stored_dtype)
 
     plan = split_state_dict_into_shards_factory(
         tensors,
@@ -121,6 +131,21 @@ def write_weights(
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         text = json.dumps(index, indent=2) + "\n"
         processes.write_once(path / "model.safetensors.index.json", text)
+
+
+def fetch_weight(
+    weight: LinearWeight, leaf: str, read_original: ReadParameter | None
+) -> np.ndarray:
+    """Returns a parameter on the host, merged with its adapter. Every host calls this function."""
+    if isinstance(weight, AdaptedWeight):
+        frozen = fetch_weight(weight.weight, leaf, read_original)
+        factors = jax.tree.map(collectives.fetch_global, replace(weight, weight=()))
+        return np.asarray(replace(factors, weight=frozen).merged())
+    if isinstance(weight, QuantizedWeight):
+        if read_original is not None:
+            return read_original(leaf)
+        return np.asarray(dequantize(jax.tree.map(collectives.fetch_global, weight), np.float32))
+    return collectives.fetch_global(weight)
 
 
 def write_tensors(file: Path, tensors: dict[str, np.ndarray]) -> None:

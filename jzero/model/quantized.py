@@ -1,0 +1,82 @@
+"""Weights of linear layers in 8 bits: symmetric integers with one scale for each output channel.
+
+    quantized = quantize(weight, num_inputs=1)           # of W [*inputs, *outputs], on the host
+    W = dequantize(quantized, jnp.bfloat16)              # scale * values
+
+An output channel is one column of the matrix [inputs, outputs]. Its scale is max|W| / 127 over the
+inputs, as in the vector-wise quantization of LLM.int8() (Dettmers et al. 2022, arXiv:2208.07339),
+so that every weight is off by at most half a scale. `linear.py` multiplies by such weights without
+restoring them.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+import jax
+import numpy as np
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+LARGEST = 127  # -128 is not used: the range is symmetric
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """Stands for scale * values. In the stack of all layers both arrays lead with an axis [L].
+
+    The leaves may be anything else, such as shardings.
+    """
+
+    values: Any  # i8[*inputs, *outputs]
+    scale: Any  # f32; the shape of `values` with every axis of the inputs 1
+
+    def as_matrix(self, inputs: int) -> "QuantizedWeight":
+        """Returns the weight of one layer as values [inputs, outputs] and scale [1, outputs]."""
+        return QuantizedWeight(self.values.reshape(inputs, -1), self.scale.reshape(1, -1))
+
+
+def is_quantized(leaf: object) -> TypeGuard[QuantizedWeight]:
+    """Returns whether a node of a tree of parameters is a weight in 8 bits."""
+    return isinstance(leaf, QuantizedWeight)
+
+
+def quantize(weight: np.ndarray, num_inputs: int, is_stacked: bool = False) -> QuantizedWeight:
+    """Rounds a weight on the host to the nearest multiples of its channels' scales.
+
+    num_inputs: how many axes of the weight are inputs.
+    is_stacked: whether an axis [L] of layers leads, each with scales of its own.
+    A channel of zeros has the scale 0, and is exact.
+
+    NumPy computes this and not JAX, because a run that resumes has to find the same integers on
+    every platform: accelerators do not round divisions as IEEE 754 says.
+    """
+    if not is_stacked:
+        return quantize_layer(weight, num_inputs)
+    outputs = weight.shape[1 + num_inputs :]
+    values = np.empty(weight.shape, np.int8)
+    scale = np.empty((len(weight), *[1] * num_inputs, *outputs), np.float32)
+    for number, layer in enumerate(weight):  # one at a time, for the sake of the host's memory
+        quantized = quantize_layer(layer, num_inputs)
+        values[number] = quantized.values
+        scale[number] = quantized.scale
+    return QuantizedWeight(values, scale)
+
+
+def quantize_layer(weight: np.ndarray, num_inputs: int) -> QuantizedWeight:
+    """Returns one layer's weight [*inputs, *outputs] in 8 bits."""
+    weight = np.asarray(weight, np.float32)
+    inputs = tuple(range(num_inputs))
+    scale = np.max(np.abs(weight), axis=inputs, keepdims=True) / np.float32(LARGEST)
+    # The scale of subnormal numbers may be 0, or so coarse that a quotient exceeds 127.
+    quotient = weight / np.where(scale > 0, scale, np.float32(1))
+    values = np.clip(np.round(quotient), -LARGEST, LARGEST)
+    return QuantizedWeight(values.astype(np.int8), scale)
+
+
+def dequantize(weight: QuantizedWeight, dtype: DTypeLike) -> Float[Array, "..."]:
+    """Returns scale * values, multiplied in fp32 and rounded to `dtype` once.
+
+    NumPy arrays are multiplied by NumPy.
+    """
+    return (weight.scale * weight.values.astype(np.float32)).astype(dtype)
