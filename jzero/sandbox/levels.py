@@ -4,9 +4,10 @@ A level is probed by running a program in it. docs/sandbox.md says what each pro
 """
 
 import functools
+from typing import Protocol
 
 from jzero.errors import UserError
-from jzero.sandbox.client import Limits, Program, Sandbox, SandboxError
+from jzero.sandbox.client import Limits, Outcome, Program, Sandbox, SandboxError
 
 # From the weakest to the strongest. A level's number is the metric sandbox/level.
 LEVELS = ("none", "seccomp", "landlock", "namespaces")
@@ -14,6 +15,21 @@ LEVELS = ("none", "seccomp", "landlock", "namespaces")
 CHOSEN_BY_ITSELF = ("namespaces", "landlock")
 AUTO = "auto"
 REMOTE = -1  # the number where programs run on a server elsewhere
+
+# What the run says of a level that had to be named.
+WARNINGS = {
+    "seccomp": "programs may read every file that this user may read",
+    "none": "nothing keeps programs from what this user may do",
+}
+
+
+class Executor(Protocol):
+    """What runs programs: a sandbox of this machine, or a server elsewhere."""
+
+    def run(self, program: Program, limits: Limits) -> Outcome:
+        """Runs a program. Raises SandboxError if nothing is known about it afterwards."""
+        ...
+
 
 _PROBE = Program("print(int(input()) * 7)", stdin="6")
 _PROBE_OUTPUT = "42\n"

@@ -12,6 +12,7 @@ with it every program. Runs inside of the sandbox, and imports the standard libr
 
 import contextlib
 import fcntl
+import gc
 import importlib
 import json
 import os
@@ -50,6 +51,7 @@ def main(descriptor: int, settings: str) -> None:
     except Exception as error:  # the reason is for the client, which knows what to do
         messages.send(connection, {"error": f"{type(error).__name__}: {error}"})
         return
+    gc.freeze()  # what was made so far stays shared with the programs: no collection looks at it
     messages.send(connection, {"ready": values["level"]})
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -100,6 +102,8 @@ def _shut_in(level: str, packages: Sequence[str]) -> program.Rights:
     if level == "namespaces":
         has_nobody = namespaces.enter(paths)
         return program.Rights(level, paths, becomes_nobody=has_nobody)
+    if level not in ("landlock", "seccomp"):
+        raise OSError(f"there is no level {level}")
     if level == "landlock" and not landlock.version():
         raise OSError("the kernel has no Landlock")
     is_root = os.geteuid() == 0

@@ -59,8 +59,9 @@ def system_call(number: int, *arguments: object) -> int:
 def prctl(option: int, *values: int | ctypes.c_void_p) -> None:
     """Changes a property of this process."""
     padded = [*values, 0, 0, 0, 0][:4]
-    arguments = [value if isinstance(value, ctypes.c_void_p) else ctypes.c_ulong(value)
-                 for value in padded]
+    arguments = [
+        value if isinstance(value, ctypes.c_void_p) else ctypes.c_ulong(value) for value in padded
+    ]
     check(_LIBC.prctl(option, *arguments), f"prctl({option})")
 
 

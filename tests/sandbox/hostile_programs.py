@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - the sources of short programs are not broken into lines
 """Programs that try to get out of the sandbox, to take the machine down, or to get credit.
 
 A program prints ESCAPED if it did something that it may not do. In a source, words such as CANARY
