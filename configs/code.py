@@ -16,8 +16,8 @@ one in the others.
 
 qwen2.5-1.5b-instruct has the values of open-r1's config_demo_code.yaml for Qwen2.5-1.5B-Instruct:
 the rewards code and format with the weights 1 and 0.1, and the loss of TRL 0.18 with 0.01 times
-the KL, for seven GPUs that train. r1-distill-qwen-1.5b has DeepCoder's: its data, 1 for a program that passes all of at
-most 15 tests and 0 otherwise, GRPO without a KL term, with clip-higher.
+the KL, for seven GPUs that train. r1-distill-qwen-1.5b is in DeepCoder's style: its data, 1 for a
+program that passes all of at most 15 tests and 0 otherwise, GRPO without a KL term, clip-higher.
 
 Hardware: tiny needs two CPU cores. The others need one node of 8 GPUs of 80 GiB, and cores for
 task.grade_workers programs at a time.

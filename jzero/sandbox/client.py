@@ -14,7 +14,7 @@ import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import DEVNULL, Popen
+from subprocess import DEVNULL, Popen, TimeoutExpired
 
 from jzero.sandbox import messages
 from jzero.types import JsonValue
@@ -122,7 +122,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
         self._connection.close()  # the server sees the end of its socket
         try:
             self._process.wait(_GRACE_SECONDS)
-        except TimeoutError:
+        except TimeoutExpired:
             self._process.kill()
             self._process.wait()
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from http.server import BaseHTTPRequestHandler
+from typing import ClassVar
 
 import pytest
 from runs import Stand
@@ -64,7 +65,7 @@ SERVERS = {"/execute": piston, "/run_code": fusion, "/execute_batch": e2b}
 
 
 class Handler(BaseHTTPRequestHandler):
-    requests: list[str] = []
+    requests: ClassVar[list[str]] = []
     failures_left = 0
 
     def do_POST(self) -> None:

@@ -141,7 +141,11 @@ def test_outputs_are_compared_by_words(text: str, expected: str, is_same: bool) 
 
 def test_a_server_that_was_killed_is_replaced() -> None:
     with Sandbox(BEST) as made:
-        os.kill(made.server_pid, signal.SIGKILL)
+        path = f"/proc/{made.server_pid}/task/{made.server_pid}/children"
+        with open(path, encoding="ascii") as file:
+            processes = [made.server_pid, *map(int, file.read().split())]
+        for pid in processes:
+            os.kill(pid, signal.SIGKILL)
         assert printed(made, "print(1)") == "1\n"
         assert made.num_starts == 2
 

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from settings_by_name import load_recipe
 
+from configs import code as recipes
 from jzero.config import RewardConfig, SandboxConfig, TaskConfig
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
@@ -320,7 +320,7 @@ def test_held_out_formulas_are_never_trained_on() -> None:
 
 
 def test_the_recipe_of_tiny_fits_its_own_limits() -> None:
-    recipe = load_recipe("code").get_config("tiny")
+    recipe = recipes.get_config("tiny")
     task = find_task("code")
     assert task.warm_start_tokens(recipe.task, 1.0) <= recipe.rollout.max_new_tokens
     check_task_settings(recipe.task, 1)
