@@ -7,6 +7,7 @@ A sandbox runs one program at a time; for several at once have several. A server
 does not answer, is replaced. Expected outputs are never sent.
 """
 
+import atexit
 import contextlib
 import functools
 import json
@@ -23,6 +24,14 @@ WALL_SECONDS_PER_CPU_SECOND = 3.0  # a program that sleeps takes no CPU time
 _START_SECONDS = 60.0  # on a busy machine, with packages to import
 _GRACE_SECONDS = 10.0  # for the server's own work, after a program's limit
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+# Nothing of the user's environment, such as keys, reaches a program.
+_ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",  # the order of sets is the same in every run
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_ARENA_MAX": "2",  # an arena for each thread would take most of the address space
+    "LANG": "C.UTF-8",
+}
 
 # The server imports its modules from jzero's directory, and takes the directory off the path before
 # a program runs.
@@ -141,9 +150,7 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
                 [sys.executable, "-s", "-S", "-P", "-c", *start],
                 stdin=DEVNULL,
                 stdout=DEVNULL,
-                # Nothing of the user's environment, such as keys. The order of sets is the same in
-                # every run.
-                env={"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "LANG": "C.UTF-8"},
+                env=_ENVIRONMENT,
                 pass_fds=[descriptor],
                 cwd="/",
             )
@@ -198,4 +205,6 @@ def shared_sandbox(level: str, packages: tuple[str, ...]) -> Sandbox:
     A grader process runs its responses one after the other, in one sandbox. The server is no child
     of a program's, and a program that ends it, if one ever could, costs a new server.
     """
-    return Sandbox(level, packages)
+    sandbox = Sandbox(level, packages)
+    atexit.register(sandbox.close)
+    return sandbox

@@ -29,7 +29,7 @@ def test_a_run_of_tiny_runs_the_programs_of_its_policy(tmp_path: Path, quick_run
     config.rollout.num_prompts, config.rollout.group_size = 4, 2
     config.rollout.num_slots = 16
     config.warm_start.steps, config.warm_start.batch_size, config.warm_start.lr = 150, 16, 1e-2
-    config.train.steps, config.train.checkpoint_every = 2, 0
+    config.train.steps = 2
     config.train.microbatch_tokens = 8 * (8 + 2 * 64)
     config.train.packs_per_row = 2
     config.train.logged_rollouts = 8
