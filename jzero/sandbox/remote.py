@@ -98,8 +98,8 @@ class RemoteSandbox:
                 f"task.sandbox.url={self._url} replied {reply!r:.200}, which is not of the "
                 f"protocol ({type(error).__name__}: {error})"
             ) from None
-        stdout, _, result = ended.stdout.rpartition(mark)
-        if not program.function and not program.expression:
+        stdout, found, result = ended.stdout.rpartition(mark)
+        if not found:  # nothing was asked for, or the program ended before its answer
             stdout, result = ended.stdout, ""
         seconds = time.monotonic() - start
         # The time of the network is in this, and the CPU time is not known.

@@ -255,7 +255,7 @@ def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
         verdict = _verdict(source, gold, task)
     except SandboxError as error:
         return Grade(0.0, False, f"error: {error}", failed=True)
-    is_correct = verdict.passed == verdict.all
+    is_correct = verdict.has_passed
     fraction = 0.0 if options.reward == REWARDS_OF_ALL else verdict.fraction
     score = 1.0 if is_correct else fraction
     return Grade(score, is_correct, verdict.failure or "correct")

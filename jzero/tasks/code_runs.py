@@ -40,7 +40,12 @@ class Verdict(NamedTuple):
     @property
     def fraction(self) -> float:
         """The share of all tests that the program passed."""
-        return self.passed / self.all
+        return self.passed / max(self.all, 1)
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether the program passed every test, and there was one."""
+        return self.passed == self.all > 0
 
 
 def extract_program(response: str, language: str = LANGUAGE) -> str:
