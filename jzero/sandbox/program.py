@@ -120,7 +120,8 @@ def _run_and_answer(request: dict[str, Any]) -> int:
         exec(code, vars(module))
         if question is not None:
             answer(vars(module), question)
-        threading._shutdown()  # waits for the program's threads, as the interpreter does
+        # Waits for the program's threads, as the interpreter does.
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]
         status = 0
     except SystemExit as end:
         status = _status_of(end)

@@ -187,16 +187,16 @@ def _read_assert(text: str) -> Test | None:
         return None
     try:
         expected = _value_of(comparison.comparators[0])
-    except ValueError:  # the right side is no value
+    except (ValueError, TypeError):  # the right side is no value
         return None
     return {"expression": ast.unparse(comparison.left), "expected": [expected]}
 
 
 def _value_of(node: ast.expr) -> JsonValue:
     """Returns a literal, or a set of one, in the form of `program.encode`."""
-    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    if is_call and node.func.id in ("set", "frozenset") and len(node.args) == 1:
-        return _marked_literal(set(ast.literal_eval(node.args[0])))
+    match node:
+        case ast.Call(func=ast.Name(id="set" | "frozenset"), args=[items]):
+            return _marked_literal(set(ast.literal_eval(items)))
     return _marked_literal(ast.literal_eval(node))
 
 
