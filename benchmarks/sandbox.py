@@ -21,7 +21,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/sandbox"))
 
-from hostile_programs import CASES, ESCAPED, LIMITS, fill_in
+from hostile_programs import (  # pyright: ignore[reportMissingImports]
+    CASES,
+    ESCAPED,
+    LIMITS,
+    fill_in,
+)
 
 from jzero.sandbox import levels
 from jzero.sandbox.client import Limits, Program, Sandbox

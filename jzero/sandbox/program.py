@@ -179,7 +179,7 @@ def find(values: dict[str, Any], name: str) -> Any:
     raise NameError(f"the program defines no function {name}")
 
 
-def encode(value: object) -> object:
+def encode(value: Any) -> object:
     """Returns a value as JSON that `comparison.decode` reads: tuples and sets are marked."""
     if value is None or isinstance(value, bool | int | float | str):
         return value

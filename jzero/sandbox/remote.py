@@ -110,6 +110,7 @@ class RemoteSandbox:
         content = json.dumps(request).encode()
         headers = {"Content-Type": "application/json"}
         pause = _FIRST_PAUSE
+        failure = ""
         for number in range(_TRIES):
             if number:
                 time.sleep(pause)

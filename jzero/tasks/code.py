@@ -13,9 +13,9 @@ from __future__ import annotations
 import functools
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from jzero.errors import UserError
 from jzero.sandbox.client import SandboxError
@@ -169,7 +169,7 @@ def _read(
             f"of tests ({', '.join(code_tests.LAYOUTS)})"
         )
     exercises = []
-    for row in dataset:
+    for row in cast(Iterable[code_tests.Row], dataset):
         tests = code_tests.read_tests(row)
         if max_tests:
             tests = code_tests.longest(tests, max_tests)
