@@ -22,7 +22,7 @@ Differences from the original:
 - A problem whose answer the grader does not understand is dropped, where the original skips its
   reward.
 
-The recipes for code are left out, as jzero has no rewards that run code. Published: no result.
+The recipe for code is configs/code.py:qwen2.5-1.5b-instruct. Published: no result.
 """
 
 from jzero.algorithms.presets import trl_018

@@ -23,6 +23,7 @@ from jzero.config.schema import (
     OptimizerConfig,
     RewardConfig,
     RolloutConfig,
+    SandboxConfig,
     Setting,
     SftConfig,
     TaskConfig,

@@ -193,6 +193,41 @@ class RewardConfig:
 
 
 @dataclass
+class SandboxConfig:
+    """Where the programs of responses run, and what one run of a program may take."""
+
+    level: str = setting(
+        "auto",
+        "Protection from programs. auto: the best of namespaces and landlock, and no run where the "
+        "machine has neither. seccomp and none protect less, and only a config that names them "
+        "gets them (docs/sandbox.md).",
+        choices=("auto", "namespaces", "landlock", "seccomp", "none"),
+    )
+    seconds: float = setting(
+        5.0,
+        "Seconds of CPU time that one run of a program may take. Three times as much wall time.",
+        above=0,
+    )
+    memory_gib: float = setting(1.0, "Address space of a program in GiB.", above=0)
+    output_mib: float = setting(
+        1.0, "MiB that a program may write to its output and errors together.", above=0
+    )
+    packages: tuple[str, ...] = setting(
+        (),
+        "Modules such as numpy that programs may import beside the standard library. They are "
+        "imported once, before the first program.",
+    )
+    url: str = setting(
+        "", "A server that runs the programs in place of this machine. Empty: this machine."
+    )
+    protocol: str = setting(
+        "piston",
+        "What task.sandbox.url speaks: piston, sandbox_fusion, or e2b, which is open-r1's router.",
+        choices=("piston", "sandbox_fusion", "e2b"),
+    )
+
+
+@dataclass
 class TaskConfig:
     """The problems, their prompts, and how responses are graded."""
 
@@ -228,7 +263,8 @@ class TaskConfig:
     template: str = setting(
         "r1",
         "Prompt template, one of the task's TEMPLATES. Countdown: r1, qwen_chat, plain. "
-        "Mathematics: qwen_math, r1, no, r1_distill_qwen, r1_distill_tags, qwen3, chat. Or a file "
+        "Mathematics: qwen_math, r1, no, r1_distill_qwen, r1_distill_tags, qwen3, chat. "
+        "Code: chat, qwen3, r1_distill_qwen, plain. Or a file "
         "in plain text or Jinja, chat:FILE for a user's message, column:NAME for prompts in the "
         "data set.",
     )
@@ -301,6 +337,7 @@ class TaskConfig:
         at_most=1,
     )
     reward: RewardConfig = field(default_factory=RewardConfig)
+    sandbox: SandboxConfig = field(default_factory=SandboxConfig)
 
 
 @dataclass

@@ -73,6 +73,8 @@ def collect_rollouts(
     metrics = rollout_metrics(sampled, group_size)
     if stream is not None:
         metrics |= stream.metrics(sampled, step - 1, counters)
+    grades = [grade_of(rollout) for rollout in sampled]
+    metrics |= find_task(config.task.name).metrics(config.task, grades)
     metrics["rollout/dropped_prompts"] = num_rounds * num_prompts - len(groups)
     grading = {
         f"grade/{name}": count - grading_before[name]

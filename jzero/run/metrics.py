@@ -111,6 +111,17 @@ METRICS: dict[str, Metric] = {
     ),
     "grade/killed": Metric("Times that a worker process died while it graded.", "responses"),
     "grade/restarted": Metric("Worker processes that were replaced.", "processes"),
+    # -- The sandbox in which programs of responses run (`task.name=code`).
+    "sandbox/level": Metric(
+        "Protection from programs: 3 namespaces, 2 landlock, 1 seccomp, 0 none; -1 on a server "
+        "elsewhere.",
+        "",
+    ),
+    "sandbox/seconds": Metric(
+        "Time that the programs of the step ran for, summed over the grader processes. Programs "
+        "run while others are still sampled.",
+        "seconds",
+    ),
     # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps, without
     #    those of the sequences that `update/left_out` counts. A step that trains on no token has
     #    none of these metrics.

@@ -1,7 +1,7 @@
 """Prompt templates: what the policy reads before a response, and between one response and the next.
 
 `task.template` chooses a template by its name in the table of the task: `COUNTDOWN_TEMPLATES`,
-`MATH_TEMPLATES`, `GUESS_TEMPLATES`. It may also be one of these:
+`MATH_TEMPLATES`, `CODE_TEMPLATES`, `GUESS_TEMPLATES`. It may also be one of these:
 
 - "FILE": a file with the whole prompt, in plain text or in Jinja (`template_files`)
 - "chat:FILE": a file with the message of a user, for the tokenizer's chat template
@@ -260,6 +260,25 @@ MATH_TEMPLATES: dict[str, PromptTemplate] = {
     "chat": PromptTemplate(prompt="{question}", chat=True),
 }
 DEFAULT_MATH_TEMPLATE = "qwen_math"
+
+
+# Programming. The values are {question} and {instruction}, which says what form the answer has.
+
+CODE_TEMPLATES: dict[str, PromptTemplate] = {
+    # The tokenizer's own chat template.
+    "chat": PromptTemplate(prompt="{question}\n\n{instruction}", chat=True),
+    "qwen3": PromptTemplate(
+        prompt="<|im_start|>user\n{question}\n\n{instruction}<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    # For the models that were distilled from DeepSeek-R1.
+    "r1_distill_qwen": PromptTemplate(
+        prompt=(
+            "<｜begin▁of▁sentence｜><｜User｜>{question}\n\n{instruction}<｜Assistant｜><think>\n"
+        )
+    ),
+    # For models from scratch with jzero's own tokenizer, which has hardly any words.
+    "plain": PromptTemplate(prompt="{question}\n"),
+}
 
 
 # Guess. The value is {largest}.

@@ -1,14 +1,16 @@
 """Rewards: a score is the weighted sum of the functions that `task.reward.functions` names.
 
-There are four kinds of function:
+There are five kinds of function:
 - "accuracy" is the score of the task's own grader.
 - The functions of RESPONSE_REWARDS look at one response. They run in the grader process.
+- The functions of PROBLEM_REWARDS look at one response and its problem, such as a program and its
+  tests. They run in the grader process.
 - The functions of BATCH_REWARDS look at lengths, or compare the responses of a batch. They run
   where the grades of a batch are collected.
 - "module:function" is a function of the user's, called in the grader process as
   `function(response, gold, task)`. It returns a number, or None where it does not apply.
 
-To add a function to jzero, write it here and add a line to one of the two tables. Names, formulas
+To add a function to jzero, write it here and add a line to one of the three tables. Names, formulas
 and defaults are those of open-r1 (github.com/huggingface/open-r1, rewards.py).
 """
 
@@ -26,6 +28,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Real
 
 from jzero.errors import UserError
+from jzero.sandbox.client import SandboxError
+from jzero.tasks import code
 from jzero.types import Grade, JsonValue
 
 if TYPE_CHECKING:
@@ -111,6 +115,18 @@ RESPONSE_REWARDS: dict[str, ResponseReward] = {
 }
 
 
+# Rewards of one response and its problem: (response, gold, task) -> reward, or None where the
+# reward does not apply to the problem.
+
+ProblemReward = Callable[[str, JsonValue, "TaskConfig"], float | None]
+
+PROBLEM_REWARDS: dict[str, ProblemReward] = {
+    "code": code.code_reward,
+    "binary_code": code.binary_code_reward,
+    "code_format": code.code_format_reward,
+}
+
+
 # Rewards of a batch of N responses: (correct, lengths, settings) -> rewards.
 
 
@@ -176,7 +192,7 @@ _ALWAYS_IN_TOKENS = ("soft_overlong",)
 
 UserReward = Callable[[str, JsonValue, "TaskConfig"], float | None]
 
-NAMES = ("accuracy", *RESPONSE_REWARDS, *BATCH_REWARDS)
+NAMES = ("accuracy", *RESPONSE_REWARDS, *PROBLEM_REWARDS, *BATCH_REWARDS)
 
 
 # The sum.
@@ -262,6 +278,13 @@ def add_response_rewards(
     for name in settings.functions:
         if name in RESPONSE_REWARDS:
             parts[name] = float(RESPONSE_REWARDS[name](response, settings))
+        elif name in PROBLEM_REWARDS:
+            try:
+                reward = PROBLEM_REWARDS[name](response, gold, task)
+            except SandboxError as error:
+                return replace(grade, reason=f"error: {error}", failed=True)
+            if reward is not None:
+                parts[name] = reward
         elif name not in NAMES:
             reward = call(name, response, gold, task)
             if reward is not None:

@@ -11,13 +11,14 @@ Grader processes import this module and the task's. They start quickly because t
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
-from jzero.tasks import countdown, countdown_warm_start, guess, math_problems
+from jzero.tasks import code, code_toy, countdown, countdown_warm_start, guess, math_problems
 from jzero.tasks.options import read_options
 from jzero.tasks.prompts import (
+    CODE_TEMPLATES,
     COUNTDOWN_TEMPLATES,
     GUESS_TEMPLATES,
     MATH_TEMPLATES,
@@ -40,6 +41,14 @@ def _no_tokens(task: TaskConfig, tries: float) -> int:
 
 def _no_count(task: TaskConfig) -> int | None:
     return None
+
+
+def _no_check(task: TaskConfig) -> None:
+    pass
+
+
+def _no_metrics(task: TaskConfig, grades: Sequence[Grade]) -> dict[str, float]:
+    return {}
 
 
 class Task(NamedTuple):
@@ -92,6 +101,12 @@ class Task(NamedTuple):
     """A frozen dataclass of the task's own settings; `read_options(options, task.options)` in the
     functions of the task returns its values."""
 
+    check: Callable[[TaskConfig], None] = _no_check
+    """check(task) raises UserError if the task cannot work with these settings on this machine."""
+
+    metrics: Callable[[TaskConfig, Sequence[Grade]], dict[str, float]] = _no_metrics
+    """metrics(task, grades) returns metrics of the task's own, of the grades of a step."""
+
     prompt_values: tuple[str, ...] = ()
     """The names that the prompts of the task have values for. A template file is checked against
     them before the run begins; without them, when the first prompt is made."""
@@ -132,6 +147,20 @@ TASKS: dict[str, Task] = {
     "gsm8k": _MATH._replace(grade=math_problems.grade_gsm8k),
     "math": _MATH,
     "math_multiturn": _MATH._replace(reply=feedback),
+    "code": Task(
+        train_problems=code.train_problems,
+        eval_problems=code.eval_problems,
+        grade=code.grade,
+        templates=CODE_TEMPLATES,
+        warm_start=code_toy.example,
+        warm_start_tokens=code_toy.max_tokens,
+        notes=code.notes,
+        num_train_problems=code.num_train_problems,
+        options=code.Options,
+        check=code.check,
+        metrics=code.metrics,
+        prompt_values=("question", "instruction"),
+    ),
     "guess": Task(
         train_problems=guess.train_problems,
         eval_problems=guess.eval_problems,
@@ -194,6 +223,7 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
         raise UserError(
             f"task.options={task.options}: task.name={task.name} has no options of its own"
         )
+    found.check(task)
     if max_turns > 1 and not _has_replies(found, template):
         known = [
             f"{name} ({', '.join(entry.templates)})" for name, entry in TASKS.items() if entry.reply

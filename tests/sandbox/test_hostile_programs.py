@@ -1,0 +1,143 @@
+"""No hostile program escapes, none gets credit, and honest ones go on being run."""
+
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hostile_programs import CASES, ESCAPED, GROUPS, LIMITS, Case, fill_in
+
+from jzero.sandbox import comparison, levels
+from jzero.sandbox.client import Limits, Program, Sandbox
+
+# Words that no program can know.
+EXPECTED = f"{os.urandom(8).hex()} {os.urandom(8).hex()}"
+HONEST = Program("print(sum(map(int, input().split())))", stdin="20 22")
+SECONDS_TO_END = 5.0  # of a watcher, on a busy machine
+MOST_MEMORY = 400 << 20  # bytes of one process: 256 MiB of a program, and Python
+
+
+def need(level: str) -> None:
+    """Skips a test that needs a level of protection that this machine does not have."""
+    if reason := levels.failure(level):
+        pytest.skip(f"this machine has no sandbox of level {level}: {reason}")
+
+
+@pytest.fixture(scope="module")
+def canary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of the user's with the expected output."""
+    path = tmp_path_factory.mktemp("canary") / "expected.txt"
+    path.write_text(EXPECTED)
+    return path
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """A port of this machine that somebody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "namespaces",
+        pytest.param("landlock", marks=pytest.mark.thorough),
+        pytest.param("seccomp", marks=pytest.mark.thorough),
+    ],
+)
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    need(request.param)
+    with pytest.MonkeyPatch.context() as patch, Sandbox(request.param) as made:
+        patch.setenv("JZERO_SECRET", "key")
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server_processes(sandbox: Sandbox) -> list[int]:
+    """The processes of the server itself, before it has run a program."""
+    return descendants(sandbox.server_pid)
+
+
+def descendants(pid: int) -> list[int]:
+    """Returns the processes below a process."""
+    found = []
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    except FileNotFoundError:
+        return []
+    for child in map(int, text.split()):
+        found += [child, *descendants(child)]
+    return found
+
+
+def has_only(pid: int, processes: list[int]) -> bool:
+    """Returns whether nothing but `processes` is left below a process, within a few seconds.
+
+    A watcher sends its reply before it ends.
+    """
+    deadline = time.monotonic() + SECONDS_TO_END
+    while descendants(pid) != processes:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def parameters() -> list[object]:
+    """Returns all cases. The default suite has the first of each group."""
+    quick = {case.name for group in GROUPS for case in group[:2]}
+    found = []
+    for case in CASES:
+        marks = [] if case.name in quick else [pytest.mark.thorough]
+        found.append(pytest.param(case, marks=marks, id=case.name.replace(" ", "_")))
+    return found
+
+
+@pytest.mark.parametrize("case", parameters())
+def test_a_hostile_program_gets_nothing(
+    case: Case, sandbox: Sandbox, server_processes: list[int], canary: Path, port: int
+) -> None:
+    if sandbox.level == "seccomp" and case.reads:
+        pytest.skip("the level seccomp does not keep programs from reading")
+
+    outcome = sandbox.run(fill_in(case, canary, port), LIMITS)
+
+    assert ESCAPED not in outcome.stdout + outcome.result
+    assert not comparison.same_output(outcome.stdout, EXPECTED)
+    assert not comparison.same_result(outcome.result, EXPECTED)
+    assert canary.read_text() == EXPECTED
+    assert not (canary.parent / "jzero-was-here").exists()
+    assert len(outcome.stdout) + len(outcome.result) <= 2 * LIMITS.output_mib * 2**20
+    assert has_only(sandbox.server_pid, server_processes)
+    # The same server goes on: it was neither killed nor replaced.
+    assert sandbox.num_starts == 1
+
+
+@pytest.mark.parametrize(
+    "level", ["namespaces", pytest.param("landlock", marks=pytest.mark.thorough)]
+)
+def test_honest_programs_pass_between_hostile_ones(level: str, canary: Path, port: int) -> None:
+    need(level)
+    with Sandbox(level) as sandbox:
+        for case in CASES[:: len(CASES) // 8]:
+            sandbox.run(fill_in(case, canary, port), LIMITS)
+            assert sandbox.run(HONEST, Limits()).stdout == "42\n"
+        assert sandbox.num_starts == 1
+
+
+def test_there_are_sixty_cases_and_the_memory_of_the_machine_is_bounded(
+    canary: Path, port: int
+) -> None:
+    need("namespaces")
+    assert len({case.name for case in CASES}) == len(CASES) >= 60
+    bombs = [case for case in CASES if case.name in ("list without end", "shared memory")]
+    with Sandbox("namespaces") as sandbox:
+        outcomes = [sandbox.run(fill_in(case, canary, port), LIMITS) for case in bombs]
+
+    assert [outcome.status for outcome in outcomes] == [1, 1]
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    assert peak < MOST_MEMORY
