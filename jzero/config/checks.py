@@ -196,6 +196,45 @@ def check_correction(config: Config) -> Iterator[str]:
         )
 
 
+def check_parts_of_the_algorithm(config: Config) -> Iterator[str]:
+    """Parts of an algorithm that are not defined together, and those that would have no effect."""
+    algorithm, rollout = config.algorithm, config.rollout
+    surrogate = algorithms.SURROGATES.get(algorithm.surrogate)
+    if surrogate and surrogate.needs_token_ratio and algorithm.ratio != "token":
+        yield (
+            f"algorithm.ratio={algorithm.ratio} is not the ratio of one token's probabilities, "
+            f"which algorithm.surrogate={algorithm.surrogate} compares: set algorithm.ratio=token"
+        )
+    if algorithm.environment_coef and rollout.max_turns == 1:
+        yield (
+            f"algorithm.environment_coef={algorithm.environment_coef} trains on an environment's "
+            "replies, and rollout.max_turns=1 has none: raise rollout.max_turns, or set "
+            "algorithm.environment_coef=0"
+        )
+    yield from named_reward_mistakes(config)
+
+
+def named_reward_mistakes(config: Config) -> Iterator[str]:
+    """An advantage of the named rewards knows no reward besides them."""
+    algorithm = config.algorithm
+    advantage = algorithms.ADVANTAGES.get(algorithm.advantage)
+    if not advantage or not advantage.needs_parts:
+        return
+    for name in ("truncated_penalty", "overlong_share", "kl_reward"):
+        if value := getattr(algorithm, name):
+            yield (
+                f"algorithm.{name}={value} is in no function of "
+                f"task.reward.functions, which algorithm.advantage={algorithm.advantage} "
+                f"normalizes one by one: set algorithm.{name}=0"
+            )
+    if config.rollout.max_turns > 1 and config.task.turn_reward == "success":
+        yield (
+            f"task.turn_reward=success replaces a score, and algorithm.advantage="
+            f"{algorithm.advantage} reads the functions of task.reward.functions one by one: set "
+            "task.turn_reward=score"
+        )
+
+
 def check_algorithm_numbers(config: Config) -> Iterator[str]:
     """Numbers of the algorithm that have an upper bound or a bound beside 0."""
     algorithm = config.algorithm
@@ -365,6 +404,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_sampling,
     check_group_size,
     check_correction,
+    check_parts_of_the_algorithm,
     check_algorithm_numbers,
     check_lengths,
     check_context,

@@ -22,6 +22,7 @@ from jzero.model import qwen
 from jzero.training.credit import (
     can_have_gradient,
     compute_credit,
+    environment_weights,
     token_weights,
     training_sequences,
     zeros_like_tokens,
@@ -32,6 +33,19 @@ from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch, TrainingSequence, pack
 from jzero.training.trainer import Trainer, needs_old_logps
 from jzero.types import Batch, Rollout, State
+
+# Stats whose metric is a mean over the trained tokens of all optimizer steps.
+TOKEN_MEANS = (
+    "entropy",
+    "clip_fraction",
+    "clip_above",
+    "clip_below",
+    "ratio_shift",
+    "correction",
+    "correction_above",
+    "correction_below",
+    "kl",
+)
 
 # Stats of one optimizer step, fetched from the devices.
 HostStats = dict[str, np.ndarray]
@@ -277,7 +291,7 @@ def assign_credit(
     sources: list[int],
     scores: Scores,
 ) -> list[Rollout]:
-    """Sets advantages, returns and kl_weights of the minibatches.
+    """Sets advantages, returns, kl_weights and environment_weights of the minibatches.
 
     Returns the rollouts with the mean of their advantages.
     """
@@ -304,6 +318,9 @@ def assign_credit(
         if algorithm.kl_coef and algorithm.kl_weight:
             weights = token_weights(sequences, minibatch.members, algorithm.kl_weight, config)
             minibatch.set_values(trainer.policy, "kl_weights", weights)
+        if algorithm.environment_coef:
+            weights = environment_weights(sequences, minibatch.members, config)
+            minibatch.set_values(trainer.policy, "environment_weights", weights)
 
     return [
         replace(rollout, advantage=float(values[rollout.sampled].mean()))
@@ -401,13 +418,22 @@ def update_metrics(
     """
     metrics: dict[str, float] = {}
     if has_tokens(policy_stats):
-        for name in ("entropy", "clip_fraction", "ratio_shift", "correction", "kl"):
+        for name in TOKEN_MEANS:
             if name in policy_stats[0]:
                 metrics[f"policy/{name}"] = token_mean(policy_stats, name)
+        metrics["policy/effective_samples"] = effective_samples(policy_stats)
     # The mismatch compares sampler and trainer at the same weights. After the first optimizer step
     # the trainer has others.
     if has_tokens(policy_stats[:1]):
-        metrics["policy/mismatch"] = token_mean(policy_stats[:1], "mismatch")
+        for name in ("mismatch", "mismatch_k1", "mismatch_k3"):
+            metrics[f"policy/{name}"] = token_mean(policy_stats[:1], name)
+        metrics["policy/mismatch_max"] = float(policy_stats[0]["mismatch_max"])
+        metrics["policy/mismatch_tokens"] = float(policy_stats[0]["mismatch_tokens"])
+    if policy_stats and "environment_nll" in policy_stats[0]:
+        num_tokens = sum(sums["environment_tokens"] for sums in policy_stats)
+        if num_tokens:
+            nll = sum(sums["environment_nll"] for sums in policy_stats)
+            metrics["policy/environment_nll"] = float(nll / num_tokens)
     if has_tokens(critic_stats):
         metrics["critic/loss"] = token_mean(critic_stats, "value_loss")
         metrics["critic/clip_fraction"] = token_mean(critic_stats, "value_clip_fraction")
@@ -419,6 +445,18 @@ def update_metrics(
         metrics["optimizer/skipped"] = step_mean(policy_stats, "skipped")
         metrics["optimizer/loss"] = step_mean(policy_stats, "loss")
     return metrics
+
+
+def effective_samples(stats: Sequence[HostStats]) -> float:
+    """Returns the effective sample size of the importance ratios r as a share of the n tokens.
+
+    It is (sum r)^2 / (n sum r^2): 1 where all ratios are equal, 1 / n where one token has all the
+    weight (Kong 1992).
+    """
+    tokens = sum(float(sums["tokens"]) for sums in stats)
+    total = sum(float(sums["importance"]) for sums in stats)
+    squares = sum(float(sums["importance_squared"]) for sums in stats)
+    return total**2 / (tokens * squares)
 
 
 def has_tokens(stats: Sequence[HostStats]) -> bool:

@@ -109,6 +109,8 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...
         float_fields.append("ref_logps")
     if algorithm.kl_coef and algorithm.kl_weight:
         float_fields.append("kl_weights")
+    if algorithm.environment_coef:
+        float_fields.append("environment_weights")
     if trainer.critic is not None:
         float_fields += ["old_values", "returns"]
 
