@@ -314,6 +314,13 @@ def check_evaluation(config: Config) -> Iterator[str]:
             f"eval.every={settings.every} has no problems to evaluate on: "
             "set eval.problems to at least 1, or eval.suites"
         )
+    rollout = config.rollout
+    shortest = rollout.max_prompt_tokens + settings.max_new_tokens
+    if settings.max_new_tokens and 0 < rollout.max_episode_tokens < shortest:
+        yield (
+            f"rollout.max_episode_tokens={rollout.max_episode_tokens} is shorter than a prompt and "
+            f"eval.max_new_tokens={settings.max_new_tokens}: set it to at least {shortest}, or to 0"
+        )
 
 
 def check_context(config: Config) -> Iterator[str]:
@@ -383,6 +390,13 @@ def context_mistakes(config: Config, positions: int | None) -> Iterator[str]:
             f"rollout.max_new_tokens={rollout.max_new_tokens} "
             f"rollout.max_turns={rollout.max_turns} make sequences of {longest} tokens, and {name} "
             f"has {POSITIONS}={positions}: {advice}{beyond(longest)}"
+        )
+    longest_evaluation = config.eval.longest_episode(rollout)
+    if generates and longest <= positions < longest_evaluation:
+        yield (
+            f"eval.max_new_tokens={config.eval.max_new_tokens} makes sequences of "
+            f"{longest_evaluation} tokens, and {name} has {POSITIONS}={positions}: lower "
+            f"eval.max_new_tokens{beyond(longest_evaluation)}"
         )
 
 

@@ -22,7 +22,7 @@ of its own with its own slots and pages.
 import contextlib
 import math
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -98,6 +98,7 @@ class Engine:
         stop_ids: tuple[int, ...],
         dtype: str,
         attention_name: str = "",
+        longest_evaluation: int = 0,
     ) -> None:
         """Makes an engine without device state; no program is compiled yet.
 
@@ -107,6 +108,8 @@ class Engine:
             stop_ids: tokens that end a response.
             dtype: of weights and activations.
             attention_name: `config.model.attention`.
+            longest_evaluation: tokens of the longest sequence of an evaluation. Where it is longer
+                than the rollouts, fewer of its sequences may find pages at the same time.
 
         Raises:
             UserError: the pages of a shard do not hold one sequence of full length.
@@ -123,10 +126,12 @@ class Engine:
         # of a group tend to sit side by side.
         self.slots_per_block = math.gcd(self.slots_per_shard, settings.group_size)
 
-        self.max_sequence_tokens = settings.longest_episode
+        self.max_sequence_tokens = max(settings.longest_episode, longest_evaluation)
         self.pages_per_slot = divide_up(self.max_sequence_tokens, settings.page_size)
         self.max_prefill_length = self.pages_per_slot * settings.page_size
-        usable_pages = self.slots_per_shard * self.pages_per_slot
+        # Longer evaluations take no more memory than the rollouts, as far as one sequence fits.
+        pages_per_rollout = divide_up(settings.longest_episode, settings.page_size)
+        usable_pages = max(self.slots_per_shard * pages_per_rollout, self.pages_per_slot)
         if settings.num_pages:
             usable_pages = divide_up(settings.num_pages, self.num_shards)
         if usable_pages < self.pages_per_slot:
@@ -173,13 +178,23 @@ class Engine:
         return self._programs[self._top_p]
 
     @contextlib.contextmanager
-    def sampling_with(self, top_p: float) -> Iterator[None]:
-        """Samples with this top_p in place of rollout.top_p, by programs of their own."""
-        self._top_p = top_p
+    def sampling_with(self, top_p: float = 0.0, max_new_tokens: int = 0) -> Iterator[None]:
+        """Samples with other settings than the rollout's. 0 leaves a setting as it is.
+
+        Another `top_p` has programs of its own. `max_new_tokens` may be as large as the sequences
+        that the engine was made for.
+        """
+        settings = self.settings
+        self._top_p = top_p or settings.top_p
+        if max_new_tokens:
+            self.settings = replace(settings, max_new_tokens=max_new_tokens)
+        longest = self.settings.longest_episode
+        assert longest <= self.max_sequence_tokens, f"{longest=} {self.max_sequence_tokens=}"
         try:
             yield
         finally:
-            self._top_p = self.settings.top_p
+            self.settings = settings
+            self._top_p = settings.top_p
 
     # -- device state -----------------------------------------------------------------------------
 

@@ -338,6 +338,17 @@ def test_stats_are_sums_over_trained_tokens() -> None:
     np.testing.assert_allclose(stats["entropy"], sum_over_sampled(entropy), rtol=1e-5)
     np.testing.assert_allclose(stats["nll"], -sum_over_sampled(logps), rtol=1e-5)
     np.testing.assert_allclose(stats["mismatch"], sum_over_sampled(mismatch), rtol=1e-5)
+    assert stats["mismatch_tokens"] == stats["tokens"]  # random log-probs are never the same
+    largest = max(x[rollout.sampled].max() for x, rollout in zip(mismatch, ROLLOUTS, strict=True))
+    np.testing.assert_allclose(stats["mismatch_max"], largest, rtol=1e-5)
+    d = [x - rollout.logps for x, rollout in zip(logps, ROLLOUTS, strict=True)]
+    k3 = [np.exp(x) - x - 1 for x in d]
+    np.testing.assert_allclose(stats["mismatch_k1"], -sum_over_sampled(d), rtol=1e-5)
+    np.testing.assert_allclose(stats["mismatch_k3"], sum_over_sampled(k3), rtol=1e-4)
+    ratios = [np.exp(x) for x in d]
+    squares = [np.exp(2 * x) for x in d]
+    np.testing.assert_allclose(stats["importance"], sum_over_sampled(ratios), rtol=1e-5)
+    np.testing.assert_allclose(stats["importance_squared"], sum_over_sampled(squares), rtol=1e-5)
 
 
 def test_grad_norm_is_the_norm_of_the_whole_gradient() -> None:
