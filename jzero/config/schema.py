@@ -561,7 +561,7 @@ class EvalConfig:
     )
     limit: int = setting(0, "Most problems of a suite. 0: all.")
     save_responses: bool = setting(
-        False,
+        True,
         "Writes every response of an evaluation in training to "
         "evaluations/<step>/<suite>-<kind>.jsonl of the workdir.",
     )

@@ -103,6 +103,30 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         {"algorithm.correction_low": 3.0},
         "algorithm.correction_low=3.0 is above algorithm.correction_high=2.0",
     ),
+    (
+        {"algorithm.surrogate": "dppo_tv", "algorithm.ratio": "sequence"},
+        "algorithm.ratio=sequence is not the ratio of one token's.*set algorithm.ratio=token",
+    ),
+    (
+        {"algorithm.environment_coef": 0.1},
+        "algorithm.environment_coef=0.1 trains on an environment's replies.*rollout.max_turns=1",
+    ),
+    (
+        {"algorithm.advantage": "each_group_mean_std", "algorithm.overlong_share": 0.2},
+        "algorithm.overlong_share=0.2 is in no function of task.reward.functions",
+    ),
+    (
+        {"algorithm.advantage": "each_group_mean_std", "algorithm.kl_reward": 0.1},
+        "algorithm.kl_reward=0.1 is in no function of task.reward.functions",
+    ),
+    (
+        {"algorithm.advantage": "each_group_mean_std", "rollout.max_turns": 2},
+        "task.turn_reward=success replaces a score.*set task.turn_reward=score",
+    ),
+    (
+        {"eval.max_new_tokens": 2000, "rollout.max_episode_tokens": 1500},
+        "rollout.max_episode_tokens=1500 is shorter than a prompt and eval.max_new_tokens=2000",
+    ),
     ({"algorithm.dual_clip": 1.1}, "algorithm.dual_clip=1.1 must be above 1 + clip_high=1.2, or 0"),
     (
         {"algorithm.overlong_share": 1.5},
