@@ -22,8 +22,8 @@ docs/recipes.md has every setting of the published command beside that of -ppo. 
 - pretrain: lkevinzc/rho-1b-sft-GSM8K is a Llama model, and jzero has none.
 - apply-chat-template: the published model has a chat template of its own; here it is qwen_math.
 - prompt_data: openai/gsm8k, which has the problems of lkevinzc/gsm8k.
-- top_p: 1 in training, in place of 0.9. The ratio is to the sampler, whose probabilities are over
-  the full vocabulary.
+- top_p: 1 in training, in place of 0.9. The ratio is to the sampler, which has to bound the tokens
+  it keeps: rollout.top_k=512 rollout.top_p=0.9 is nearly as published.
 - (lr_warmup_ratio): the warm-up begins with lr / n, where the published one begins with 0.
 - num_prompt_epoch: a published pass leaves out the problems that fill no batch, so 6 passes are 696
   steps there and 700 here.

@@ -25,6 +25,7 @@ def policy_loss(
     batch: Batch[jax.Array],
     sequence_sum: SequenceSum,
     algorithm: Algorithm,
+    full_logps: Tokens | None = None,
 ) -> tuple[Tokens, Stats]:
     """Returns the weighted loss of every token, and diagnostics of every token.
 
@@ -33,6 +34,8 @@ def policy_loss(
 
     `logps` and `entropy` are the policy's; gradients go through both. `batch` has `old_logps`, and
     `ref_logps` if `kl_coef` is not 0. `sequence_sum` gives every token the sum over its sequence.
+    `full_logps` are those of the KL, over the full vocabulary as the reference's are, where
+    `logps` are over the tokens that the sampler kept. None: they are the same.
     """
     old_logps = present(batch.old_logps)
     weights = present(batch.weights)
@@ -66,7 +69,8 @@ def policy_loss(
         term = term + algorithm.ratio_penalty * log_ratio**2
     loss = weights * term
     if algorithm.kl_coef:
-        kl = KL_ESTIMATORS[algorithm.kl_estimator](logps, present(batch.ref_logps))
+        kl_logps = logps if full_logps is None else full_logps
+        kl = KL_ESTIMATORS[algorithm.kl_estimator](kl_logps, present(batch.ref_logps))
         if algorithm.kl_max:
             kl = jnp.minimum(kl, algorithm.kl_max)
         kl_weights = weights if batch.kl_weights is None else batch.kl_weights

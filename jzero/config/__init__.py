@@ -1,6 +1,6 @@
 """The settings of a run: their schema, the checks made before a run, and what recipes share."""
 
-from jzero.config.checks import POSITIONS, context_mistakes, validate
+from jzero.config.checks import POSITIONS, context_mistakes, remembers_kept, validate
 from jzero.config.presets import (
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,

@@ -170,19 +170,40 @@ def check_group_size(config: Config) -> Iterator[str]:
         )
 
 
+def divides_by_sampler(config: Config) -> bool:
+    """Returns whether the loss divides by the probabilities of the sampler."""
+    algorithm = algorithms.resolve_correction(config.algorithm, config.rollout.max_staleness)
+    return bool(algorithm.correction) or algorithm.old_policy == "sampler"
+
+
+def remembers_kept(config: Config) -> bool:
+    """Returns whether rollouts remember which tokens the sampler's filters kept.
+
+    Ratios to the sampler are then over these tokens. Their number has a bound, rollout.top_k.
+    """
+    return config.rollout.top_k > 0 and divides_by_sampler(config)
+
+
 def check_correction(config: Config) -> Iterator[str]:
-    """What divides by the sampler's probabilities needs them over the full vocabulary."""
+    """What divides by the sampler's probabilities needs them over the tokens it could draw."""
     rollout = config.rollout
     algorithm = algorithms.resolve_correction(config.algorithm, rollout.max_staleness)
     is_filtered = bool(rollout.top_k or rollout.top_p < 1 or rollout.min_p)
     uses_sampler = algorithm.old_policy == "sampler"
-    if is_filtered and (algorithm.correction or uses_sampler):
+    if is_filtered and divides_by_sampler(config) and not rollout.top_k:
         setting = "algorithm.old_policy=sampler"
         if algorithm.correction:
             setting = f"algorithm.correction={algorithm.correction}"
         yield (
-            f"{setting} divides by the sampler's probabilities, which are over the full "
-            "vocabulary: set rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
+            f"{setting} divides by the sampler's probabilities, over the tokens that rollout.top_p="
+            f"{rollout.top_p} rollout.min_p={rollout.min_p} keep: bound their number with "
+            "rollout.top_k, such as 512, or set rollout.top_p=1 rollout.min_p=0"
+        )
+    if remembers_kept(config) and algorithm.kl_reward:
+        yield (
+            f"algorithm.kl_reward={algorithm.kl_reward} compares with a reference policy over the "
+            f"full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of it: set "
+            "algorithm.kl_reward=0, or rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
         )
     if algorithm.correction and uses_sampler:
         yield (

@@ -126,6 +126,7 @@ def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hos
         settings.model.dtype,
         settings.model.attention,
         settings.eval.longest_episode(settings.rollout),
+        config.remembers_kept(settings),
     )
 
 

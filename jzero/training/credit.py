@@ -41,6 +41,7 @@ def training_sequences(
                 sampled=rollout.sampled[: turn.end] & in_turn,
                 logps=rollout.logps[: turn.end],
                 versions=rollout.versions[: turn.end],
+                kept=None if rollout.kept is None else rollout.kept[: turn.end],
                 turns=rollout.turns[: number + 1],
                 grade=replace(grade_of(turn), failed=grade_of(rollout).failed),
             )

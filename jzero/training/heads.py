@@ -31,8 +31,9 @@ Stats = dict[str, jax.Array]
 class Head(NamedTuple):
     """Two functions that are traced into the programs of a `Learner`."""
 
-    # (params, hidden [B, T, E], targets i32[B, T]) -> f32[B, T] each; `score` returns the first.
-    outputs: Callable[[qwen.Params, jax.Array, jax.Array], tuple[jax.Array, ...]]
+    # (params, hidden [B, T, E], targets i32[B, T], kept i32[B, T, K] or None) -> f32[B, T] each;
+    # `score` returns the first.
+    outputs: Callable[[qwen.Params, jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, ...]]
     # (outputs, batch [B, T], sequence_sum, fresh) -> weighted loss terms f32[B, T], and stats of
     # f32[B, T] each
     loss: Callable[
@@ -76,8 +77,11 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
         return logits
 
     def outputs(
-        params: qwen.Params, hidden: jax.Array, targets: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+        params: qwen.Params,
+        hidden: jax.Array,
+        targets: jax.Array,
+        kept: jax.Array | None,
+    ) -> tuple[jax.Array, ...]:
         weight = constrain(params[weight_name].astype(dtype), weight_spec)
         return token_logps(
             model,
@@ -89,6 +93,7 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
             dtype=dtype,
             place=place_hidden,
             place_logits=place_logits,
+            kept=kept,
         )
 
     def loss(
@@ -97,7 +102,9 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
         sequence_sum: algorithms.SequenceSum,
         fresh: jax.Array,
     ) -> tuple[jax.Array, Stats]:
-        logps, entropy = outputs
+        # Where the sampler's filters kept some tokens, `logps` are over these, and those over the
+        # full vocabulary come last.
+        logps, entropy, *full_logps = outputs
         # Before any optimizer step pi_old is the policy itself. The ratio of these log-probs to
         # themselves is exactly 1. Log-probs from the score program would differ in the last bits,
         # because XLA compiles the same model differently in another program.
@@ -106,7 +113,12 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
         if batch.old_logps is not None:
             old = jnp.where(fresh, current, batch.old_logps)
         terms, stats = algorithms.policy_loss(
-            logps, entropy, replace(batch, old_logps=old), sequence_sum, algorithm
+            logps,
+            entropy,
+            replace(batch, old_logps=old),
+            sequence_sum,
+            algorithm,
+            full_logps[0] if full_logps else logps,
         )
         stats |= {"entropy": entropy, "nll": -logps}
         stats |= mismatch_stats(current, batch.sampler_logps)
@@ -124,7 +136,10 @@ def critic_head(algorithm: algorithms.Algorithm) -> Head:
     """Returns the head of the critic: the value of the state before each target, value loss."""
 
     def outputs(
-        params: qwen.Params, hidden: jax.Array, targets: jax.Array
+        params: qwen.Params,
+        hidden: jax.Array,
+        targets: jax.Array,
+        kept: jax.Array | None,
     ) -> tuple[jax.Array, ...]:
         return (jnp.einsum("bte,e->bt", hidden.astype(jnp.float32), params["value"]),)
 

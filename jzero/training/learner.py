@@ -342,7 +342,8 @@ class Learner:
             rows = NamedSharding(self.mesh, P(("data", "fsdp")))
             hidden = lax.with_sharding_constraint(hidden, rows)
         body = slice(layout.prefix, None)
-        return self.head.outputs(params, hidden[:, body], batch.targets[:, body])
+        kept = None if batch.kept is None else batch.kept[:, body]
+        return self.head.outputs(params, hidden[:, body], batch.targets[:, body], kept)
 
     def _loss(
         self,
@@ -510,7 +511,8 @@ def scored_fields(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     program would be compiled again for each set of fields that are not None.
     """
     return tuple(
-        Batch(batch.tokens, batch.targets, batch.segments, batch.positions) for batch in batches
+        Batch(batch.tokens, batch.targets, batch.segments, batch.positions, kept=batch.kept)
+        for batch in batches
     )
 
 

@@ -203,7 +203,11 @@ def make_minibatch(
     def training_sequence(index: int) -> TrainingSequence:
         sequence = sequences[index]
         return TrainingSequence(
-            sequence.tokens, sequence.prompt_length, weights[index], sequence.logps
+            sequence.tokens,
+            sequence.prompt_length,
+            weights[index],
+            sequence.logps,
+            sequence.kept,
         )
 
     packed = pack(
@@ -211,6 +215,7 @@ def make_minibatch(
         trainer.layouts,
         trainer.rows,
         trainer.microbatches,
+        trainer.num_kept,
     )
     batches, counts = trainer.policy.put(packed)
     return Minibatch(members, chosen, packed, batches, counts)
@@ -256,11 +261,17 @@ def score_minibatches(
         values=zeros_like_tokens(sequences),
     )
 
-    def score(learner: Learner, params: qwen.Params, minibatch: Minibatch) -> list[jax.Array]:
-        return learner.score(params, minibatch.batches, minibatch.counts, trainer.layouts)
+    def score(
+        learner: Learner, params: qwen.Params, minibatch: Minibatch, with_kept: bool = False
+    ) -> list[jax.Array]:
+        batches = minibatch.batches
+        # The reference policy and the critic are over the full vocabulary.
+        if trainer.num_kept and not with_kept:
+            batches = tuple(replace(batch, kept=None) for batch in batches)
+        return learner.score(params, batches, minibatch.counts, trainer.layouts)
 
     def score_policy(minibatch: Minibatch) -> list[jax.Array]:
-        return score(trainer.policy, trainer.policy.weights(state), minibatch)
+        return score(trainer.policy, trainer.policy.weights(state), minibatch, with_kept=True)
 
     for minibatch in minibatches:
         if config.algorithm.old_policy == "sampler":

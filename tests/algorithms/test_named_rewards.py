@@ -111,7 +111,7 @@ def test_a_turn_that_a_function_does_not_apply_to_is_no_peer_of_the_others() -> 
     episodes = three_episodes()
 
     advantages, _ = compute_advantages(
-        episodes, Algorithm(advantage="each_group_mean_std", std_eps=0.0)
+        episodes, Algorithm(advantage="each_group_mean_std", std_eps=1e-12)
     )
 
     # First turns: only rollouts 1 and 2 have the reward, with returns 1 + 0.5 * 1 and 0 + 0.5 * 3.

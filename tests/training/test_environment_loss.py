@@ -24,7 +24,7 @@ ROLLOUTS = reference.random_rollouts(2, 4, 4)
 def echo_trainer(packs_per_row: int, devices: int) -> Trainer:
     """Returns a trainer whose update takes the bare gradient as the step."""
     settings = reference.settings(
-        algorithm=vars(PRESETS["echo"](correction="none")),
+        algorithm=vars(PRESETS["echo"]()),
         train={"packs_per_row": packs_per_row, "microbatch_tokens": 128 * devices},
     )
     mesh = train_mesh(devices, 1, 1, jax.devices()[:devices])
