@@ -198,6 +198,7 @@ def summed_stats(stats: Stats, batch: Batch[jax.Array]) -> Stats:
     for name, x in stats.items():
         counts = is_trained
         if name.startswith("environment"):
+            assert batch.environment_weights is not None, f"{name=}"
             counts = batch.environment_weights > 0
         # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is NaN.
         counted = jnp.where(counts, lax.stop_gradient(x), 0)
