@@ -22,8 +22,8 @@ Published for oat-3b: the reward rises from 0.07 to about 0.40 in 75 steps.
 
 docs/recipes.md has every setting of oat's command beside that of oat-3b. What differs:
 
-- top_p: 1 in place of 0.9. The ratio is to the sampler, whose probabilities are over the full
-  vocabulary.
+- top_p: 1 in place of 0.9. The ratio is to the sampler, which has to bound the tokens it keeps:
+  rollout.top_k=512 rollout.top_p=0.9 is nearly as published.
 - oracle: oat looks for an answer in the last line of a response alone. Here the last answer after
   the thoughts counts, and it may name its target: "1 + 2 = 3".
 - lr_warmup_ratio: 1e-7 is a warm-up of one optimizer step. Its rate is 0 there, and the whole rate

@@ -23,8 +23,8 @@ docs/recipes.md has every setting of the published command beside that of rho-1b
 
 - (first token): the chat template alone decides whether a prompt begins with <s>. The published
   sampler put one before every prompt.
-- top_p: 1 in training, in place of 0.9. The ratio is to the sampler, whose probabilities are over
-  the full vocabulary.
+- top_p: 1 in training, in place of 0.9. The ratio is to the sampler, which has to bound the tokens
+  it keeps: rollout.top_k=512 rollout.top_p=0.9 is nearly as published.
 - (lr_warmup_ratio): the warm-up begins with lr / n, where the published one begins with 0.
 - num_prompt_epoch: a published pass leaves out the problems that fill no batch, so 6 passes are 696
   steps there and 700 here.

@@ -37,6 +37,7 @@ from jzero.run.budget import TimeBudget
 from jzero.run.clock import Clock
 from jzero.run.frozen_base import load_base, load_model, name_base
 from jzero.run.resume import steps_to_discard
+from jzero.run.samples import write_responses
 from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
 from jzero.tasks import TASKS, draws_examples, problem_sets, suites
@@ -336,6 +337,8 @@ def evaluate_model(
                 sampler, publish(params), problems, config.eval, config.rollout.temperature
             )
             metrics |= evaluation_metrics(evaluated)
+            if config.eval.save_responses:
+                write_responses(session.workdir / "evaluations" / name, evaluated)
     if metrics:
         session.record_evaluation(name, metrics)
     return metrics

@@ -107,13 +107,16 @@ class Rollout:
     sample_index: int  # place among the G rollouts of the problem
     tokens: np.ndarray  # i32[T] prompt, responses and replies
     sampled: np.ndarray  # bool[T] True where the policy chose the token
-    # f32[T] log-probability under the sampler, at the temperature and over the full vocabulary; 0
-    # where the token was not sampled.
+    # f32[T] log-probability under the sampler, at the temperature and over the full vocabulary, or
+    # over `kept` where that is set; 0 where the token was not sampled.
     logps: np.ndarray
     versions: np.ndarray  # i32[T] version of the policy that sampled the token; -1 elsewhere
     turns: tuple[Turn, ...]  # at least one; the first starts where the prompt ends
     grade: Grade | None = None  # verdict on the whole episode
     advantage: float = 0.0  # mean over the sampled tokens; set once an update has computed it
+    # i32[T, K] the tokens that the sampler's filters kept where the token was sampled, -1 behind
+    # them and elsewhere. None: all tokens, or they are not remembered.
+    kept: np.ndarray | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -163,8 +166,8 @@ class Batch(Generic[ArrayType]):
     `Batch[np.ndarray]` is what packing returns, `Batch[jax.Array]` lies on the mesh, and
     `Batch[jax.ShapeDtypeStruct]` is what programs are compiled for ahead of time.
 
-    Every field is [M, B, T], or [B, T] inside the loop over microbatches. A field that the
-    algorithm does not need is None. The input at position t predicts the target at position t.
+    Every field but `kept` is [M, B, T], or [B, T] inside the loop over microbatches. A field that
+    the algorithm does not need is None. The input at position t predicts the target at position t.
     """
 
     tokens: ArrayType  # i32 input ids
@@ -181,6 +184,10 @@ class Batch(Generic[ArrayType]):
     old_logps: ArrayType = NOT_SET  # f32 under pi_old, the denominator of the ratio
     ref_logps: ArrayType = NOT_SET  # f32 under the reference policy
     kl_weights: ArrayType | None = None  # f32 weight of the KL term; None = `weights`
+    # f32 weight of the cross-entropy on targets that the environment replied; 0 elsewhere
+    environment_weights: ArrayType | None = None
+    # i32[M, B, T, K] the tokens that the sampler's filters kept beside the target; -1: none
+    kept: ArrayType | None = None
     old_values: ArrayType = NOT_SET  # f32 the critic's values before the step
     returns: ArrayType = NOT_SET  # f32 the critic's targets
 

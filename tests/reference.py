@@ -54,8 +54,17 @@ def settings(**sections: dict[str, object]) -> config.Config:
         for field, value in fields.items():
             assert hasattr(section, field), f"{name}.{field} is no setting"
             setattr(section, field, value)
+    allow_replies(values)
     config.validate(values)
     return values
+
+
+def allow_replies(values: config.Config) -> None:
+    """Gives an algorithm that trains on replies episodes of two turns, as long as one was."""
+    rollout = values.rollout
+    if values.algorithm.environment_coef and rollout.max_turns == 1:
+        rollout.max_turns = 2
+        rollout.max_episode_tokens = rollout.max_prompt_tokens + rollout.max_new_tokens
 
 
 def random_params(model: qwen.QwenConfig = MODEL, scale: float = 0.15) -> qwen.Params:
@@ -172,22 +181,52 @@ def group_advantage(returns: list[float], i: int, group: list[int], algorithm: A
         return centered
     if algorithm.advantage == "group_mean_std":
         return centered / (statistics.stdev(peers) + algorithm.std_eps)
+    if algorithm.advantage == "group_mean_over_mean":
+        mean = statistics.fmean(peers)
+        return centered / mean if mean > 0 else 0.0
     assert algorithm.advantage == "group_mean_batch_std", algorithm.advantage
     return centered / (statistics.stdev(returns) + algorithm.std_eps)
 
 
+# For each named reward its weight, and its value for each rollout, None where it does not apply.
+Parts = list[tuple[float, list[float | None]]]
+
+
+def advantages_of_parts(parts: Parts, group: list[int], algorithm: Algorithm) -> list[float]:
+    """Returns the advantage of every rollout by GDPO: each reward is normalized before the sum."""
+    sums = [0.0] * len(group)
+    for weight, rewards in parts:
+        for i, reward in enumerate(rewards):
+            members = [j for j in range(len(group)) if group[j] == group[i]]
+            peers = [rewards[j] for j in members if rewards[j] is not None]
+            if reward is not None and len(set(peers)) > 1:
+                centered = reward - statistics.fmean(peers)
+                sums[i] += weight * centered / (statistics.stdev(peers) + algorithm.std_eps)
+    return [x / (statistics.stdev(sums) + algorithm.std_eps) for x in sums]
+
+
 def advantages(
-    rewards: Lists, values: Lists, group: list[int], algorithm: Algorithm
+    rewards: Lists,
+    values: Lists,
+    group: list[int],
+    algorithm: Algorithm,
+    parts: Parts | None = None,
 ) -> tuple[Lists, Lists]:
     """Returns the advantages and the critic's targets of every sampled token of every rollout.
 
     Rewards and values are lists over the sampled tokens of each rollout; `group` holds the number
-    of each rollout's prompt.
+    of each rollout's prompt. `parts` are the named rewards that the rewards are sums of, None if
+    there is one.
     """
     result = []
     returns = [math.fsum(row) for row in rewards]
+    of_parts: list[float] = []
+    if algorithm.advantage == "each_group_mean_std":
+        of_parts = advantages_of_parts(parts or [(1.0, [*returns])], group, algorithm)
     for i, row in enumerate(rewards):
-        if algorithm.advantage == "return_to_go":
+        if of_parts:
+            result.append([of_parts[i]] * len(row))
+        elif algorithm.advantage == "return_to_go":
             result.append(return_to_go(row, algorithm.gamma))
         elif algorithm.advantage == "gae":
             result.append(gae(row, values[i], algorithm.gamma, algorithm.lam))
@@ -212,6 +251,7 @@ def advantages_of(
     group: int,
     max_new: int,
     values: TokenArrays | None = None,
+    parts: Parts | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns `advantages` of rollouts over all their tokens, 0 where a token was not sampled.
 
@@ -228,7 +268,9 @@ def advantages_of(
         rewards.append(row)
         sampled_values.append([float(values[i][t]) for t in places])
     numbers = [i // group for i in range(len(rollouts))]
-    over_sampled, targets_over_sampled = advantages(rewards, sampled_values, numbers, algorithm)
+    over_sampled, targets_over_sampled = advantages(
+        rewards, sampled_values, numbers, algorithm, parts
+    )
     return over_all_tokens(over_sampled, rollouts), over_all_tokens(targets_over_sampled, rollouts)
 
 
@@ -281,6 +323,22 @@ def token_weights(
     return weights
 
 
+def is_masked(ratio: float, logp: float, A: float, algorithm: Algorithm) -> bool:
+    """Returns whether DPPO or IPO drops a token, whose ratio is pi / mu."""
+    pi = math.exp(logp)
+    mu = pi / ratio
+    low, high = algorithm.clip_low, algorithm.clip_high
+    if algorithm.surrogate == "ipo":
+        return not -low <= pi - mu <= high
+    bound = high if A > 0 else low
+    moves_along = pi > mu if A > 0 else pi < mu
+    if algorithm.surrogate == "dppo_tv":
+        distance = abs(pi - mu)
+    else:
+        distance = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+    return moves_along and distance > bound
+
+
 def surrogate(
     ratio: float, logp: float, A: float, algorithm: Algorithm
 ) -> tuple[float, float, float]:
@@ -289,6 +347,8 @@ def surrogate(
     The first is by the ratio; the second is by logp where it does not go through the ratio.
     """
     clipped = min(max(ratio, 1 - algorithm.clip_low), 1 + algorithm.clip_high)
+    if algorithm.surrogate in ("dppo_tv", "dppo_kl", "ipo"):
+        return (0.0, 0.0, 0.0) if is_masked(ratio, logp, A, algorithm) else (-ratio * A, -A, 0.0)
     if algorithm.surrogate == "reinforce":
         return -A * logp, 0.0, -A
     if algorithm.surrogate == "cispo":
@@ -358,6 +418,8 @@ def sequence_loss(
         c = correction(gaps, t, algorithm)
         divergence, by_logp = kl(logps[t], ref[t], algorithm)
         loss += weights[t] * (c * term - algorithm.entropy_coef * entropy[t])
+        loss += weights[t] * algorithm.ratio_penalty * shifts[t] ** 2
+        slopes[t] += weights[t] * algorithm.ratio_penalty * 2 * shifts[t]
         loss += kl_weights[t] * algorithm.kl_coef * divergence
 
         slopes[t] += weights[t] * c * direct + kl_weights[t] * algorithm.kl_coef * by_logp
@@ -383,18 +445,20 @@ def policy_loss(
     sampler: TokenArrays | None = None,
     entropy: TokenArrays | None = None,
     values: TokenArrays | None = None,
+    parts: Parts | None = None,
 ) -> tuple[float, list[np.ndarray]]:
     """Returns the loss of an optimizer step and its derivative by the log-prob of every token.
 
     The step trains on the `chosen` rollouts (None: all) among the rollouts of an RL step. Every
-    array of `logps`, `old`, `ref` and so on is over the tokens of one rollout.
+    array of `logps`, `old`, `ref` and so on is over the tokens of one rollout. `parts` are those of
+    `advantages`.
     """
     zeros = [np.zeros(len(rollout.tokens)) for rollout in rollouts]
     sampler = sampler or [rollout.logps for rollout in rollouts]
     entropy = entropy or zeros
     if algorithm.old_policy == "sampler":
         old = sampler
-    A, _ = advantages_of(rollouts, old, ref, algorithm, group, max_new, values)
+    A, _ = advantages_of(rollouts, old, ref, algorithm, group, max_new, values, parts)
     weights = token_weights(rollouts, algorithm, max_new, chosen)
     kl_weights = token_weights(rollouts, algorithm, max_new, chosen, algorithm.kl_weight)
 
@@ -417,6 +481,28 @@ def policy_loss(
         row = np.zeros(len(rollout.tokens))
         row[places] = sequence_slopes
         slopes.append(row)
+    return add_environment_loss(loss, slopes, rollouts, logps, algorithm, chosen)
+
+
+def add_environment_loss(
+    loss: float,
+    slopes: list[np.ndarray],
+    rollouts: list[Rollout],
+    logps: TokenArrays,
+    algorithm: Algorithm,
+    chosen: Sequence[int] | None,
+) -> tuple[float, list[np.ndarray]]:
+    """Adds the mean cross-entropy of the tokens that an environment replied, times its factor."""
+    chosen = range(len(rollouts)) if chosen is None else chosen
+    replies = [
+        (i, t)
+        for i in chosen
+        for t in range(rollouts[i].prompt_length, len(rollouts[i].tokens))
+        if not rollouts[i].sampled[t]
+    ]
+    for i, t in replies:
+        loss -= algorithm.environment_coef * float(logps[i][t]) / len(replies)
+        slopes[i][t] -= algorithm.environment_coef / len(replies)
     return loss, slopes
 
 

@@ -1,6 +1,8 @@
 """Algorithms are values: there is one loss, and an `Algorithm` names the parts that it is made of.
 
-    loss = sum_t w_t [ c_t surrogate(rho_t, A_t) - entropy_coef H_t ] + v_t kl_coef KL_t
+    loss = sum_t w_t [ c_t surrogate(rho_t, A_t) - entropy_coef H_t + ratio_penalty log^2 rho_t ]
+           + v_t kl_coef KL_t
+           - sum_e u_e environment_coef log pi(e)
 
 | symbol | part | made in | where |
 |---|---|---|---|
@@ -11,8 +13,9 @@
 | c_t | correction f(pi_old(a_t) / pi_sampler(a_t)) | corrections.py | in the jitted update |
 | KL_t | estimate of the KL to the reference policy | kl.py | in the jitted update |
 
-The sum goes over the tokens that the policy sampled and that one optimizer step trains on. Since
-the weights are numbers for single tokens, packing, microbatches and sharding cannot change the
+The first sum goes over the tokens that the policy sampled and that one optimizer step trains on,
+the second over the tokens of an environment's replies, whose weights u_e make a mean. Since the
+weights are numbers for single tokens, packing, microbatches and sharding cannot change the
 objective. `presets.py` has the published algorithms by name; docs/algorithms.md explains them.
 
 A new part is a function and a line in the table of its file. Shapes: N rollouts and T tokens on the
@@ -25,13 +28,14 @@ from jzero.algorithms.advantages import (
     Episodes,
     compute_advantages,
     needs_critic,
+    needs_parts,
 )
 from jzero.algorithms.algorithm import Algorithm, needs_reference, shape_score
 from jzero.algorithms.corrections import CORRECTIONS, resolve_correction
 from jzero.algorithms.kl import KL_ESTIMATORS, k2, k3
-from jzero.algorithms.losses import policy_loss, value_loss
+from jzero.algorithms.losses import environment_loss, policy_loss, value_loss
 from jzero.algorithms.presets import PRESETS, dr_grpo, grpo
-from jzero.algorithms.ratios import RATIOS, SequenceSum
+from jzero.algorithms.ratios import MAX_LOG_RATIO, RATIOS, SequenceSum
 from jzero.algorithms.surrogates import SURROGATES, Surrogate
 from jzero.algorithms.tables import TABLES
 from jzero.algorithms.weights import WEIGHTS

@@ -28,6 +28,10 @@ class Episodes(NamedTuple):
     `group` numbers the prompts from 0: rollouts of the same prompt share a number. `values` are the
     critic's, of the state before each token, and 0 without a critic. `turn` numbers the turns of an
     episode from 0, and is None if no episode has more than one.
+
+    `parts` are the K named rewards that `rewards` are the weighted sum of, for an advantage that
+    reads them (`Advantage.needs_parts`), else None. They stand on the last token of their turn, and
+    are NaN on it where a reward function does not apply to the turn. They are 0 on other tokens.
     """
 
     rewards: PerToken
@@ -36,6 +40,8 @@ class Episodes(NamedTuple):
     group: Groups
     turn: Int[np.ndarray, "rollouts tokens"] | None = None
     turn_discount: float = 1.0  # of the next turn's return in the return of a turn
+    parts: Float[np.ndarray, "rollouts tokens parts"] | None = None
+    part_weights: tuple[float, ...] = ()  # of each of the K parts in the reward
 
     @property
     def returns(self) -> PerRollout:
@@ -100,6 +106,54 @@ def group_mean_batch_std(episodes: Episodes, algorithm: Algorithm) -> Advantages
     returns = episodes.returns
     std = returns.std(ddof=1) if len(returns) > 1 else 0.0
     return group_mean(episodes, algorithm) / (std + algorithm.std_eps)
+
+
+def group_mean_over_mean(episodes: Episodes, algorithm: Algorithm) -> Advantages:
+    """A = (R - mean(R)) / mean(R) over the group, and 0 where mean(R) is not positive.
+
+    With scores of 0 and 1 the expected gradient is that of the log-likelihood of a right answer, to
+    the order that the group's size allows. Source: MaxRL, arXiv:2602.02710.
+    """
+    means = group_means(episodes.returns, episodes.group)[:, None]
+    centered = group_mean(episodes, algorithm)
+    return np.where(means > 0, centered / np.where(means > 0, means, 1.0), 0.0)
+
+
+def each_group_mean_std(episodes: Episodes, algorithm: Algorithm) -> Advantages:
+    """A = B / (std(B) + eps), with B = sum_k weight_k (R_k - mean(R_k)) / (std(R_k) + eps).
+
+    Means and standard deviations of the named reward R_k are over the rollouts of the group that it
+    applies to, and the standard deviation of B is over all rollouts. B has the mean 0, because each
+    of its terms does. A reward that is the same throughout a group adds exactly 0 there. Episodes
+    without named rewards have one, their reward.
+
+    Source: GDPO, arXiv:2601.05242; TRL's multi_objective_aggregation="normalize_then_sum".
+    """
+    returns_NK = episodes.returns[:, None]
+    weights: tuple[float, ...] = (1.0,)
+    if episodes.parts is not None:
+        returns_NK = episodes.parts.sum(axis=1)
+        weights = episodes.part_weights
+    total = np.zeros(len(returns_NK))
+    for weight, returns in zip(weights, returns_NK.T, strict=True):
+        applies = ~np.isnan(returns)
+        if applies.any():
+            _, group = np.unique(episodes.group[applies], return_inverse=True)
+            of_part = one_reward_each(returns[applies], group)
+            total[applies] += weight * group_mean_std(of_part, algorithm)[:, 0]
+    std = total.std(ddof=1) if len(total) > 1 else 0.0
+    return (total / (std + algorithm.std_eps))[:, None]
+
+
+def one_reward_each(returns: PerRollout, group: Groups) -> Episodes:
+    """Returns episodes of one token, which has all of the episode's reward."""
+    rewards = returns[:, None]
+    return Episodes(
+        rewards=rewards,
+        values=np.zeros_like(rewards),
+        mask=np.ones_like(rewards, bool),
+        group=group,
+    )
 
 
 def leave_one_out(episodes: Episodes, algorithm: Algorithm) -> Advantages:
@@ -167,6 +221,7 @@ class Advantage(NamedTuple):
     compute: Callable[[Episodes, Algorithm], Advantages]
     min_group_size: int  # smallest group that it is defined for
     needs_critic: bool = False
+    needs_parts: bool = False  # reads the named rewards, not their sum
 
     @property
     def is_of_group(self) -> bool:
@@ -178,6 +233,8 @@ ADVANTAGES: dict[str, Advantage] = {
     "group_mean": Advantage(group_mean, min_group_size=2),
     "group_mean_std": Advantage(group_mean_std, min_group_size=2),
     "group_mean_batch_std": Advantage(group_mean_batch_std, min_group_size=2),
+    "group_mean_over_mean": Advantage(group_mean_over_mean, min_group_size=2),
+    "each_group_mean_std": Advantage(each_group_mean_std, min_group_size=2, needs_parts=True),
     "leave_one_out": Advantage(leave_one_out, min_group_size=2),
     "return_to_go": Advantage(return_to_go, min_group_size=1),
     "gae": Advantage(gae, min_group_size=1, needs_critic=True),
@@ -215,17 +272,35 @@ def turns_as_episodes(
     turn = episodes.turn
     assert turn is not None, "the episodes have one turn only"
     is_first_of_turn = episodes.mask & (np.diff(turn, axis=1, prepend=-1) != 0)
-    returns = discounted_returns(episodes, gamma=1.0)[is_first_of_turn][:, None]
+    returns = discounted_returns(episodes, gamma=1.0)[is_first_of_turn]
     group_and_turn = episodes.group[:, None] * (turn.max() + 1) + turn
     _, group = np.unique(group_and_turn[is_first_of_turn], return_inverse=True)
-    rows = Episodes(
-        rewards=returns,
-        values=np.zeros_like(returns),
-        mask=np.ones_like(returns, bool),
-        group=group,
-    )
+    rows = one_reward_each(returns, group)
     row_of_token = np.cumsum(is_first_of_turn).reshape(turn.shape) - 1
+    if episodes.parts is not None:
+        parts = returns_of_parts(episodes, episodes.parts, is_first_of_turn, row_of_token)
+        rows = rows._replace(parts=parts[:, None], part_weights=episodes.part_weights)
     return rows, row_of_token
+
+
+def returns_of_parts(
+    episodes: Episodes,
+    parts: Float[np.ndarray, "rollouts tokens parts"],
+    is_first_of_turn: Bool[np.ndarray, "rollouts tokens"],
+    row_of_token: Int[np.ndarray, "rollouts tokens"],
+) -> Float[np.ndarray, "turns parts"]:
+    """Returns the return of every named reward of every turn.
+
+    It is NaN where the reward function does not apply to the turn itself. A later turn that the
+    function does not apply to adds nothing to the returns of the turns before it.
+    """
+    columns = []
+    for part in np.moveaxis(parts, -1, 0):
+        rewards = episodes._replace(rewards=np.nan_to_num(part, nan=0.0))
+        returns = discounted_returns(rewards, gamma=1.0)[is_first_of_turn]
+        returns[row_of_token[np.isnan(part)]] = np.nan
+        columns.append(returns)
+    return np.stack(columns, axis=-1)
 
 
 def whitened(advantages: PerToken, mask: Bool[np.ndarray, "rollouts tokens"]) -> PerToken:
@@ -233,6 +308,11 @@ def whitened(advantages: PerToken, mask: Bool[np.ndarray, "rollouts tokens"]) ->
     sampled = advantages[mask]
     variance = sampled.var(ddof=1) if len(sampled) > 1 else 0.0
     return (advantages - sampled.mean()) / np.sqrt(variance + 1e-8) * mask
+
+
+def needs_parts(algorithm: Algorithm) -> bool:
+    """Returns whether the algorithm's advantage reads the named rewards, not their sum."""
+    return ADVANTAGES[algorithm.advantage].needs_parts
 
 
 def needs_critic(algorithm: Algorithm) -> bool:

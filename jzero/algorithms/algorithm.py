@@ -63,8 +63,16 @@ class Algorithm:
     )
     ratio: str = setting("token", "Ratio of the policy to the old policy.")
     surrogate: str = setting("clip", "Surrogate objective.")
-    clip_low: float = setting(0.2, "The ratio is clipped at 1 - clip_low from below.")
-    clip_high: float = setting(0.2, "The ratio is clipped at 1 + clip_high from above.")
+    clip_low: float = setting(
+        0.2,
+        "The ratio is clipped at 1 - clip_low from below. For dppo_tv, dppo_kl and ipo: the "
+        "largest divergence of a token whose probability fell.",
+    )
+    clip_high: float = setting(
+        0.2,
+        "The ratio is clipped at 1 + clip_high from above. For dppo_tv, dppo_kl and ipo: the "
+        "largest divergence of a token whose probability rose.",
+    )
     dual_clip: float = setting(
         0.0, "Bound of the ratio where the advantage is negative, for the surrogate clip."
     )
@@ -86,6 +94,14 @@ class Algorithm:
         0, "RL steps after which the policy becomes the reference. 0: the first policy stays it."
     )
     entropy_coef: float = setting(0.0, "Factor of the entropy bonus.", at_least=None)
+    ratio_penalty: float = setting(
+        0.0, "Factor of the squared logarithm of a token's ratio in the loss."
+    )
+    environment_coef: float = setting(
+        0.0,
+        "Factor of the cross-entropy on the tokens of the environment's replies, as a mean over "
+        "these tokens (rollout.max_turns above 1).",
+    )
 
     # The critic, for an advantage that needs one.
     value_clip: float = setting(

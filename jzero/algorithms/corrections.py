@@ -1,66 +1,71 @@
 """Corrections: factors for tokens whose sampler and trainer disagree about their probability.
 
 The sampler computes in other precision and other kernels than the trainer, and an asynchronous
-sampler may hold older weights. A correction function takes d = log pi_old - log pi_sampler of every
-token of packed rows [B, T] and returns the factor c of the token's term in the loss. The factor is
-a constant: no gradient goes through it. A factor of 0 drops the token from the sum, and the
-denominators of the weights stay as they are.
+sampler may hold older weights. A correction takes d = log pi_old - log pi_sampler of every token of
+packed rows [B, T]. It makes a ratio of d, of the token alone or of its sequence, and of the ratio
+the factor c of the token's term in the loss. The factor is a constant: no gradient goes through it.
+A factor of 0 drops the token from the sum, and the denominators of the weights stay as they are.
 
-`correction_low` and `correction_high` bound the ratio exp(d).
+`correction_low` and `correction_high` bound the ratio.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax.numpy as jnp
 
 from jzero.algorithms.algorithm import Algorithm
-from jzero.algorithms.ratios import SequenceSum, Tokens, bounded_exp, sequence_ratio
+from jzero.algorithms.ratios import SequenceSum, Tokens, bounded_exp, sequence_ratio, token_ratio
 
-Correction: TypeAlias = Callable[[Tokens, SequenceSum, Algorithm], Tokens]
+CorrectionRatio: TypeAlias = Callable[[Tokens, SequenceSum], Tokens]
+CorrectionFactor: TypeAlias = Callable[[Tokens, Algorithm], Tokens]
 
 
-def zero_outside_bounds(ratio: Tokens, algorithm: Algorithm) -> Tokens:
-    """Returns the ratio where it is in [correction_low, correction_high], and 0 elsewhere."""
+# The ratio: (d, sequence_sum) -> the ratio that the bounds apply to.
+
+
+def product_ratio(d: Tokens, sequence_sum: SequenceSum) -> Tokens:
+    """Returns the product of exp(d) over the token's sequence."""
+    return bounded_exp(sequence_sum(d))
+
+
+# The factor: (ratio, algorithm) -> c.
+
+
+def truncate(ratio: Tokens, algorithm: Algorithm) -> Tokens:
+    """c = min(ratio, high)."""
+    return jnp.minimum(ratio, algorithm.correction_high)
+
+
+def mask(ratio: Tokens, algorithm: Algorithm) -> Tokens:
+    """c = ratio if it is in [low, high], else 0."""
     is_inside = (ratio >= algorithm.correction_low) & (ratio <= algorithm.correction_high)
     return jnp.where(is_inside, ratio, 0.0)
 
 
-def token_truncate(d: Tokens, sequence_sum: SequenceSum, algorithm: Algorithm) -> Tokens:
-    """c = min(exp(d), high): truncated importance sampling (TIS, Yao et al. 2025)."""
-    return jnp.minimum(bounded_exp(d), algorithm.correction_high)
+def keep(ratio: Tokens, algorithm: Algorithm) -> Tokens:
+    """c = 1 if the ratio is in [low, high], else 0."""
+    return jnp.sign(mask(ratio, algorithm))
 
 
-def token_mask(d: Tokens, sequence_sum: SequenceSum, algorithm: Algorithm) -> Tokens:
-    """c = exp(d) if it is in [low, high], else 0: masked importance sampling.
+class Correction(NamedTuple):
+    """A correction: the ratio of every token, and the factor that the ratio becomes."""
 
-    Source: AReaL, arXiv:2505.24298.
-    """
-    return zero_outside_bounds(bounded_exp(d), algorithm)
-
-
-def sequence_truncate(d: Tokens, sequence_sum: SequenceSum, algorithm: Algorithm) -> Tokens:
-    """c = min(prod exp(d), high), with the product over the token's sequence."""
-    return jnp.minimum(bounded_exp(sequence_sum(d)), algorithm.correction_high)
-
-
-def sequence_mask(d: Tokens, sequence_sum: SequenceSum, algorithm: Algorithm) -> Tokens:
-    """c = prod exp(d) over the token's sequence if it is in [low, high], else 0 (TRL's default)."""
-    return zero_outside_bounds(bounded_exp(sequence_sum(d)), algorithm)
-
-
-def geometric(d: Tokens, sequence_sum: SequenceSum, algorithm: Algorithm) -> Tokens:
-    """c = 1 if the geometric mean of exp(d) over the token's sequence is in [low, high], else 0."""
-    return jnp.sign(zero_outside_bounds(sequence_ratio(d, sequence_sum), algorithm))
+    ratio: CorrectionRatio
+    factor: CorrectionFactor
 
 
 CORRECTIONS: dict[str, Correction] = {
-    "token_truncate": token_truncate,
-    "token_mask": token_mask,
-    "sequence_truncate": sequence_truncate,
-    "sequence_mask": sequence_mask,
-    "geometric": geometric,
+    # Truncated importance sampling (TIS, Yao et al. 2025).
+    "token_truncate": Correction(token_ratio, truncate),
+    # Masked importance sampling (AReaL, arXiv:2505.24298; IcePop, arXiv:2510.18855).
+    "token_mask": Correction(token_ratio, mask),
+    "sequence_truncate": Correction(product_ratio, truncate),
+    # TRL's default.
+    "sequence_mask": Correction(product_ratio, mask),
+    # Rejection by the geometric mean of exp(d) over the token's sequence.
+    "geometric": Correction(sequence_ratio, keep),
 }
 
 

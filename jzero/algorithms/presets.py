@@ -129,6 +129,116 @@ def decoupled_ppo(**changes: object) -> Algorithm:
     return replace(algorithm, **changes)
 
 
+def dppo_tv(**changes: object) -> Algorithm:
+    """DPPO (arXiv:2602.04879): a mask by the total variation replaces the clipped ratio.
+
+    The old policy is the one that sampled. The bound is prime-rl's; verl's is 0.15.
+    """
+    algorithm = Algorithm(
+        name="dppo_tv",
+        advantage="group_mean",
+        weight="token_mean",
+        old_policy="sampler",
+        surrogate="dppo_tv",
+        clip_low=0.2,
+        clip_high=0.2,
+    )
+    return replace(algorithm, **changes)
+
+
+def dppo_kl(**changes: object) -> Algorithm:
+    """DPPO (arXiv:2602.04879) with the KL divergence in place of the total variation."""
+    algorithm = Algorithm(
+        name="dppo_kl",
+        advantage="group_mean",
+        weight="token_mean",
+        old_policy="sampler",
+        surrogate="dppo_kl",
+        clip_low=0.05,
+        clip_high=0.05,
+    )
+    return replace(algorithm, **changes)
+
+
+def ipo(**changes: object) -> Algorithm:
+    """IPO (prime-rl, docs/algorithms.md): the mask of DPPO on both sides, and log^2 of the ratio.
+
+    Later versions of prime-rl bound the change of a probability at 0.3.
+    """
+    algorithm = Algorithm(
+        name="ipo",
+        advantage="group_mean",
+        weight="token_mean",
+        old_policy="sampler",
+        surrogate="ipo",
+        clip_low=0.1,
+        clip_high=0.1,
+        ratio_penalty=1e-3,
+    )
+    return replace(algorithm, **changes)
+
+
+def icepop(**changes: object) -> Algorithm:
+    """IcePop (Ring-1T, arXiv:2510.18855): GRPO without tokens that sampler and trainer disagree on.
+
+    c = pi_old / pi_sampler if it is in [0.5, 5], else 0.
+    """
+    algorithm = Algorithm(
+        name="icepop",
+        correction="token_mask",
+        correction_low=0.5,
+        correction_high=5.0,
+    )
+    return replace(algorithm, **changes)
+
+
+def geometric_rejection(**changes: object) -> Algorithm:
+    """GRPO without sequences whose geometric mean of pi_old / pi_sampler is far from 1.
+
+    Source: verl, docs/algo/rollout_corr_math.md, rejection sampling by the geometric mean.
+    """
+    algorithm = Algorithm(
+        name="geometric_rejection",
+        correction="geometric",
+        correction_low=0.999,
+        correction_high=1.001,
+    )
+    return replace(algorithm, **changes)
+
+
+def maxrl(**changes: object) -> Algorithm:
+    """MaxRL (arXiv:2602.02710): GRPO with the group's mean where its standard deviation divides."""
+    return replace(Algorithm(name="maxrl", advantage="group_mean_over_mean"), **changes)
+
+
+def gdpo(**changes: object) -> Algorithm:
+    """GDPO (arXiv:2601.05242): every reward function is normalized before they are summed."""
+    algorithm = Algorithm(name="gdpo", advantage="each_group_mean_std", std_eps=1e-4)
+    return replace(algorithm, **changes)
+
+
+def echo(**changes: object) -> Algorithm:
+    """ECHO (arXiv:2605.24517): GRPO, and cross-entropy on what an environment replies."""
+    return replace(Algorithm(name="echo", environment_coef=0.1), **changes)
+
+
+def reinforce_global(**changes: object) -> Algorithm:
+    """REINFORCE with the baseline of the whole batch, and the KL in the reward (k1).
+
+    The returns-to-go are whitened over all tokens of the RL step, as REINFORCE++ does
+    (arXiv:2501.03262), and the loss is -A log pi, without a ratio.
+    """
+    algorithm = Algorithm(
+        name="reinforce_global",
+        advantage="return_to_go",
+        whiten=True,
+        weight="token_mean",
+        surrogate="reinforce",
+        kl_reward=0.01,
+    )
+    return replace(algorithm, **changes)
+
+
 # Runs as they were published. docs/algorithms.md says what their recipes add.
 
 
@@ -223,6 +333,15 @@ PRESETS: dict[str, Preset] = {
     "cispo": cispo,
     "ppo": ppo,
     "decoupled_ppo": decoupled_ppo,
+    "dppo_tv": dppo_tv,
+    "dppo_kl": dppo_kl,
+    "ipo": ipo,
+    "icepop": icepop,
+    "geometric_rejection": geometric_rejection,
+    "maxrl": maxrl,
+    "gdpo": gdpo,
+    "echo": echo,
+    "reinforce_global": reinforce_global,
     "deepseek_grpo": deepseek_grpo,
     "drgrpo_paper": drgrpo_paper,
     "oat_head": oat_head,

@@ -1,6 +1,12 @@
 """The settings of a run: their schema, the checks made before a run, and what recipes share."""
 
-from jzero.config.checks import POSITIONS, context_mistakes, positions_of, validate
+from jzero.config.checks import (
+    POSITIONS,
+    context_mistakes,
+    positions_of,
+    remembers_kept,
+    validate,
+)
 from jzero.config.presets import (
     ADAPTER_LR_FACTOR,
     ADAPTER_RANK,

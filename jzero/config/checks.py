@@ -176,19 +176,40 @@ def check_group_size(config: Config) -> Iterator[str]:
         )
 
 
+def divides_by_sampler(config: Config) -> bool:
+    """Returns whether the loss divides by the probabilities of the sampler."""
+    algorithm = algorithms.resolve_correction(config.algorithm, config.rollout.max_staleness)
+    return bool(algorithm.correction) or algorithm.old_policy == "sampler"
+
+
+def remembers_kept(config: Config) -> bool:
+    """Returns whether rollouts remember which tokens the sampler's filters kept.
+
+    Ratios to the sampler are then over these tokens. Their number has a bound, rollout.top_k.
+    """
+    return config.rollout.top_k > 0 and divides_by_sampler(config)
+
+
 def check_correction(config: Config) -> Iterator[str]:
-    """What divides by the sampler's probabilities needs them over the full vocabulary."""
+    """What divides by the sampler's probabilities needs them over the tokens it could draw."""
     rollout = config.rollout
     algorithm = algorithms.resolve_correction(config.algorithm, rollout.max_staleness)
     is_filtered = bool(rollout.top_k or rollout.top_p < 1 or rollout.min_p)
     uses_sampler = algorithm.old_policy == "sampler"
-    if is_filtered and (algorithm.correction or uses_sampler):
+    if is_filtered and divides_by_sampler(config) and not rollout.top_k:
         setting = "algorithm.old_policy=sampler"
         if algorithm.correction:
             setting = f"algorithm.correction={algorithm.correction}"
         yield (
-            f"{setting} divides by the sampler's probabilities, which are over the full "
-            "vocabulary: set rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
+            f"{setting} divides by the sampler's probabilities, over the tokens that rollout.top_p="
+            f"{rollout.top_p} rollout.min_p={rollout.min_p} keep: bound their number with "
+            "rollout.top_k, such as 512, or set rollout.top_p=1 rollout.min_p=0"
+        )
+    if remembers_kept(config) and algorithm.kl_reward:
+        yield (
+            f"algorithm.kl_reward={algorithm.kl_reward} compares with a reference policy over the "
+            f"full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of it: set "
+            "algorithm.kl_reward=0, or rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
         )
     if algorithm.correction and uses_sampler:
         yield (
@@ -199,6 +220,45 @@ def check_correction(config: Config) -> Iterator[str]:
         yield (
             f"algorithm.correction_low={algorithm.correction_low} is above "
             f"algorithm.correction_high={algorithm.correction_high}"
+        )
+
+
+def check_parts_of_the_algorithm(config: Config) -> Iterator[str]:
+    """Parts of an algorithm that are not defined together, and those that would have no effect."""
+    algorithm, rollout = config.algorithm, config.rollout
+    surrogate = algorithms.SURROGATES.get(algorithm.surrogate)
+    if surrogate and surrogate.needs_token_ratio and algorithm.ratio != "token":
+        yield (
+            f"algorithm.ratio={algorithm.ratio} is not the ratio of one token's probabilities, "
+            f"which algorithm.surrogate={algorithm.surrogate} compares: set algorithm.ratio=token"
+        )
+    if algorithm.environment_coef and rollout.max_turns == 1:
+        yield (
+            f"algorithm.environment_coef={algorithm.environment_coef} trains on an environment's "
+            "replies, and rollout.max_turns=1 has none: raise rollout.max_turns, or set "
+            "algorithm.environment_coef=0"
+        )
+    yield from named_reward_mistakes(config)
+
+
+def named_reward_mistakes(config: Config) -> Iterator[str]:
+    """An advantage of the named rewards knows no reward besides them."""
+    algorithm = config.algorithm
+    advantage = algorithms.ADVANTAGES.get(algorithm.advantage)
+    if not advantage or not advantage.needs_parts:
+        return
+    for name in ("truncated_penalty", "overlong_share", "kl_reward"):
+        if value := getattr(algorithm, name):
+            yield (
+                f"algorithm.{name}={value} is in no function of "
+                f"task.reward.functions, which algorithm.advantage={algorithm.advantage} "
+                f"normalizes one by one: set algorithm.{name}=0"
+            )
+    if config.rollout.max_turns > 1 and config.task.turn_reward == "success":
+        yield (
+            f"task.turn_reward=success replaces a score, and algorithm.advantage="
+            f"{algorithm.advantage} reads the functions of task.reward.functions one by one: set "
+            "task.turn_reward=score"
         )
 
 
@@ -280,6 +340,13 @@ def check_evaluation(config: Config) -> Iterator[str]:
         yield (
             f"eval.every={settings.every} has no problems to evaluate on: "
             "set eval.problems to at least 1, or eval.suites"
+        )
+    rollout = config.rollout
+    shortest = rollout.max_prompt_tokens + settings.max_new_tokens
+    if settings.max_new_tokens and 0 < rollout.max_episode_tokens < shortest:
+        yield (
+            f"rollout.max_episode_tokens={rollout.max_episode_tokens} is shorter than a prompt and "
+            f"eval.max_new_tokens={settings.max_new_tokens}: set it to at least {shortest}, or to 0"
         )
 
 
@@ -387,6 +454,13 @@ def context_mistakes(
             f"rollout.max_turns={rollout.max_turns} make sequences of {longest} tokens, and {has}: "
             f"{advice}{ways_out(longest)}"
         )
+    longest_evaluation = config.eval.longest_episode(rollout)
+    if generates and longest <= positions < longest_evaluation:
+        yield (
+            f"eval.max_new_tokens={config.eval.max_new_tokens} makes sequences of "
+            f"{longest_evaluation} tokens, and {name} has {POSITIONS}={positions}: lower "
+            f"eval.max_new_tokens{beyond(longest_evaluation)}"
+        )
 
 
 def beyond(length: int) -> str:
@@ -407,6 +481,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_sampling,
     check_group_size,
     check_correction,
+    check_parts_of_the_algorithm,
     check_algorithm_numbers,
     check_lengths,
     check_context,

@@ -597,6 +597,9 @@ class EvalConfig:
         0.0, "Sampling temperature of eval.samples. 0: rollout.temperature."
     )
     top_p: float = setting(0.0, "The same for top_p. 0: rollout.top_p.", at_most=1)
+    max_new_tokens: int = setting(
+        0, "Most tokens of a response in an evaluation. 0: rollout.max_new_tokens."
+    )
     every: int = setting(
         0, "RL steps between evaluations, besides those before and after the run. 0: none."
     )
@@ -607,10 +610,15 @@ class EvalConfig:
     )
     limit: int = setting(0, "Most problems of a suite. 0: all.")
     save_responses: bool = setting(
-        False,
+        True,
         "Writes every response of an evaluation in training to "
         "evaluations/<step>/<suite>-<kind>.jsonl of the workdir.",
     )
+
+    def longest_episode(self, rollout: RolloutConfig) -> int:
+        """Returns the number of tokens of the longest episode of an evaluation, with its prompt."""
+        max_new_tokens = self.max_new_tokens or rollout.max_new_tokens
+        return dataclasses.replace(rollout, max_new_tokens=max_new_tokens).longest_episode
 
 
 @dataclass

@@ -31,8 +31,13 @@ def token_logps(
     dtype: DTypeLike,
     place: Placement = leave_in_place,
     place_logits: Placement = leave_in_place,
-) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+    kept: Int[Array, "B T K"] | None = None,
+) -> tuple[Float[Array, "B T"], ...]:
     """Computes log p(target) and the entropy of p = softmax(logits / temperature), both in fp32.
+
+    With `kept` returns three: log q(target), the entropy of p, and log p(target). q is p over the
+    tokens of `kept` alone, among which the target is; -1 is no token. Where `kept` has no token, q
+    is p.
 
     Logits exist for about `chunk` tokens at a time. A chunk takes some positions of every row, at
     least one: chunks of the flattened [B * T] would undo a sharding of B.
@@ -41,25 +46,43 @@ def token_logps(
     """
 
     def score(
-        hidden: Float[Array, "B width E"], targets: Int[Array, "B width"]
-    ) -> tuple[Float[Array, "B width"], Float[Array, "B width"]]:
+        hidden: Float[Array, "B width E"],
+        targets: Int[Array, "B width"],
+        kept: Int[Array, "B width K"] | None = None,
+    ) -> tuple[Float[Array, "B width"], ...]:
         logits = place_logits(qwen.head(config, params, place(hidden), dtype) / temperature)
         logz = jax.nn.logsumexp(logits, axis=-1)
         target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         # H(p) = log Z - sum_v p_v logit_v
         entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
-        return target - logz, entropy
+        if kept is None:
+            return target - logz, entropy
+        return target - logz_of_kept(logits, kept, logz), entropy, target - logz
 
     B, T = targets.shape
     width = min(T, max(1, chunk // B))
+    arrays = (hidden, targets) if kept is None else (hidden, targets, kept)
     if width == T:
-        return score(hidden, targets)
+        return score(*arrays)
 
     # The backward pass recomputes a chunk's logits, or all of them would be kept for it.
     score_again = qwen.keep_nothing(score)
-    chunks = split_columns(hidden, width), split_columns(targets, width)
-    logps, entropy = jax.lax.map(lambda chunk: score_again(*chunk), chunks)
-    return join_columns(logps, T), join_columns(entropy, T)
+    chunks = tuple(split_columns(array, width) for array in arrays)
+    outputs = jax.lax.map(lambda chunk: score_again(*chunk), chunks)
+    return tuple(join_columns(output, T) for output in outputs)
+
+
+def logz_of_kept(
+    logits: Float[Array, "B T V"], kept: Int[Array, "B T K"], logz: Float[Array, "B T"]
+) -> Float[Array, "B T"]:
+    """Returns log sum exp of the logits of the tokens in `kept`, and `logz` where there is none."""
+    is_token = kept >= 0
+    has_token = is_token.any(axis=-1)
+    kept_logits = jnp.take_along_axis(logits, jnp.maximum(kept, 0), axis=-1)
+    # A sum over nothing would be log 0, whose derivative is not a number.
+    is_counted = is_token | ~has_token[..., None]
+    of_kept = jax.nn.logsumexp(kept_logits, axis=-1, where=is_counted)
+    return jnp.where(has_token, of_kept, logz)
 
 
 def split_columns(x: jax.Array, width: int) -> jax.Array:

@@ -125,6 +125,8 @@ def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hos
         STOP_IDS,
         settings.model.dtype,
         settings.model.attention,
+        settings.eval.longest_episode(settings.rollout),
+        config.remembers_kept(settings),
     )
 
 

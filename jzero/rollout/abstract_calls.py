@@ -64,6 +64,7 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
         v=kv,
         tokens=by_slot(engine, first_tokens),
         logps=by_slot(engine, first_tokens, jnp.float32),
+        kept=by_slot(engine, (*first_tokens, engine.num_kept)) if engine.num_kept else None,
     )
     arrivals = next_power_of_two(engine.slots_per_shard, SMALLEST_INSERT)
     copies = rows * width // engine.settings.page_size + arrivals

@@ -27,6 +27,7 @@ class Prefix(NamedTuple, Generic[Leaf]):
     v: Leaf  # the same for the values
     tokens: Leaf  # i32[prompts, G]
     logps: Leaf  # f32[prompts, G], as in ResultTokens
+    kept: Leaf | None = None  # i32[prompts, G, K], as in ResultTokens
 
 
 class DecodeState(NamedTuple, Generic[Leaf]):
@@ -52,12 +53,13 @@ class ResultTokens(NamedTuple, Generic[Leaf]):
     """What one call of `generate` sampled: slot s has tokens[s, :counts[s]].
 
     Log-probabilities are fp32, at the sampling temperature (at 1 where it is 0), over the full
-    vocabulary.
+    vocabulary. Where the tokens that the filters kept are remembered, they are over these.
     """
 
     tokens: Leaf  # i32[slots, decode_steps]
     logps: Leaf  # f32[slots, decode_steps]
     counts: Leaf  # i32[slots]
+    kept: Leaf | None = None  # i32[slots, decode_steps, K] tokens that the filters kept; -1: none
 
 
 class Arrival(NamedTuple, Generic[Leaf]):

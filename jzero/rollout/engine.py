@@ -22,7 +22,7 @@ of its own with its own slots and pages.
 import contextlib
 import math
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -45,7 +45,7 @@ from jzero.rollout.decode_state import (
     ResumePoint,
 )
 from jzero.rollout.pages import PageAllocator
-from jzero.rollout.program_settings import make_program_settings, with_top_p
+from jzero.rollout.program_settings import make_program_settings, num_kept, with_top_p
 from jzero.rollout.programs import Programs, compile_programs
 
 SMALLEST_INSERT = 8  # samples; an insert of fewer is padded, so that few shapes are compiled
@@ -98,6 +98,8 @@ class Engine:
         stop_ids: tuple[int, ...],
         dtype: str,
         attention_name: str = "",
+        longest_evaluation: int = 0,
+        remembers_kept: bool = False,
     ) -> None:
         """Makes an engine without device state; no program is compiled yet.
 
@@ -107,6 +109,9 @@ class Engine:
             stop_ids: tokens that end a response.
             dtype: of weights and activations.
             attention_name: `config.model.attention`.
+            longest_evaluation: tokens of the longest sequence of an evaluation. Where it is longer
+                than the rollouts, fewer of its sequences may find pages at the same time.
+            remembers_kept: returns the tokens that the filters kept, for every sampled token.
 
         Raises:
             UserError: the pages of a shard do not hold one sequence of full length.
@@ -123,10 +128,12 @@ class Engine:
         # of a group tend to sit side by side.
         self.slots_per_block = math.gcd(self.slots_per_shard, settings.group_size)
 
-        self.max_sequence_tokens = settings.longest_episode
+        self.max_sequence_tokens = max(settings.longest_episode, longest_evaluation)
         self.pages_per_slot = divide_up(self.max_sequence_tokens, settings.page_size)
         self.max_prefill_length = self.pages_per_slot * settings.page_size
-        usable_pages = self.slots_per_shard * self.pages_per_slot
+        # Longer evaluations take no more memory than the rollouts, as far as one sequence fits.
+        pages_per_rollout = divide_up(settings.longest_episode, settings.page_size)
+        usable_pages = max(self.slots_per_shard * pages_per_rollout, self.pages_per_slot)
         if settings.num_pages:
             usable_pages = divide_up(settings.num_pages, self.num_shards)
         if usable_pages < self.pages_per_slot:
@@ -147,6 +154,7 @@ class Engine:
             slots_per_shard=self.slots_per_shard,
             pages_per_shard=self.pages_per_shard,
         )
+        self.program_settings = replace(self.program_settings, remembers_kept=remembers_kept)
         self.page_allocators = [
             PageAllocator(
                 self.pages_per_shard, settings.page_size, self.slots_per_shard, self.pages_per_slot
@@ -155,7 +163,9 @@ class Engine:
         ]
         self.placements: dict[int, Placement] = {}
         self._top_p = settings.top_p
-        self._programs: dict[float, Programs] = {}  # by their top_p, which is compiled in
+        self._remembers_kept = remembers_kept
+        # By top_p, and whether the tokens that the filters kept are returned: both are compiled in.
+        self._programs: dict[tuple[float, bool], Programs] = {}
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -165,21 +175,41 @@ class Engine:
     @property
     def jitted(self) -> Programs:
         """Returns the programs, which are compiled at their first call with each shape."""
-        if self._top_p not in self._programs:
-            settings = self.program_settings
+        key = self._top_p, self._remembers_kept
+        if key not in self._programs:
+            settings = replace(self.program_settings, remembers_kept=self._remembers_kept)
             if self._top_p != self.settings.top_p:
                 settings = with_top_p(settings, self._top_p, self.settings, self.mesh)
-            self._programs[self._top_p] = compile_programs(settings, self.mesh)
-        return self._programs[self._top_p]
+            self._programs[key] = compile_programs(settings, self.mesh)
+        return self._programs[key]
+
+    @property
+    def num_kept(self) -> int:
+        """Returns how many tokens are remembered as kept, for every sampled token; 0: none."""
+        return num_kept(replace(self.program_settings, remembers_kept=self._remembers_kept))
 
     @contextlib.contextmanager
-    def sampling_with(self, top_p: float) -> Iterator[None]:
-        """Samples with this top_p in place of rollout.top_p, by programs of their own."""
-        self._top_p = top_p
+    def sampling_with(
+        self, top_p: float = 0.0, max_new_tokens: int = 0, is_trained: bool = True
+    ) -> Iterator[None]:
+        """Samples with other settings than the rollout's. 0 leaves a setting as it is.
+
+        Another `top_p` has programs of its own. `max_new_tokens` may be as large as the sequences
+        that the engine was made for. What is not trained on remembers no tokens that were kept.
+        """
+        settings, remembers_kept = self.settings, self._remembers_kept
+        self._top_p = top_p or settings.top_p
+        self._remembers_kept = remembers_kept and is_trained
+        if max_new_tokens:
+            self.settings = replace(settings, max_new_tokens=max_new_tokens)
+        longest = self.settings.longest_episode
+        assert longest <= self.max_sequence_tokens, f"{longest=} {self.max_sequence_tokens=}"
         try:
             yield
         finally:
-            self._top_p = self.settings.top_p
+            self.settings = settings
+            self._top_p = settings.top_p
+            self._remembers_kept = remembers_kept
 
     # -- device state -----------------------------------------------------------------------------
 
@@ -188,7 +218,7 @@ class Engine:
         kv_axis = self.program_settings.kv_axis
         kv = NamedSharding(self.mesh, P(None, "slots", None, kv_axis))
         rest = NamedSharding(self.mesh, P("slots"))
-        return Prefix(k=kv, v=kv, tokens=rest, logps=rest)
+        return Prefix(k=kv, v=kv, tokens=rest, logps=rest, kept=rest if self.num_kept else None)
 
     def load_params(self, params: qwen.Params, shardings: qwen.Params) -> qwen.Params:
         """Returns weights in the decoder's dtype and layout.

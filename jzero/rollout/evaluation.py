@@ -171,6 +171,8 @@ def evaluate(
                 version=0,
                 check_stop=check_stop,
                 top_p=settings.top_p if kind == "eval" else 0.0,
+                max_new_tokens=settings.max_new_tokens,
+                is_trained=False,
             )
             rollouts = sampler.gather_rollouts(rollouts)
             check_gradings(f"{kind} {name}".rstrip(), rollouts, sampler.task.max_failed_share)

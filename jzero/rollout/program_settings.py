@@ -36,6 +36,7 @@ class ProgramSettings:
     page_size: int  # tokens
     decode_steps: int  # steps of one call of `generate`
     tensor: int  # devices that share a shard
+    remembers_kept: bool = False  # returns the tokens that the filters kept, for every token
 
 
 def make_program_settings(
@@ -104,3 +105,10 @@ def with_top_p(
     filters = sampling.Filters(settings.top_k, top_p, settings.min_p)
     axis, parts = split_logits(filters, program_settings.model.vocab_size, mesh)
     return replace(program_settings, filters=filters, logits_axis=axis, vocabulary_parts=parts)
+
+
+def num_kept(program_settings: ProgramSettings) -> int:
+    """Returns how many tokens are remembered as kept, for every sampled token; 0: none."""
+    if not program_settings.remembers_kept:
+        return 0
+    return min(program_settings.filters.top_k, program_settings.model.vocab_size)

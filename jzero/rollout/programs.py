@@ -32,7 +32,7 @@ from jzero.rollout.decode_state import (
     ResumePoint,
 )
 from jzero.rollout.pages import SCRATCH_PAGE
-from jzero.rollout.program_settings import ProgramSettings
+from jzero.rollout.program_settings import ProgramSettings, num_kept
 from jzero.types import RowLayout
 
 Function = TypeVar("Function", bound=Callable)
@@ -77,16 +77,19 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
         return jax.jit(mapped, donate_argnums=donate, compiler_options=compiler_options)
 
     by_slot, everywhere = P("slots"), P()
+    prefix_specs = PREFIX_SPECS
+    if settings.remembers_kept:
+        prefix_specs = prefix_specs._replace(kept=by_slot)
     turn_inputs = (by_slot, by_slot) if settings.max_turns > 1 else ()
     return Programs(
         prefill=program(
             prefill,
             in_specs=(everywhere, everywhere, by_slot, by_slot, by_slot, by_slot),
-            out_specs=PREFIX_SPECS,
+            out_specs=prefix_specs,
         ),
         insert=program(
             insert,
-            in_specs=(STATE_SPECS, PREFIX_SPECS, by_slot, by_slot, by_slot),
+            in_specs=(STATE_SPECS, prefix_specs, by_slot, by_slot, by_slot),
             out_specs=STATE_SPECS,
             donate=(0,),
         ),
@@ -167,7 +170,7 @@ def prefill(
         return jnp.repeat(x, samples, axis=0)
 
     last_hidden = jnp.take_along_axis(hidden, (lengths - 1)[:, None, None], axis=1)[:, 0]
-    first_tokens, logps = sample_tokens(
+    first_tokens, logps, kept = sample_tokens(
         settings,
         params,
         last_hidden,
@@ -177,7 +180,9 @@ def prefill(
         for_each_sample(temperature),
         expand_logits=for_each_sample,
     )
-    return Prefix(k, v, first_tokens.reshape(requests.shape), logps.reshape(requests.shape))
+    if kept is not None:
+        kept = kept.reshape(*requests.shape, -1)
+    return Prefix(k, v, first_tokens.reshape(requests.shape), logps.reshape(requests.shape), kept)
 
 
 def insert(
@@ -284,10 +289,15 @@ def generate(
         step, _, state, result = carry
         counts = result.counts + state.active
         forced = None if forced_tokens is None else forced_tokens[:, step]
-        state, token, logp = decode_step(settings, params, state, seed, table, shared_pages, forced)
+        state, token, logp, kept = decode_step(
+            settings, params, state, seed, table, shared_pages, forced
+        )
         tokens = lax.dynamic_update_index_in_dim(result.tokens, token, step, 1)
         logps = lax.dynamic_update_index_in_dim(result.logps, logp, step, 1)
-        return step + 1, is_step_due(state.active), state, ResultTokens(tokens, logps, counts)
+        if kept is not None:
+            kept = lax.dynamic_update_index_in_dim(result.kept, kept, step, 1)
+        result = ResultTokens(tokens, logps, counts, kept)
+        return step + 1, is_step_due(state.active), state, result
 
     slots, steps = settings.slots_per_shard, settings.decode_steps
     nothing = ResultTokens(
@@ -295,6 +305,8 @@ def generate(
         logps=jnp.zeros((slots, steps), jnp.float32),
         counts=jnp.zeros(slots, jnp.int32),
     )
+    if settings.remembers_kept:
+        nothing = nothing._replace(kept=jnp.zeros((slots, steps, num_kept(settings)), jnp.int32))
     start = (0, is_step_due(state.active), state, nothing)
     _, _, state, result = lax.while_loop(loop_goes_on, loop_body, start)
     return state, result
@@ -321,8 +333,14 @@ def decode_step(
     table: Int[Array, "slots pages_per_slot"],
     shared_pages: Int[Array, " blocks"],
     forced: Int[Array, " slots"] | None,
-) -> tuple[DecodeState[jax.Array], Int[Array, " slots"], Float[Array, " slots"]]:
-    """Computes one token for every slot, active or not, and its log-probability.
+) -> tuple[
+    DecodeState[jax.Array],
+    Int[Array, " slots"],
+    Float[Array, " slots"],
+    Int[Array, "slots K"] | None,
+]:
+    """Computes one token for every slot, active or not, its log-probability, and the tokens that
+    the filters kept, if they are remembered.
 
     The key and the value of the input are written into the pool on the way. Those of idle slots go
     to the scratch page.
@@ -387,7 +405,7 @@ def decode_step(
         (state.k_pool, state.v_pool),
         dtype=settings.dtype,
     )
-    token, logp = sample_tokens(
+    token, logp, kept = sample_tokens(
         settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
     )
     stops = is_stop(settings, token)
@@ -402,7 +420,7 @@ def decode_step(
         positions=positions + active,
         active=active & ~stops & (positions + 2 < state.limits),
     )
-    return state, token, logp
+    return state, token, logp, kept
 
 
 def sample_tokens(
@@ -414,8 +432,11 @@ def sample_tokens(
     positions: Int[Array, " slots"],
     temperature: Float[Array, " slots"],
     expand_logits: Callable[[jax.Array], jax.Array] = lambda logits: logits,
-) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
-    """Samples the token at `positions` of each request. Returns tokens and log-probabilities.
+) -> tuple[Int[Array, " slots"], Float[Array, " slots"], Int[Array, "slots K"] | None]:
+    """Samples the token at `positions` of each request.
+
+    Returns tokens, their log-probabilities, and the tokens that the filters kept, or None if they
+    are not remembered.
 
     `expand_logits` makes the logits of `slots` slots from those of `rows` hidden states, so that
     prefill computes the logits of a prompt once for all of its samples.
@@ -428,12 +449,16 @@ def sample_tokens(
 
     def draw(
         weight: jax.Array, hidden: jax.Array, noise: jax.Array, temperature: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         def head(hidden: jax.Array, part: slice) -> jax.Array:
             logits = qwen.head(settings.model, {name: weight}, hidden, settings.dtype, part)
             return expand_logits(logits)
 
-        return sampling.sample(
+        if settings.remembers_kept:
+            [part] = settings.vocabulary_parts
+            uniform = noise[:, 0]
+            return sampling.sample_kept(head, part, hidden, uniform, temperature, settings.filters)
+        tokens, logps = sampling.sample(
             head,
             settings.vocabulary_parts,
             hidden,
@@ -442,6 +467,7 @@ def sample_tokens(
             settings.filters,
             settings.logits_axis,
         )
+        return tokens, logps, None
 
     if settings.logits_axis:
         in_specs = (weight_spec, P(), P(), P())

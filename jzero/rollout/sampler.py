@@ -90,28 +90,31 @@ class Sampler:
         version: int,
         check_stop: interrupt.StopCheck = interrupt.never_stop,
         top_p: float = 0.0,
+        max_new_tokens: int = 0,
+        is_trained: bool = True,
     ) -> tuple[list[Rollout], DecodeCounters]:
         """Samples `group_size` graded rollouts of each problem in this host's share of `problems`.
 
         The rollouts come in the order of the problems. The noise of a token is a function of `key`
         (two integers), the problem's place in `problems`, the sample's index in its group, and the
         token's position: so it depends neither on the number of hosts nor on what else is decoded.
-        `version` is the policy version of `params`, and `top_p` replaces rollout.top_p unless it is
-        0.
+        `version` is the policy version of `params`. `top_p` and `max_new_tokens` replace those of
+        the rollout unless they are 0. Rollouts that are not trained on do not remember which tokens
+        the filters kept.
         """
         share = collectives.local_share(len(problems))
         mine = problems[share]
         groups = make_groups(
             [item.prompt_tokens for item in mine],
             group_size,
-            self.engine.settings.max_new_tokens,
+            max_new_tokens or self.engine.settings.max_new_tokens,
             first_prompt=share.start,
         )
 
         def problem_of(prompt_id: int) -> Problem:
             return mine[prompt_id].problem
 
-        with self.engine.sampling_with(top_p or self.engine.settings.top_p):
+        with self.engine.sampling_with(top_p, max_new_tokens, is_trained):
             counters = self.decode(
                 params,
                 groups,
@@ -247,6 +250,8 @@ def make_sampler(
         base.stop_tokens,
         settings.model.dtype,
         settings.model.attention,
+        settings.eval.longest_episode(settings.rollout),
+        config.remembers_kept(settings),
     )
     sampler = Sampler(engine, base.tokenizer, pool, settings.task)
     publish = publisher(
@@ -280,6 +285,10 @@ def to_rollout(problem: Problem, sequence: Sequence) -> Rollout:
     prompt_length = len(sequence.prompt_tokens)
     versions = np.array([-1] * prompt_length + sequence.versions, np.int32)
     logps = np.array([0.0] * prompt_length + sequence.logps, np.float32)
+    kept = None
+    if sequence.kept:
+        of_prompt = np.full((prompt_length, len(sequence.kept[0])), -1, np.int32)
+        kept = np.concatenate([of_prompt, np.stack(sequence.kept)])
     return Rollout(
         problem=problem,
         sample_index=sequence.sample_index,
@@ -288,4 +297,5 @@ def to_rollout(problem: Problem, sequence: Sequence) -> Rollout:
         logps=logps,
         versions=versions,
         turns=tuple(sequence.turns),
+        kept=kept,
     )

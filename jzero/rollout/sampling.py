@@ -197,6 +197,49 @@ def draw_from_part(
     )
 
 
+def sample_kept(
+    head: Head,
+    part: slice,
+    hidden: Float[Array, "rows E"],
+    uniform: Float[Array, " slots"],
+    temperature: Float[Array, " slots"],
+    filters: Filters,
+) -> tuple[Int[Array, " slots"], Float[Array, " slots"], Int[Array, "slots K"]]:
+    """Draws a token for every slot, and says which tokens could have been drawn.
+
+    The filters are top-k, then top-p, then min-p, with `top_k` above 0. No more than `top_k` tokens
+    are kept: among equal ones at the end the first of the vocabulary. The tokens are those that
+    `sample` draws with the same noise, as far as no two logits are equal there.
+
+    Args:
+        part: the whole vocabulary.
+        uniform: one uniform number in [0, 1) per slot.
+
+    Returns:
+        The tokens; their log-probabilities in fp32 at the sampling temperature (at temperature 1
+        where it is 0), over the tokens that were kept; and these tokens, the most probable first,
+        -1 behind them.
+    """
+    is_greedy = temperature == 0
+    scale = jnp.where(is_greedy, 1.0, temperature)
+    logits = head(hidden, part)
+    vocab_size = logits.shape[1]
+    logits = jnp.pad(logits, ((0, 0), (0, -vocab_size % BLOCK)), constant_values=-jnp.inf)
+    largest = logits.max(axis=-1)
+    probs = jnp.exp((logits - largest[:, None]) / scale[:, None])
+
+    kept_probs, kept = lax.top_k(probs, min(filters.top_k, vocab_size))
+    kept_probs = restrict(kept_probs, filters._replace(top_k=0))
+    slots = jnp.arange(len(probs))[:, None]
+    restricted = jnp.zeros_like(probs).at[slots, kept].set(kept_probs)
+    token = invert(restricted, uniform)
+    token = jnp.where(is_greedy, logits.argmax(axis=-1), token).astype(jnp.int32)
+
+    logit = jnp.take_along_axis(logits, token[:, None], axis=1)[:, 0]
+    logp = (logit - largest) / scale - jnp.log(kept_probs.sum(axis=-1))
+    return token, logp, jnp.where(kept_probs > 0, kept, -1)
+
+
 def restrict(
     probs: Float[Array, "slots vocabulary"], filters: Filters
 ) -> Float[Array, "slots vocabulary"]:

@@ -209,6 +209,8 @@ class Scheduler:
         sequence.tokens += reply_tokens
         sequence.logps += [0.0] * len(reply_tokens)
         sequence.versions += [-1] * len(reply_tokens)
+        if num_kept := self.engine.num_kept:
+            sequence.kept += [np.full(num_kept, -1, np.int32)] * len(reply_tokens)
         sequence.turn_start = len(sequence.tokens)
         sequence.finish_reason = ""
         room = sequence.longest_length(self.settings)
@@ -397,13 +399,14 @@ class Scheduler:
         # after it.
         prefixes = {id(sample.prefix): sample.prefix for sample in call.newly_placed.values()}
         first_tokens = jax.device_get(
-            {key: (prefix.tokens, prefix.logps) for key, prefix in prefixes.items()}
+            {key: (prefix.tokens, prefix.logps, prefix.kept) for key, prefix in prefixes.items()}
         )
         for slot, sample in call.newly_placed.items():
             if self._is_same_turn(call, slot):
-                tokens, logps = first_tokens[id(sample.prefix)]
+                tokens, logps, kept = first_tokens[id(sample.prefix)]
                 first = (sample.row, slice(sample.column, sample.column + 1))
-                yield from self._append_tokens(slot, tokens[first], logps[first])
+                first_kept = None if kept is None else kept[first]
+                yield from self._append_tokens(slot, tokens[first], logps[first], first_kept)
 
         result = jax.device_get(call.result)
         self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
@@ -418,7 +421,8 @@ class Scheduler:
             elif end > start:
                 tokens = result.tokens[slot, start:end]
                 logps = result.logps[slot, start:end]
-                yield from self._append_tokens(slot, tokens, logps)
+                kept = None if result.kept is None else result.kept[slot, start:end]
+                yield from self._append_tokens(slot, tokens, logps, kept)
 
     def _is_same_turn(self, call: CallInFlight, slot: int) -> bool:
         """Whether the sequence that `call` decoded in `slot` is still there, in the same turn.
@@ -430,7 +434,7 @@ class Scheduler:
         return sequence is not None and call.turns[slot] == (sequence, len(sequence.turns))
 
     def _append_tokens(
-        self, slot: int, tokens: np.ndarray, logps: np.ndarray
+        self, slot: int, tokens: np.ndarray, logps: np.ndarray, kept: np.ndarray | None
     ) -> Iterator[Sequence]:
         """Appends sampled tokens to the sequence in `slot`, and yields it if they end its turn."""
         sequence = self.decoding[slot]
@@ -438,6 +442,8 @@ class Scheduler:
         sequence.tokens += tokens.tolist()
         sequence.logps += logps.tolist()
         sequence.versions += [self.version] * len(tokens)
+        if kept is not None:
+            sequence.kept += list(kept)
 
         # The device knows end-of-sequence tokens but not stop strings: tokens after one are dropped
         # here.
@@ -449,6 +455,7 @@ class Scheduler:
             del sequence.tokens[num_kept:]
             del sequence.logps[num_kept:]
             del sequence.versions[num_kept:]
+            del sequence.kept[num_kept:]
 
         if num_kept is not None or sequence.tokens[-1] in self.engine.stop_ids:
             sequence.finish_reason = "stop"

@@ -33,6 +33,9 @@ class Sequence:
     tokens: list[int] = field(default_factory=list)  # all that follow the prompt, replies included
     logps: list[float] = field(default_factory=list)  # of `tokens`; 0 in replies
     versions: list[int] = field(default_factory=list)  # policy version of each token; -1 in replies
+    # i32[K] for each of `tokens`: the tokens that the filters kept, -1 behind them and in replies.
+    # Empty where they are not remembered.
+    kept: list[np.ndarray] = field(default_factory=list)
     turn_start: int = 0  # index in `tokens` of the current turn's first token
     turn_text: str = ""  # the text of the turn that ended last
     finish_reason: str = ""  # of the current turn: "" while it runs, then "stop" or "length"

@@ -134,6 +134,12 @@ METRICS: dict[str, Metric] = {
     "policy/clip_fraction": Metric(
         "Share of tokens whose ratio the surrogate clips.", "share", "clip", ".4f"
     ),
+    "policy/clip_above": Metric(
+        "Share of tokens that the surrogate clips or masks with a ratio above 1.", "share"
+    ),
+    "policy/clip_below": Metric(
+        "Share of tokens that the surrogate clips or masks with a ratio below 1.", "share"
+    ),
     "policy/mismatch": Metric(
         "Mean absolute difference between the trainer's and the sampler's log-probability of a "
         "token, before the first optimizer step.",
@@ -141,8 +147,44 @@ METRICS: dict[str, Metric] = {
         "mismatch",
         ".1e",
     ),
+    "policy/mismatch_k1": Metric(
+        "Mean of log mu - log pi over the same tokens, with the sampler's probability mu and the "
+        "trainer's pi: the estimate k1 of KL(mu || pi).",
+        "nats",
+    ),
+    "policy/mismatch_k3": Metric(
+        "Mean of pi / mu - 1 - log(pi / mu) over the same tokens: the estimate k3 of "
+        "KL(mu || pi), which is never negative.",
+        "nats",
+    ),
+    "policy/mismatch_max": Metric("Largest absolute difference of the same tokens.", "nats"),
+    "policy/mismatch_tokens": Metric(
+        "How many of the same tokens have not exactly the same log-probability in sampler and "
+        "trainer.",
+        "tokens",
+    ),
+    "policy/effective_samples": Metric(
+        "Effective sample size of the importance ratios r = pi / mu, as a share of the n tokens of "
+        "all optimizer steps: (sum r)^2 / (n sum r^2). 1 where all ratios are equal.",
+        "share",
+    ),
     "policy/ratio_shift": Metric("Mean of |ratio - 1|, the distance of the ratio from 1.", ""),
     "policy/correction": Metric("Mean weight that `algorithm.correction` gives a token.", ""),
+    "policy/correction_above": Metric(
+        "Share of tokens that `algorithm.correction` truncates or drops because their ratio is "
+        "above `algorithm.correction_high`.",
+        "share",
+    ),
+    "policy/correction_below": Metric(
+        "Share of tokens that `algorithm.correction` drops because their ratio is below "
+        "`algorithm.correction_low`.",
+        "share",
+    ),
+    "policy/environment_nll": Metric(
+        "Mean negative log-likelihood of the environment's replies "
+        "(`algorithm.environment_coef` > 0).",
+        "nats",
+    ),
     "policy/kl": Metric(
         "Mean estimate of the KL divergence from the reference policy (`algorithm.kl_estimator`).",
         "nats",

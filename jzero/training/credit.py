@@ -41,6 +41,7 @@ def training_sequences(
                 sampled=rollout.sampled[: turn.end] & in_turn,
                 logps=rollout.logps[: turn.end],
                 versions=rollout.versions[: turn.end],
+                kept=None if rollout.kept is None else rollout.kept[: turn.end],
                 turns=rollout.turns[: number + 1],
                 grade=replace(grade_of(turn), failed=grade_of(rollout).failed),
             )
@@ -78,6 +79,35 @@ def token_weights(
     }
 
 
+def environment_weights(
+    sequences: Sequence[Rollout], chosen: Sequence[int], config: Config
+) -> dict[int, np.ndarray]:
+    """Returns the weight of every token in the cross-entropy on the environment's replies.
+
+    `chosen` are the indices of the sequences of one optimizer step. Returns f32[T] for each of
+    them: 1 over the number of reply tokens of the optimizer step, and 0 for all other tokens.
+    """
+    replies = {index: environment_tokens(sequences[index], config) for index in chosen}
+    num_tokens = sum(int(mask.sum()) for mask in replies.values())
+    return {
+        index: (mask / max(num_tokens, 1)).astype(np.float32) for index, mask in replies.items()
+    }
+
+
+def environment_tokens(sequence: Rollout, config: Config) -> np.ndarray:
+    """Returns bool[T]: the tokens after the prompt that the policy did not sample.
+
+    They are the environment's replies, with the text of the template around them. With
+    train.sequence_per_turn only the reply before the last turn counts, because those before it
+    count in sequences of their own. A sequence whose grading failed has none.
+    """
+    start = sequence.prompt_length
+    if config.train.sequence_per_turn and len(sequence.turns) > 1:
+        start = sequence.turns[-2].end
+    is_reply = ~sequence.sampled & (np.arange(len(sequence.tokens)) >= start)
+    return is_reply & (not grade_of(sequence).failed)
+
+
 def trained_tokens(sequence: Rollout, algorithm: algorithms.Algorithm) -> np.ndarray:
     """Returns bool[T]: the sampled tokens, without truncated turns if they are not trained on.
 
@@ -110,6 +140,33 @@ def turn_rewards(rollout: Rollout, config: Config) -> list[float]:
     return rewards
 
 
+def reward_weights(config: Config) -> dict[str, float]:
+    """Returns the weight of each of `task.reward.functions`."""
+    settings = config.task.reward
+    weights = settings.weights or (1.0,) * len(settings.functions)
+    return dict(zip(settings.functions, weights, strict=True))
+
+
+def turn_parts(rollout: Rollout, config: Config) -> list[list[float]]:
+    """Returns the named rewards of each turn, one for each of `task.reward.functions`.
+
+    A reward is NaN where its function does not apply to the turn. The task's grader alone is the
+    reward `accuracy`. Where the algorithm gives a truncated turn a fixed score, each of the turn's
+    rewards is that score.
+    """
+    algorithm = config.algorithm
+    names = reward_weights(config)
+    parts = []
+    for turn in rollout.turns:
+        grade = grade_of(turn)
+        known = grade.parts or {"accuracy": grade.score}
+        rewards = [known.get(name, np.nan) for name in names]
+        if turn.finish_reason == "length" and algorithm.truncated in ("fixed", "ignore"):
+            rewards = [algorithm.truncated_score] * len(rewards)
+        parts.append(rewards)
+    return parts
+
+
 def can_have_gradient(
     rollouts: Sequence[Rollout],
     sequences: Sequence[Rollout],
@@ -125,7 +182,9 @@ def can_have_gradient(
         algorithm does not train on those. Or:
       - The advantages of all its trained tokens are exactly 0, as in a group whose scores are all
         equal, the surrogate scales with the advantage, and the loss has no other term: neither
-        `kl_coef` nor `entropy_coef`.
+        `kl_coef`, `entropy_coef` nor `ratio_penalty`.
+
+    With `environment_coef` a sequence that has a reply of the environment is always computed.
 
     Where the advantages read scores (`credit_reads_scores`), they are not known before the rows are
     packed and scored, and scores of tokens that are not trained may still be read. There, only
@@ -139,18 +198,23 @@ def can_have_gradient(
         return np.array([not grade_of(sequence).failed for sequence in sequences])
 
     trained = [trained_tokens(sequence, algorithm) for sequence in sequences]
+    has_reply = np.zeros(len(sequences), bool)
+    if algorithm.environment_coef:
+        has_reply[:] = [environment_tokens(sequence, config).any() for sequence in sequences]
     scales_with_advantage = algorithms.SURROGATES[algorithm.surrogate].scales_with_advantage
-    if algorithm.kl_coef or algorithm.entropy_coef or not scales_with_advantage:
-        return np.array([mask.any() for mask in trained])
+    has_other_term = algorithm.kl_coef or algorithm.entropy_coef or algorithm.ratio_penalty
+    if has_other_term or not scales_with_advantage:
+        return np.array([mask.any() for mask in trained]) | has_reply
 
     zeros = zeros_like_tokens(rollouts)
     advantages, _ = compute_credit(rollouts, config, penalties=zeros, values=zeros)
-    return np.array(
+    has_advantage = np.array(
         [
             advantages[source][: len(mask)][mask].any()
             for mask, source in zip(trained, sources, strict=True)
         ]
     )
+    return has_advantage | has_reply
 
 
 def credit_reads_scores(algorithm: algorithms.Algorithm) -> bool:
@@ -210,7 +274,7 @@ def make_episodes(
         for number, end in enumerate(ends[:-1], start=1):
             turns_NT[i, end:] = number
 
-    return Episodes(
+    episodes = Episodes(
         rewards=rewards_NT,
         values=values_NT,
         mask=mask,
@@ -218,6 +282,23 @@ def make_episodes(
         turn=turns_NT if turns_NT.any() else None,
         turn_discount=config.task.turn_discount,
     )
+    if algorithms.needs_parts(config.algorithm):
+        return with_parts(episodes, rollouts, config)
+    return episodes
+
+
+def with_parts(episodes: Episodes, rollouts: Sequence[Rollout], config: Config) -> Episodes:
+    """Returns the episodes with the named rewards of each turn, on the turn's last token.
+
+    A reward is NaN where its function does not apply to the turn.
+    """
+    weights = reward_weights(config)
+    parts_NTK = np.zeros((*episodes.mask.shape, len(weights)))
+    for i, rollout in enumerate(rollouts):
+        for turn, parts in zip(rollout.turns, turn_parts(rollout, config), strict=True):
+            end = int(rollout.sampled[: turn.end].sum())
+            parts_NTK[i, end - 1] = parts
+    return episodes._replace(parts=parts_NTK, part_weights=tuple(weights.values()))
 
 
 def advantages_of_graded(
@@ -240,6 +321,7 @@ def advantages_of_graded(
             mask=episodes.mask[is_graded],
             group=group,
             turn=None if episodes.turn is None else episodes.turn[is_graded],
+            parts=None if episodes.parts is None else episodes.parts[is_graded],
         )
         advantages_NT[is_graded], targets_NT[is_graded] = algorithms.compute_advantages(
             graded, algorithm

@@ -31,8 +31,9 @@ Stats = dict[str, jax.Array]
 class Head(NamedTuple):
     """Two functions that are traced into the programs of a `Learner`."""
 
-    # (params, hidden [B, T, E], targets i32[B, T]) -> f32[B, T] each; `score` returns the first.
-    outputs: Callable[[qwen.Params, jax.Array, jax.Array], tuple[jax.Array, ...]]
+    # (params, hidden [B, T, E], targets i32[B, T], kept i32[B, T, K] or None) -> f32[B, T] each;
+    # `score` returns the first.
+    outputs: Callable[[qwen.Params, jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, ...]]
     # (outputs, batch [B, T], sequence_sum, fresh) -> weighted loss terms f32[B, T], and stats of
     # f32[B, T] each
     loss: Callable[
@@ -76,8 +77,11 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
         return logits
 
     def outputs(
-        params: qwen.Params, hidden: jax.Array, targets: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+        params: qwen.Params,
+        hidden: jax.Array,
+        targets: jax.Array,
+        kept: jax.Array | None,
+    ) -> tuple[jax.Array, ...]:
         weight = constrain(params[weight_name].astype(dtype), weight_spec)
         return token_logps(
             model,
@@ -89,6 +93,7 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
             dtype=dtype,
             place=place_hidden,
             place_logits=place_logits,
+            kept=kept,
         )
 
     def loss(
@@ -97,7 +102,9 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
         sequence_sum: algorithms.SequenceSum,
         fresh: jax.Array,
     ) -> tuple[jax.Array, Stats]:
-        logps, entropy = outputs
+        # Where the sampler's filters kept some tokens, `logps` are over these, and those over the
+        # full vocabulary come last.
+        logps, entropy, *full_logps = outputs
         # Before any optimizer step pi_old is the policy itself. The ratio of these log-probs to
         # themselves is exactly 1. Log-probs from the score program would differ in the last bits,
         # because XLA compiles the same model differently in another program.
@@ -106,13 +113,20 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
         if batch.old_logps is not None:
             old = jnp.where(fresh, current, batch.old_logps)
         terms, stats = algorithms.policy_loss(
-            logps, entropy, replace(batch, old_logps=old), sequence_sum, algorithm
+            logps,
+            entropy,
+            replace(batch, old_logps=old),
+            sequence_sum,
+            algorithm,
+            full_logps[0] if full_logps else logps,
         )
-        stats |= {
-            "entropy": entropy,
-            "mismatch": jnp.abs(batch.sampler_logps - logps),
-            "nll": -logps,
-        }
+        stats |= {"entropy": entropy, "nll": -logps}
+        stats |= mismatch_stats(current, batch.sampler_logps)
+        if batch.environment_weights is not None:
+            is_environment = batch.environment_weights > 0
+            cross_entropy = algorithms.environment_loss(logps, batch.environment_weights, algorithm)
+            terms = jnp.where(is_environment, cross_entropy, terms)
+            stats |= {"environment_nll": -logps, "environment_tokens": jnp.ones_like(logps)}
         return terms, stats
 
     return Head(outputs, loss)
@@ -122,7 +136,10 @@ def critic_head(algorithm: algorithms.Algorithm) -> Head:
     """Returns the head of the critic: the value of the state before each target, value loss."""
 
     def outputs(
-        params: qwen.Params, hidden: jax.Array, targets: jax.Array
+        params: qwen.Params,
+        hidden: jax.Array,
+        targets: jax.Array,
+        kept: jax.Array | None,
     ) -> tuple[jax.Array, ...]:
         return (jnp.einsum("bte,e->bt", hidden.astype(jnp.float32), params["value"]),)
 
@@ -133,9 +150,79 @@ def critic_head(algorithm: algorithms.Algorithm) -> Head:
         fresh: jax.Array,
     ) -> tuple[jax.Array, Stats]:
         (values,) = outputs
-        return algorithms.value_loss(values, batch, algorithm)
+        terms, stats = algorithms.value_loss(values, batch, algorithm)
+        # The targets that the environment replied are none of the critic's.
+        return jnp.where(batch.weights > 0, terms, 0), stats
 
     return Head(outputs, loss)
+
+
+def mismatch_stats(
+    logps: Float[Array, "B T"], sampler_logps: Float[Array, "B T"]
+) -> dict[str, Float[Array, "B T"]]:
+    """Returns how the log-probs of the policy differ from the sampler's, token by token.
+
+    With d = log pi - log pi_sampler, k1 = -d and k3 = exp(d) - d - 1 estimate the KL divergence
+    KL(pi_sampler || pi) from the tokens that were sampled (Schulman, "Approximating KL
+    divergence", 2020). `importance` is the ratio exp(d).
+    """
+    d = jnp.clip(logps - sampler_logps, -algorithms.MAX_LOG_RATIO, algorithms.MAX_LOG_RATIO)
+    importance = jnp.exp(d)
+    return {
+        "mismatch": jnp.abs(sampler_logps - logps),
+        "mismatch_max": jnp.abs(sampler_logps - logps),
+        "mismatch_k1": sampler_logps - logps,
+        "mismatch_k3": jnp.expm1(d) - d,
+        "mismatch_tokens": (logps != sampler_logps).astype(jnp.float32),
+        "importance": importance,
+        "importance_squared": importance**2,
+    }
+
+
+def tokens_with_loss(batch: Batch[jax.Array]) -> Bool[Array, "B T"]:
+    """Returns which targets have a loss: those that are trained, and the environment's."""
+    is_trained = batch.weights > 0
+    if batch.environment_weights is None:
+        return is_trained
+    return is_trained | (batch.environment_weights > 0)
+
+
+def summed_stats(stats: Stats, batch: Batch[jax.Array]) -> Stats:
+    """Returns one number for each of the stats [B, T]: its sum over the trained targets.
+
+    Those whose name begins with "environment" are summed over the targets that the environment
+    replied. Those whose name ends in "_max" are not summed: the number is the largest one.
+    """
+    is_trained = batch.weights > 0
+    sums = {}
+    for name, x in stats.items():
+        counts = is_trained
+        if name.startswith("environment"):
+            assert batch.environment_weights is not None, f"{name=}"
+            counts = batch.environment_weights > 0
+        # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is NaN.
+        counted = jnp.where(counts, lax.stop_gradient(x), 0)
+        sums[name] = counted.max() if is_maximum(name) else counted.sum()
+    return sums
+
+
+def is_maximum(name: str) -> bool:
+    """Returns whether stats of this name are combined by their maximum, not by their sum."""
+    return name.endswith("_max")
+
+
+def combine_stats(a: Stats, b: Stats) -> Stats:
+    """Returns the stats of two parts of a batch together."""
+    return {
+        name: jnp.maximum(x, b[name]) if is_maximum(name) else x + b[name] for name, x in a.items()
+    }
+
+
+def combine_stats_over(stats: Stats, axis: str) -> Stats:
+    """Returns the stats of all devices along a mesh axis together. For use under shard_map."""
+    maxima = {name: lax.pmax(x, axis) for name, x in stats.items() if is_maximum(name)}
+    sums = {name: x for name, x in stats.items() if not is_maximum(name)}
+    return lax.psum(sums, axis) | maxima
 
 
 def make_sequence_sum(

@@ -43,7 +43,17 @@ from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
 from jzero.model import adapters, huggingface, peft, qwen
 from jzero.training.frozen import abstract_base, freeze, load_base
-from jzero.training.heads import Head, Stats, critic_head, make_sequence_sum, policy_head
+from jzero.training.heads import (
+    Head,
+    Stats,
+    combine_stats,
+    combine_stats_over,
+    critic_head,
+    make_sequence_sum,
+    policy_head,
+    summed_stats,
+    tokens_with_loss,
+)
 from jzero.training.optimizer import optimizer
 from jzero.training.packing import PackedBatch
 from jzero.types import Batch, RowLayout, State
@@ -241,8 +251,9 @@ class Learner:
         is then its own pi_old, and every ratio is exactly 1 whatever `old_logps` holds.
 
         Returns the next State and fp32 scalars. They are sums over trained tokens (`tokens` counts
-        the tokens), but for two: `grad_norm` is the norm of the gradient before clipping, and
-        `skipped` is 1 if that norm was above optimizer.skip_norm, so that the State did not change.
+        the tokens), but for those that `heads.summed_stats` names and two more: `grad_norm` is the
+        norm of the gradient before clipping, and `skipped` is 1 if that norm was above
+        optimizer.skip_norm, so that the State did not change.
         """
         next_state, stats = self.update_program(
             replace(state, base={}),
@@ -337,7 +348,8 @@ class Learner:
             rows = NamedSharding(self.mesh, P(("data", "fsdp")))
             hidden = lax.with_sharding_constraint(hidden, rows)
         body = slice(layout.prefix, None)
-        return self.head.outputs(params, hidden[:, body], batch.targets[:, body])
+        kept = None if batch.kept is None else batch.kept[:, body]
+        return self.head.outputs(params, hidden[:, body], batch.targets[:, body], kept)
 
     def _loss(
         self,
@@ -357,15 +369,10 @@ class Learner:
         is_trained = body.weights > 0
         sequence_sum = make_sequence_sum(body.segments, is_trained, layout)
         terms, stats = self.head.loss(outputs, body, sequence_sum, fresh)
-        stats |= {"tokens": jnp.ones_like(terms), "loss": terms}
-
-        def sum_over_trained(x: jax.Array) -> jax.Array:
-            # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is
-            # NaN.
-            return jnp.where(is_trained, x, 0).sum()
-
-        sums = {name: sum_over_trained(lax.stop_gradient(x)) for name, x in stats.items()}
-        return sum_over_trained(terms), sums
+        stats |= {"tokens": jnp.ones_like(terms)}
+        # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is NaN.
+        loss = jnp.where(tokens_with_loss(body), terms, 0).sum()
+        return loss, summed_stats(stats, body) | {"loss": lax.stop_gradient(loss)}
 
     def _microbatch_gradient(
         self,
@@ -398,7 +405,10 @@ class Learner:
             # The number of microbatches is data: a step with fewer of them does not compile anew.
             total = lax.fori_loop(0, counts[number], partial(add_gradient, gradient), total)
         assert total is not None, f"{layouts=}"
-        return lax.psum(total, "data") if self.is_data_parallel else total
+        if not self.is_data_parallel:
+            return total
+        gradient, stats = total
+        return lax.psum(gradient, "data"), combine_stats_over(stats, "data")
 
     def _update(
         self,
@@ -507,7 +517,8 @@ def scored_fields(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     program would be compiled again for each set of fields that are not None.
     """
     return tuple(
-        Batch(batch.tokens, batch.targets, batch.segments, batch.positions) for batch in batches
+        Batch(batch.tokens, batch.targets, batch.segments, batch.positions, kept=batch.kept)
+        for batch in batches
     )
 
 
@@ -540,4 +551,9 @@ def add_gradient(
     total: tuple[qwen.Params, Stats],
 ) -> tuple[qwen.Params, Stats]:
     """Adds the gradient and the stats of microbatch `index` to `total`."""
-    return jax.tree.map(jnp.add, total, gradient(index))
+    total_gradient, total_stats = total
+    microbatch_gradient, stats = gradient(index)
+    return (
+        jax.tree.map(jnp.add, total_gradient, microbatch_gradient),
+        combine_stats(total_stats, stats),
+    )

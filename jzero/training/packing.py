@@ -34,6 +34,7 @@ class TrainingSequence:
     prompt_length: int
     weights: np.ndarray  # f32[T] weight of the token's loss term; 0 = not trained
     logps: np.ndarray  # f32[T] log-probability under the sampler
+    kept: np.ndarray | None = None  # i32[T, K] the tokens that the sampler's filters kept
 
 
 @dataclass(frozen=True)
@@ -220,16 +221,18 @@ def pack(
     layouts: Sequence[RowLayout],
     rows: Sequence[int],
     microbatches: Sequence[int],
+    num_kept: int = 0,
 ) -> list[PackedBatch]:
     """Packs groups of sequences into one PackedBatch for each layout.
 
     A batch has `rows` rows in a microbatch (B) and at least `microbatches` microbatches (M), one
     number for each layout. More microbatches than that make another shape, which is compiled anew.
+    `num_kept` is the K of the sequences' `kept`, 0 if they have none.
     """
     sequences = [sequence for group in groups for sequence in group]
     plan = plan_rows(groups, layouts)
     return [
-        pack_layout(sequences, *arguments)
+        pack_layout(sequences, *arguments, num_kept)
         for arguments in zip(plan, layouts, rows, microbatches, strict=True)
     ]
 
@@ -240,6 +243,7 @@ def pack_layout(
     layout: RowLayout,
     rows: int,
     microbatches: int,
+    num_kept: int,
 ) -> PackedBatch:
     """Writes the planned rows of one layout."""
     used = -(-len(planned_rows) // rows)
@@ -247,6 +251,7 @@ def pack_layout(
     batch = Batch(
         **{name: np.zeros(shape, np.int32) for name in INTEGER_FIELDS},
         **{name: np.zeros(shape, np.float32) for name in FLOAT_FIELDS},
+        kept=np.full((*shape, num_kept), -1, np.int32) if num_kept else None,
     )
 
     placements = []
@@ -294,4 +299,6 @@ def write_sequence(
     batch.targets[place] = sequence.tokens[following]
     batch.weights[place] = sequence.weights[following]
     batch.sampler_logps[place] = sequence.logps[following]
+    if batch.kept is not None and sequence.kept is not None:
+        batch.kept[place] = sequence.kept[following]
     return inputs

@@ -22,6 +22,7 @@ from jzero.model import qwen
 from jzero.training.credit import (
     can_have_gradient,
     compute_credit,
+    environment_weights,
     token_weights,
     training_sequences,
     zeros_like_tokens,
@@ -32,6 +33,19 @@ from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch, TrainingSequence, pack
 from jzero.training.trainer import Trainer, needs_old_logps
 from jzero.types import Batch, Rollout, State
+
+# Stats whose metric is a mean over the trained tokens of all optimizer steps.
+TOKEN_MEANS = (
+    "entropy",
+    "clip_fraction",
+    "clip_above",
+    "clip_below",
+    "ratio_shift",
+    "correction",
+    "correction_above",
+    "correction_below",
+    "kl",
+)
 
 # Stats of one optimizer step, fetched from the devices.
 HostStats = dict[str, np.ndarray]
@@ -189,7 +203,11 @@ def make_minibatch(
     def training_sequence(index: int) -> TrainingSequence:
         sequence = sequences[index]
         return TrainingSequence(
-            sequence.tokens, sequence.prompt_length, weights[index], sequence.logps
+            sequence.tokens,
+            sequence.prompt_length,
+            weights[index],
+            sequence.logps,
+            sequence.kept,
         )
 
     packed = pack(
@@ -197,6 +215,7 @@ def make_minibatch(
         trainer.layouts,
         trainer.rows,
         trainer.microbatches,
+        trainer.num_kept,
     )
     batches, counts = trainer.policy.put(packed)
     return Minibatch(members, chosen, packed, batches, counts)
@@ -242,11 +261,17 @@ def score_minibatches(
         values=zeros_like_tokens(sequences),
     )
 
-    def score(learner: Learner, params: qwen.Params, minibatch: Minibatch) -> list[jax.Array]:
-        return learner.score(params, minibatch.batches, minibatch.counts, trainer.layouts)
+    def score(
+        learner: Learner, params: qwen.Params, minibatch: Minibatch, with_kept: bool = False
+    ) -> list[jax.Array]:
+        batches = minibatch.batches
+        # The reference policy and the critic are over the full vocabulary.
+        if trainer.num_kept and not with_kept:
+            batches = tuple(replace(batch, kept=None) for batch in batches)
+        return learner.score(params, batches, minibatch.counts, trainer.layouts)
 
     def score_policy(minibatch: Minibatch) -> list[jax.Array]:
-        return score(trainer.policy, trainer.policy.weights(state), minibatch)
+        return score(trainer.policy, trainer.policy.weights(state), minibatch, with_kept=True)
 
     for minibatch in minibatches:
         if config.algorithm.old_policy == "sampler":
@@ -277,7 +302,7 @@ def assign_credit(
     sources: list[int],
     scores: Scores,
 ) -> list[Rollout]:
-    """Sets advantages, returns and kl_weights of the minibatches.
+    """Sets advantages, returns, kl_weights and environment_weights of the minibatches.
 
     Returns the rollouts with the mean of their advantages.
     """
@@ -304,6 +329,9 @@ def assign_credit(
         if algorithm.kl_coef and algorithm.kl_weight:
             weights = token_weights(sequences, minibatch.members, algorithm.kl_weight, config)
             minibatch.set_values(trainer.policy, "kl_weights", weights)
+        if algorithm.environment_coef:
+            weights = environment_weights(sequences, minibatch.members, config)
+            minibatch.set_values(trainer.policy, "environment_weights", weights)
 
     return [
         replace(rollout, advantage=float(values[rollout.sampled].mean()))
@@ -401,13 +429,22 @@ def update_metrics(
     """
     metrics: dict[str, float] = {}
     if has_tokens(policy_stats):
-        for name in ("entropy", "clip_fraction", "ratio_shift", "correction", "kl"):
+        for name in TOKEN_MEANS:
             if name in policy_stats[0]:
                 metrics[f"policy/{name}"] = token_mean(policy_stats, name)
+        metrics["policy/effective_samples"] = effective_samples(policy_stats)
     # The mismatch compares sampler and trainer at the same weights. After the first optimizer step
     # the trainer has others.
     if has_tokens(policy_stats[:1]):
-        metrics["policy/mismatch"] = token_mean(policy_stats[:1], "mismatch")
+        for name in ("mismatch", "mismatch_k1", "mismatch_k3"):
+            metrics[f"policy/{name}"] = token_mean(policy_stats[:1], name)
+        metrics["policy/mismatch_max"] = float(policy_stats[0]["mismatch_max"])
+        metrics["policy/mismatch_tokens"] = float(policy_stats[0]["mismatch_tokens"])
+    if policy_stats and "environment_nll" in policy_stats[0]:
+        num_tokens = sum(sums["environment_tokens"] for sums in policy_stats)
+        if num_tokens:
+            nll = sum(sums["environment_nll"] for sums in policy_stats)
+            metrics["policy/environment_nll"] = float(nll / num_tokens)
     if has_tokens(critic_stats):
         metrics["critic/loss"] = token_mean(critic_stats, "value_loss")
         metrics["critic/clip_fraction"] = token_mean(critic_stats, "value_clip_fraction")
@@ -419,6 +456,18 @@ def update_metrics(
         metrics["optimizer/skipped"] = step_mean(policy_stats, "skipped")
         metrics["optimizer/loss"] = step_mean(policy_stats, "loss")
     return metrics
+
+
+def effective_samples(stats: Sequence[HostStats]) -> float:
+    """Returns the effective sample size of the importance ratios r as a share of the n tokens.
+
+    It is (sum r)^2 / (n sum r^2): 1 where all ratios are equal, 1 / n where one token has all the
+    weight (Kong 1992).
+    """
+    tokens = sum(float(sums["tokens"]) for sums in stats)
+    total = sum(float(sums["importance"]) for sums in stats)
+    squares = sum(float(sums["importance_squared"]) for sums in stats)
+    return total**2 / (tokens * squares)
 
 
 def has_tokens(stats: Sequence[HostStats]) -> bool:

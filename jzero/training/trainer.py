@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jzero import algorithms
-from jzero.config import Config, TrainConfig
+from jzero.config import Config, TrainConfig, remembers_kept
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.run.clock import Clock
@@ -30,6 +30,7 @@ class Trainer:
     layouts: list[RowLayout]
     rows: list[int]  # rows of a microbatch (B), for each layout
     microbatches: list[int]  # microbatches that an optimizer step needs at most (M), by layout
+    num_kept: int = 0  # tokens that rollouts remember beside each token, at most (K)
     clock: Clock = field(default_factory=Clock)
 
 
@@ -66,6 +67,7 @@ def make_trainer(
         layouts,
         rows,
         microbatches,
+        min(rollout.top_k, model.vocab_size) if remembers_kept(config) else 0,
     )
 
 
@@ -109,6 +111,8 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...
         float_fields.append("ref_logps")
     if algorithm.kl_coef and algorithm.kl_weight:
         float_fields.append("kl_weights")
+    if algorithm.environment_coef:
+        float_fields.append("environment_weights")
     if trainer.critic is not None:
         float_fields += ["old_values", "returns"]
 
@@ -120,5 +124,7 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...
         integers = jax.ShapeDtypeStruct(shape, np.int32)
         floats = jax.ShapeDtypeStruct(shape, np.float32)
         fields = dict.fromkeys(INTEGER_FIELDS, integers) | dict.fromkeys(float_fields, floats)
+        if trainer.num_kept:
+            fields["kept"] = jax.ShapeDtypeStruct((*shape, trainer.num_kept), np.int32)
         batches.append(Batch(**fields))
     return tuple(batches)

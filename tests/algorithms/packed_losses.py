@@ -21,7 +21,7 @@ from jzero import algorithms, config
 from jzero.algorithms import Algorithm
 from jzero.distributed import collectives
 from jzero.distributed.mesh import train_mesh
-from jzero.training.heads import Head, make_sequence_sum
+from jzero.training.heads import Head, make_sequence_sum, tokens_with_loss
 from jzero.training.learner import Learner
 from jzero.training.step import Minibatch, make_minibatches, score_and_credit
 from jzero.training.trainer import Trainer, make_trainer
@@ -113,6 +113,7 @@ def small_trainer(
     )
     settings.algorithm = algorithm
     settings.rollout.group_size = group_size
+    reference.allow_replies(settings)
     config.validate(settings)
     mesh = train_mesh(devices, 1, 1, jax.devices()[:devices])
     critic = reference.MODEL if algorithms.needs_critic(algorithm) else None
@@ -162,7 +163,7 @@ def loss_program(head: Head, layouts: tuple[RowLayout, ...], mesh: Mesh):
         sequence_sum = make_sequence_sum(batch.segments, is_trained, layout)
         outputs = (first, *other_outputs)
         terms, _ = head.loss(outputs, batch, sequence_sum, jnp.bool_(False))
-        return jnp.where(is_trained, terms, 0).sum()
+        return jnp.where(tokens_with_loss(batch), terms, 0).sum()
 
     def layout_loss(outputs, batch: Batch, layout: RowLayout) -> tuple[jax.Array, jax.Array]:
         first, *other_outputs = outputs

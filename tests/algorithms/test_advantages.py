@@ -92,6 +92,8 @@ def test_groups_without_a_difference_get_exactly_zero_and_others_sum_to_zero(
 def test_a_uniform_group_has_no_advantage_beside_one_that_is_not(
     name: str, group_size: int, score: float
 ) -> None:
+    if name == "group_mean_over_mean":
+        score = abs(score)  # an advantage over a mean that is not positive is 0
     rewards = np.full((2 * group_size, 1), score)
     rewards[group_size] += 1
     episodes = Episodes(

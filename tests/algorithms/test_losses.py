@@ -63,6 +63,12 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
         "cispo",
         {"ratio": "sequence", "clip_low": 0.02, "clip_high": 0.02},
     ),
+    "penalty of the ratio": ("grpo", {"ratio_penalty": 0.05}),
+    "dppo_tv to the trainer's policy": ("dppo_tv", {"old_policy": "trainer", "clip_high": 0.005}),
+    "dppo_kl with narrow bounds": ("dppo_kl", {"clip_low": 1e-4, "clip_high": 2e-4}),
+    "ipo with narrow bounds": ("ipo", {"clip_low": 0.002, "clip_high": 0.004}),
+    "wide geometric rejection": ("geometric_rejection", NARROW_BOUNDS),
+    "replies beside truncated responses": ("echo", {"truncated": "mask", "kl_coef": 0.01}),
     "alone: reinforce_pp": ("reinforce_pp", {"kl_reward": 0.01}),
     "alone: ppo": ("ppo", {"kl_reward": 0.01}),
     "alone: decoupled_ppo": ("decoupled_ppo", {"kl_reward": 0.01}),
@@ -145,7 +151,10 @@ def test_policy_loss_and_slopes_are_those_of_the_definition(
             assert_same_loss(loss, slopes, expected_loss, expected)
             rollouts = [outputs.rollouts[i] for i in minibatch.chosen]
             for slope, rollout in zip(slopes, rollouts, strict=True):
-                assert not slope[~rollout.sampled].any()
+                has_loss = rollout.sampled.copy()
+                if algorithm.environment_coef:
+                    has_loss[rollout.prompt_length :] = True
+                assert not slope[~has_loss].any()
             num_truncated += sum(
                 outputs.rollouts[i].finish_reason == "length" for i in minibatch.members
             )

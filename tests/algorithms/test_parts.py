@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jzero.algorithms import CORRECTIONS, KL_ESTIMATORS, RATIOS, Algorithm, k2, k3
+from jzero.algorithms import CORRECTIONS, KL_ESTIMATORS, RATIOS, SURROGATES, Algorithm, k2, k3
 
 KLEstimator = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -35,9 +35,13 @@ def test_far_from_the_old_policy_a_ratio_and_its_slope_are_finite(name: str) -> 
 
 @pytest.mark.parametrize("name", CORRECTIONS)
 def test_far_from_the_sampler_a_correction_is_finite(name: str) -> None:
-    correction = CORRECTIONS[name](jnp.asarray(FAR), sum_over_one_token, Algorithm())
+    correction = CORRECTIONS[name]
 
-    assert np.isfinite(correction).all()
+    ratio = correction.ratio(jnp.asarray(FAR), sum_over_one_token)
+    factor = correction.factor(ratio, Algorithm())
+
+    assert np.isfinite(ratio).all()
+    assert np.isfinite(factor).all()
 
 
 @pytest.mark.parametrize("name", KL_ESTIMATORS)
@@ -112,3 +116,42 @@ def test_k2_and_k3_are_their_formulas() -> None:
 
     np.testing.assert_allclose(k2(logps, ref_logps), (logps - ref_logps) ** 2 / 2, rtol=1e-12)
     np.testing.assert_allclose(k3(logps, ref_logps), np.exp(d) - d - 1, rtol=1e-9)
+
+
+# -- what DPPO and IPO mask ------------------------------------------------------------------------
+
+# Probabilities mu and pi of a token, its advantage, and which surrogates mask it. Bounds are 0.2,
+# but 0.05 for the KL: KL(0.3 || 0.6) = 0.19, KL(0.02 || 0.1) = 0.05, KL(0.5 || 0.6) = 0.02,
+# KL(0.001 || 0.01) = 0.007.
+MASKED: list[tuple[float, float, float, set[str]]] = [
+    (0.3, 0.6, 1.0, {"dppo_tv", "dppo_kl", "ipo"}),
+    (0.3, 0.6, -1.0, {"ipo"}),  # it goes back on its own
+    (0.6, 0.3, -1.0, {"dppo_tv", "dppo_kl", "ipo"}),
+    (0.6, 0.3, 1.0, {"ipo"}),
+    (0.5, 0.6, 1.0, set()),
+    (0.001, 0.01, 1.0, set()),  # PPO would clip a ratio of 10
+    (0.02, 0.15, 1.0, {"dppo_kl"}),
+]
+
+
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl", "ipo"])
+@pytest.mark.parametrize(("before", "now", "advantage", "masked_by"), MASKED)
+def test_a_token_is_masked_by_how_far_its_probability_moved(
+    name: str, before: float, now: float, advantage: float, masked_by: set[str]
+) -> None:
+    bound = 0.05 if name == "dppo_kl" else 0.2
+    algorithm = Algorithm(clip_low=bound, clip_high=bound)
+
+    def loss(logp: jax.Array) -> tuple[jax.Array, jax.Array]:
+        ratio = jnp.exp(logp) / before
+        terms, is_masked = SURROGATES[name].compute(
+            logp[None, None], ratio[None, None], jnp.full((1, 1), advantage), algorithm
+        )
+        return terms[0, 0], is_masked[0, 0]
+
+    (value, is_masked), slope = jax.value_and_grad(loss, has_aux=True)(jnp.log(jnp.float32(now)))
+
+    assert is_masked == (name in masked_by)
+    expected = 0.0 if name in masked_by else -now / before * advantage
+    assert value == pytest.approx(expected, rel=1e-5)
+    assert slope == pytest.approx(expected, rel=1e-5)

@@ -12,6 +12,7 @@ conventions of TRL differ, they are translated here:
 """
 
 from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TypeVar
 
@@ -29,12 +30,14 @@ from packed_losses import (
 )
 
 from jzero.algorithms import PRESETS
+from jzero.types import grade_of
 
 pytestmark = [pytest.mark.peer, pytest.mark.usefixtures("quick_compilation")]
 
 Value = TypeVar("Value")
 
 EOS, PAD = 1, 0
+REWARD_WEIGHTS = (1.0, 0.5)  # of the named rewards of a rollout
 EPS = {"std_eps": 1e-4}
 VLLM = {"use_vllm": True, "loss_type": "dapo", "vllm_importance_sampling_clip_max": 1.3}
 DAPO = EPS | {"weight": "batch_token_mean", "correction_high": 1.3}
@@ -117,8 +120,27 @@ CASES: dict[str, tuple[dict, str, dict, int]] = {
         DAPO | {"correction": "token_mask", "correction_low": 0.7},
         2,
     ),
+    "icepop": (
+        VLLM
+        | {
+            "loss_type": "grpo",
+            "vllm_importance_sampling_clip_min": 0.5,
+            "vllm_importance_sampling_clip_max": 5.0,
+        },
+        "icepop",
+        EPS,
+        2,
+    ),
     "token_truncate": (VLLM, "grpo", DAPO | {"correction": "token_truncate"}, 2),
 }
+
+
+GDPO = (
+    {"loss_type": "grpo", "multi_objective_aggregation": "normalize_then_sum"},
+    "gdpo",
+    EPS,
+    2,
+)
 
 
 def unchanged(x: Value, **_: object) -> Value:
@@ -254,10 +276,14 @@ def trl_loss_and_slopes(
         None,
         [],
     )
-    scores = torch.tensor([[rollout.grade.score] for rollout in rollouts], dtype=torch.float64)
+    grades = [grade_of(rollout) for rollout in rollouts]
+    rewards = [list(grade.parts.values()) or [grade.score] for grade in grades]
+    scores = torch.tensor(rewards, dtype=torch.float64)
     trainer._generate = lambda _: generated
     trainer._calculate_rewards = lambda *_: scores
-    trainer.reward_weights = torch.ones(1)
+    trainer.reward_weights = torch.tensor(REWARD_WEIGHTS[: scores.shape[1]], dtype=torch.float64)
+    trainer.reward_funcs = [None] * scores.shape[1]
+    trainer.reward_func_names = [f"reward {k}" for k in range(scores.shape[1])]
     inputs = trainer._generate_and_score_completions([{"prompt": ""} for _ in rollouts])
 
     total_loss = 0.0
@@ -276,14 +302,31 @@ def trl_loss_and_slopes(
     return total_loss, slopes
 
 
-@pytest.mark.parametrize("case", CASES)
+def with_two_rewards(outputs: ModelOutputs) -> ModelOutputs:
+    """Returns the outputs with rollouts that have two named rewards, the score and another one."""
+    rng = np.random.default_rng(0)
+    rollouts = []
+    for rollout in outputs.rollouts:
+        grade = grade_of(rollout)
+        parts = {"accuracy": grade.score, "format": float(rng.choice([0.0, 10.0]))}
+        grade = replace(grade, parts=parts)
+        turns = tuple(replace(turn, grade=grade) for turn in rollout.turns)
+        rollouts.append(replace(rollout, grade=grade, turns=turns))
+    return replace(outputs, rollouts=rollouts)
+
+
+@pytest.mark.parametrize("case", [*CASES, "gdpo"])
 def test_loss_and_slopes_are_those_of_trl(case) -> None:
     pytest.importorskip("trl")
-    options, preset, changes, microbatches = CASES[case]
+    options, preset, changes, microbatches = CASES.get(case, GDPO)
     algorithm = PRESETS[preset](**changes)
     trainer = small_trainer(algorithm, "four packs", rows=2)
     for seed in range(2):
         outputs = random_outputs(seed)
+        if case == "gdpo":
+            outputs = with_two_rewards(outputs)
+            trainer.config.task.reward.functions = ("accuracy", "format")
+            trainer.config.task.reward.weights = REWARD_WEIGHTS
         trl_trainer = make_trl_trainer(options, algorithm.correction, microbatches)
         expected_loss, expected_slopes = trl_loss_and_slopes(trl_trainer, outputs, microbatches)
         [minibatch] = packed_minibatches(trainer, outputs)

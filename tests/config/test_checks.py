@@ -85,8 +85,12 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "algorithm.correction=token_mask divides by the sampler's prob",
     ),
     (
-        {"algorithm.old_policy": "sampler", "rollout.top_k": 20},
-        "algorithm.old_policy=sampler divides by the sampler's probabilities",
+        {"algorithm.old_policy": "sampler", "rollout.min_p": 0.1},
+        "keep: bound their number with rollout.top_k, such as 512",
+    ),
+    (
+        {"algorithm.correction": "token_mask", "rollout.top_k": 20, "algorithm.kl_reward": 0.1},
+        "algorithm.kl_reward=0.1 compares with a reference policy over the full vocabulary",
     ),
     (
         {"algorithm.old_policy": "sampler", "algorithm.correction": "token_mask"},
@@ -107,6 +111,30 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     (
         {"algorithm.correction_low": 3.0},
         "algorithm.correction_low=3.0 is above algorithm.correction_high=2.0",
+    ),
+    (
+        {"algorithm.surrogate": "dppo_tv", "algorithm.ratio": "sequence"},
+        "algorithm.ratio=sequence is not the ratio of one token's probabilities",
+    ),
+    (
+        {"algorithm.environment_coef": 0.1},
+        "trains on an environment's replies, and rollout.max_turns=1 has none",
+    ),
+    (
+        {"algorithm.advantage": "each_group_mean_std", "algorithm.overlong_share": 0.2},
+        "algorithm.overlong_share=0.2 is in no function of task.reward.functions",
+    ),
+    (
+        {"algorithm.advantage": "each_group_mean_std", "algorithm.kl_reward": 0.1},
+        "algorithm.kl_reward=0.1 is in no function of task.reward.functions",
+    ),
+    (
+        {"algorithm.advantage": "each_group_mean_std", "rollout.max_turns": 2},
+        "task.turn_reward=success replaces a score, and algorithm.advantage=each_group_mean_std",
+    ),
+    (
+        {"eval.max_new_tokens": 2000, "rollout.max_episode_tokens": 1500},
+        "rollout.max_episode_tokens=1500 is shorter than a prompt and eval.max_new_tokens=2000",
     ),
     ({"algorithm.dual_clip": 1.1}, "algorithm.dual_clip=1.1 must be above 1 + clip_high=1.2, or 0"),
     (

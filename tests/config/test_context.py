@@ -32,6 +32,17 @@ def test_an_episode_as_long_as_the_model_is_fine(model: str) -> None:
     config.validate(settings(model, max_prompt_tokens=1096, max_new_tokens=3000))
 
 
+def test_an_evaluation_longer_than_the_model_is_refused(model: str) -> None:
+    values = settings(model, max_prompt_tokens=1096, max_new_tokens=1000)
+    values.eval.max_new_tokens = 3000
+    config.validate(values)
+
+    values.eval.max_new_tokens = 3001
+    message = "eval.max_new_tokens=3001 makes sequences of 4097 tokens.*lower eval.max_new_tokens"
+    with pytest.raises(UserError, match=message):
+        config.validate(values)
+
+
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [

@@ -226,6 +226,8 @@ def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
     for got, want in zip(got_rows, want_rows, strict=True):
         assert got.keys() == want.keys()
         for name in want.keys() - {"rollout/slot_utilization"}:  # hosts wait for each other
+            if name.startswith("policy/mismatch_"):  # which digits differ is chance
+                continue
             # Rollouts are the same tokens; sums over devices differ in the last digits, and the
             # mismatch consists of those.
             near = 0.1 if name == "policy/mismatch" else NEAR.get(name.split("/")[0], 1e-9)

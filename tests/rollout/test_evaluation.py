@@ -68,3 +68,24 @@ def test_an_evaluation_may_have_a_top_p_of_its_own() -> None:
     assert len(set(before)) > 2
     assert narrow == [text for text in greedy for _ in range(8)]
     assert after == before
+
+
+def test_an_evaluation_may_have_longer_responses_than_rollouts() -> None:
+    """At a high temperature hardly any response ends before the limit."""
+    settings = tiny_settings(rollout={"max_turns": 1}, eval={"max_new_tokens": 9})
+    rollouts_alone = make_untrained_sampler(tiny_settings(rollout={"max_turns": 1}))
+    with Pool(1) as pool:
+        sampler = make_untrained_sampler(settings, pool)
+        params = trained_player().params
+        problems = sampler.encode_problems(guess.eval_problems(settings.task, 4))
+
+        def longest(max_new_tokens: int) -> int:
+            evaluation = EvalConfig(
+                samples=8, temperature=5.0, greedy=False, max_new_tokens=max_new_tokens
+            )
+            [evaluated] = evaluate(sampler, params, {"": problems}, evaluation, 1.0)
+            return max(rollout.response_length for rollout in evaluated.rollouts)
+
+        assert [longest(0), longest(9), longest(1), longest(0)] == [2, 9, 1, 2]
+    # The pool of pages is that of the rollouts.
+    assert sampler.engine.pages_per_shard == rollouts_alone.engine.pages_per_shard

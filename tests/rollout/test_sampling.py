@@ -187,6 +187,39 @@ def test_restrict_equals_sorting(filters: Filters) -> None:
     np.testing.assert_array_equal(restricted, np.where(is_kept, probs, 0))
 
 
+@pytest.mark.parametrize(
+    "filters",
+    [Filters(top_k=20), Filters(top_k=VOCABULARY + 1, min_p=0.02), Filters(top_k=30, top_p=0.8)],
+    ids=str,
+)
+@pytest.mark.parametrize("temperature", [0.7, 0.0])
+def test_the_tokens_that_were_kept_are_returned_and_hold_all_of_the_mass(
+    filters: Filters, temperature: float
+) -> None:
+    logits = random_logits(50)
+    noise = np.random.default_rng(3).random(50).astype(np.float32)
+    temperatures = np.full(50, temperature, np.float32)
+
+    def head(logits: jax.Array, part: slice) -> jax.Array:
+        return logits[:, part]
+
+    @jax.jit
+    def sample_kept(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+        return sampling.sample_kept(head, slice(0, VOCABULARY), *arrays, filters)
+
+    tokens, logps, kept = sample_kept(logits, noise, temperatures)
+
+    same_tokens, _ = sample(logits, noise[:, None], temperatures, filters)
+    np.testing.assert_array_equal(tokens, same_tokens)
+    for row, token, logp, kept_row in zip(logits, tokens, logps, np.asarray(kept), strict=True):
+        scaled = row.astype(np.float64) / (temperature or 1.0)
+        probs = np.exp(scaled - scaled.max())
+        is_kept = sorted_filters(probs, filters)
+        assert sorted(kept_row[kept_row >= 0]) == np.flatnonzero(is_kept).tolist()
+        assert is_kept[token]
+        assert logp == pytest.approx(np.log(probs[token] / probs[is_kept].sum()), abs=1e-5)
+
+
 def test_filtered_tokens_stay_inside_the_mask_and_keep_their_proportions() -> None:
     logits = random_logits(1)[0]
     filters = Filters(top_k=20, top_p=0.8)

@@ -575,14 +575,10 @@ def rows_without_timing(workdir: Path) -> list[dict]:
     A token's log-prob has other last digits in a prefill than in a decode step, and whether an
     episode is prefilled again depends on when its reply came.
     """
-    timed = ("rollout/slot_utilization", "policy/mismatch")
+    timed = ("rollout/slot_utilization", "policy/mismatch", "policy/effective_samples")
     rows = []
     for row in runs.timeless(workdir / "metrics.jsonl"):
         rows.append(
-            {
-                name: value
-                for name, value in row.items()
-                if not name.startswith("eval") and name not in timed
-            }
+            {name: value for name, value in row.items() if not name.startswith(("eval", *timed))}
         )
     return rows

@@ -27,7 +27,7 @@ def test_a_device_has_the_logits_of_one_chunk_whatever_the_mesh(
     hidden = jax.ShapeDtypeStruct((ROWS, TOKENS, model.hidden_size), jnp.float32)
     targets = jax.ShapeDtypeStruct((ROWS, TOKENS), jnp.int32)
 
-    program = jax.make_jaxpr(head.outputs)(params, hidden, targets)
+    program = jax.make_jaxpr(head.outputs)(params, hidden, targets, None)
 
     logits = re.findall(rf"f32\[{ROWS},(\d+),{model.vocab_size}\]", str(program))
     most_tokens = max(ROWS * int(width) for width in logits)

@@ -145,6 +145,15 @@ def sum_over_sampled(values: Sequence[np.ndarray]) -> float:
     )
 
 
+def largest_mismatch() -> float:
+    """Returns the largest |log pi - log pi_sampler| of the sampled tokens of ROLLOUTS at PARAMS."""
+    logps, _ = reference.naive(PARAMS, ROLLOUTS, reference.settings().rollout.temperature)
+    return max(
+        np.abs(x - rollout.logps)[rollout.sampled].max()
+        for x, rollout in zip(logps, ROLLOUTS, strict=True)
+    )
+
+
 def assert_same_bits(got: qwen.Params, want: qwen.Params) -> None:
     assert jax.tree.all(jax.tree.map(np.array_equal, got, want))
 
@@ -203,6 +212,7 @@ def test_gradient_does_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> No
     slow_loss, slow_gradient = slow_step()
     assert reference.difference(gradient, slow_gradient) < 1e-6
     np.testing.assert_allclose(stats["loss"], slow_loss, atol=1e-7)
+    np.testing.assert_allclose(stats["mismatch_max"], largest_mismatch(), rtol=1e-4)
 
 
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)], ids=str)
@@ -338,6 +348,16 @@ def test_stats_are_sums_over_trained_tokens() -> None:
     np.testing.assert_allclose(stats["entropy"], sum_over_sampled(entropy), rtol=1e-5)
     np.testing.assert_allclose(stats["nll"], -sum_over_sampled(logps), rtol=1e-5)
     np.testing.assert_allclose(stats["mismatch"], sum_over_sampled(mismatch), rtol=1e-5)
+    assert stats["mismatch_tokens"] == stats["tokens"]  # random log-probs are never the same
+    np.testing.assert_allclose(stats["mismatch_max"], largest_mismatch(), rtol=1e-4)
+    d = [x - rollout.logps for x, rollout in zip(logps, ROLLOUTS, strict=True)]
+    k3 = [np.exp(x) - x - 1 for x in d]
+    np.testing.assert_allclose(stats["mismatch_k1"], -sum_over_sampled(d), rtol=1e-5)
+    np.testing.assert_allclose(stats["mismatch_k3"], sum_over_sampled(k3), rtol=1e-4)
+    ratios = [np.exp(x) for x in d]
+    squares = [np.exp(2 * x) for x in d]
+    np.testing.assert_allclose(stats["importance"], sum_over_sampled(ratios), rtol=1e-5)
+    np.testing.assert_allclose(stats["importance_squared"], sum_over_sampled(squares), rtol=1e-5)
 
 
 def test_grad_norm_is_the_norm_of_the_whole_gradient() -> None:

@@ -21,6 +21,12 @@ FIRST_STATS = {
     "entropy": 20.0,
     "clip_fraction": 1.0,
     "mismatch": 0.5,
+    "mismatch_max": 0.25,
+    "mismatch_k1": -0.2,
+    "mismatch_k3": 0.1,
+    "mismatch_tokens": 7.0,
+    "importance": 10.0,
+    "importance_squared": 20.0,
     "loss": 0.3,
     "grad_norm": 2.0,
     "skipped": 0.0,
@@ -30,6 +36,12 @@ SECOND_STATS = {
     "entropy": 30.0,
     "clip_fraction": 5.0,
     "mismatch": 9.0,
+    "mismatch_max": 3.0,
+    "mismatch_k1": 4.0,
+    "mismatch_k3": 5.0,
+    "mismatch_tokens": 30.0,
+    "importance": 20.0,
+    "importance_squared": 70.0,
     "loss": 0.1,
     "grad_norm": 4.0,
     "skipped": 1.0,
@@ -60,6 +72,16 @@ def test_the_mismatch_is_that_before_the_first_optimizer_step() -> None:
     metrics = policy_metrics(FIRST_STATS, SECOND_STATS)
 
     assert metrics["policy/mismatch"] == 0.05
+    assert metrics["policy/mismatch_max"] == 0.25
+    assert metrics["policy/mismatch_k1"] == -0.02
+    assert metrics["policy/mismatch_k3"] == 0.01
+    assert metrics["policy/mismatch_tokens"] == 7
+
+
+def test_the_effective_sample_size_is_of_the_tokens_of_all_optimizer_steps() -> None:
+    metrics = policy_metrics(FIRST_STATS, SECOND_STATS)
+
+    assert metrics["policy/effective_samples"] == pytest.approx(30**2 / (40 * 90))
 
 
 def test_the_kl_is_a_metric_only_where_there_is_a_reference_policy() -> None:
