@@ -121,11 +121,11 @@ class Scorer:
         self.params = params
         self.counters = counters
         self.queue: deque[Scoring] = deque()
-        # By shard, in the order of their last use: those that run, and those that have ended.
+        # By shard: those that run, in their order, and those that have ended, in that of their last use.
         self.rows: list[list[ScoredRow]] = [[] for _ in range(engine.num_shards)]
         self.in_flight: deque[ScoreCall] = deque()
         self.finished: list[Scoring] = []
-        self.is_out_of_pages = False  # the first of the queue waits for pages
+        self.lacks_pages = False  # the first of the queue did, when it was last looked at
 
     def submit(self, scoring: Scoring) -> None:
         """Takes a sequence. It must fit the engine: rollout.max_prompt_tokens + max_new_tokens."""
@@ -140,6 +140,11 @@ class Scorer:
     def is_busy(self) -> bool:
         """Whether a sequence is not finished."""
         return bool(self.queue or self.in_flight or any(self._running()))
+
+    @property
+    def is_out_of_pages(self) -> bool:
+        """Whether the first of the queue waits for pages."""
+        return self.lacks_pages and bool(self.queue)
 
     def take_finished(self) -> list[Scoring]:
         """Returns the sequences that were finished since the last call."""
@@ -187,7 +192,7 @@ class Scorer:
         self.queue.clear()
         self.in_flight.clear()
         self.finished.clear()
-        self.is_out_of_pages = False
+        self.lacks_pages = False
         for rows in self.rows:
             for row in rows.copy():
                 self._free(row)
@@ -200,8 +205,8 @@ class Scorer:
     def _begin(self, in_slots: Mapping[int, Sequence], make_room: Callable[[int], bool]) -> None:
         """Gives rows and pages to the sequences that come next."""
         put_off: list[Scoring] = []
-        self.is_out_of_pages = False
-        while self.queue and not self.is_out_of_pages:
+        self.lacks_pages = False
+        while self.queue and not self.lacks_pages:
             scoring = self.queue[0]
             # Before pages to share are looked for, because an ended sequence may have to give way.
             for shard in range(self.engine.num_shards):
@@ -217,7 +222,7 @@ class Scorer:
             try:
                 self._reserve(scoring, shard, row, shared_pages, make_room)
             except OutOfPages:
-                self.is_out_of_pages = True
+                self.lacks_pages = True
             else:
                 self.queue.popleft()
         self.queue.extendleft(reversed(put_off))
@@ -248,14 +253,16 @@ class Scorer:
                 shard = engine.shard_of(slot)
                 best = engine.pages_of(shard, slot % engine.slots_per_shard)[:count]
         most_coming = 0
+        used: ScoredRow | None = None
         for row in (row for rows in self.rows for row in rows):
             if (count := count_pages(row.scoring.tokens[: row.position])) > len(best):
-                shard = row.shard
+                used, shard = row, row.shard
                 best = engine.pages_of(shard, engine.slots_per_shard + row.row)[:count]
-                self.rows[shard].remove(row)
-                self.rows[shard].append(row)  # the most recently used
             if not row.has_ended:
                 most_coming = max(most_coming, count_pages(row.scoring.tokens[: row.num_inputs]))
+        if used is not None and used.has_ended:
+            self.rows[shard].remove(used)
+            self.rows[shard].append(used)  # the one that was used most recently
         return shard, best, most_coming > len(best)
 
     def _free_row(self, shard: int) -> int | None:

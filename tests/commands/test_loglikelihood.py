@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -33,13 +32,13 @@ def write_questions(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def test_each_choice_gets_the_sum_of_its_tokens_log_probs(tmp_path, capsys, monkeypatch) -> None:
+def test_each_choice_gets_the_sum_of_its_tokens_log_probs(tmp_path, capsys) -> None:
     model = servers.save_model(tmp_path / "model")
     path = write_questions(tmp_path / "mine.jsonl", QUESTIONS)
     out = tmp_path / "out"
     arguments = ["--model", model, "--loglikelihood", str(path), "--out", str(out)]
-    monkeypatch.setattr(sys, "argv", ["evaluate", *arguments, *servers.SETTINGS])
-    evaluate.main()
+    command = evaluate.parse([*arguments, *servers.SETTINGS])
+    summaries = evaluate.run_loglikelihood(command.questions, command.out, command.settings)
 
     rows = [json.loads(line) for line in (out / "mine-loglikelihood.jsonl").open(encoding="utf-8")]
     assert [row["question"] for row in rows] == [row["question"] for row in QUESTIONS[:3]]
@@ -60,9 +59,11 @@ def test_each_choice_gets_the_sum_of_its_tokens_log_probs(tmp_path, capsys, monk
     assert summary["accuracy"] == pytest.approx(np.mean(correct))
     assert summary["accuracy_per_character"] == pytest.approx(np.mean(correct_per_character))
     assert summary["stderr"] == pytest.approx(np.std(correct, ddof=1) / 3**0.5)
+    assert summaries["mine"] == summary
     printed = capsys.readouterr().out
     assert "mine: 1 of 4 questions dropped, longer than 96 tokens" in printed
-    assert re.search(rf"mine +3 +{100 * np.mean(correct):.1f} ± ", printed)
+    table = evaluate.likelihood_table(summaries)
+    assert re.search(rf"mine +3 +{100 * np.mean(correct):.1f} ± ", table)
 
 
 def whole_forward(model: str):
