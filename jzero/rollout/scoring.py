@@ -121,7 +121,7 @@ class Scorer:
         self.params = params
         self.counters = counters
         self.queue: deque[Scoring] = deque()
-        # By shard: those that run, in their order, and those that have ended, in that of their last use.
+        # By shard: those that run, and those that have ended, the one used most recently last.
         self.rows: list[list[ScoredRow]] = [[] for _ in range(engine.num_shards)]
         self.in_flight: deque[ScoreCall] = deque()
         self.finished: list[Scoring] = []
