@@ -69,7 +69,7 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
     stop: StopString | StopStrings = []
     seed: int | None = None
     # Of a completion the number of alternatives. Of a chat a boolean, beside that number.
-    logprobs: bool | AlternativesCount = False
+    logprobs: bool | int = False
     top_logprobs: AlternativesCount = 0
     echo: bool | Literal[0, 1] = False
     prompt_logprobs: AlternativesCount | None = None  # vLLM's
@@ -238,6 +238,10 @@ class RequestReader:
 
     def check_logprobs(self, request: CompletionRequest, is_chat: bool) -> None:
         """Refuses combinations of echo, log-probabilities, streams and lengths."""
+        if not 0 <= request.logprobs <= MAX_ALTERNATIVES:
+            raise UserError(
+                f"logprobs={request.logprobs}: there are 0 to {MAX_ALTERNATIVES} alternatives"
+            )
         options = request.reply_options(is_chat)
         if is_chat and request.echo:
             raise UserError("echo: a chat does not repeat its messages, leave it out")
