@@ -28,7 +28,7 @@ class Limits:
         metadata={
             "least": 1,
             "help": "log-probabilities of one reply that are of the prompt or of alternatives: "
-            "tokens times (1 + alternatives)",
+            "tokens times 1 + alternatives",
         },
     )
     max_waiting_sequences: int = field(

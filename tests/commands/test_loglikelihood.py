@@ -21,7 +21,7 @@ QUESTIONS = [
     {"question": "A word ", "choices": ["yes", "a long choice", "é"], "answer": 2},
     {"question": "Two and two is", "choices": ["four", "5"], "answer": 0},
     {"question": "The same beginning, and then", "choices": ["a", "b", "c c c", "d"], "answer": 1},
-    {"question": "x" * 70, "choices": ["too long for the context", "b"], "answer": 1},
+    {"question": "x" * 90, "choices": ["too long for the context", "b"], "answer": 1},
 ]
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -40,7 +40,8 @@ def test_each_choice_gets_the_sum_of_its_tokens_log_probs(tmp_path, capsys) -> N
     command = evaluate.parse([*arguments, *servers.SETTINGS])
     summaries = evaluate.run_loglikelihood(command.questions, command.out, command.settings)
 
-    rows = [json.loads(line) for line in (out / "mine-loglikelihood.jsonl").open(encoding="utf-8")]
+    text = (out / "mine-loglikelihood.jsonl").read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text.splitlines()]
     assert [row["question"] for row in rows] == [row["question"] for row in QUESTIONS[:3]]
     score = whole_forward(model)
     correct, correct_per_character = [], []

@@ -106,12 +106,12 @@ def url(model: str, environment: dict[str, str]) -> Iterator[str]:
         yield f"{address}/v1/completions"
 
 
-def run_lm_eval(folder: Path, tasks: Path, model: str, **arguments: object) -> dict:
-    """Returns what the harness says of both tasks."""
-    out = folder / f"{model}.json"
+def run_lm_eval(folder: Path, tasks: Path, kind: str, **arguments: object) -> dict:
+    """Returns what the harness says of both tasks, by a model of this kind."""
+    out = folder / f"{kind}.json"
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(folder)}
     model_arguments = ",".join(f"{name}={value}" for name, value in arguments.items())
-    command = [sys.executable, "-c", RUN_LM_EVAL, model, model_arguments, str(tasks), str(out)]
+    command = [sys.executable, "-c", RUN_LM_EVAL, kind, model_arguments, str(tasks), str(out)]
     done = subprocess.run(
         command, env={**os.environ, **offline}, capture_output=True, text=True, timeout=400
     )
