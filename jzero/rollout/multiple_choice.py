@@ -90,8 +90,8 @@ def read_question(row: dict[str, object], place: str) -> MultipleChoice:
     texts = choices if isinstance(choices, list) else []
     if len(texts) < 2 or not all(isinstance(text, str) and text.strip() for text in texts):
         raise UserError(f'{place}: "choices" has to be a list of two texts or more, none empty')
-    is_index = isinstance(answer, int) and not isinstance(answer, bool)
-    if not is_index or not 0 <= answer < len(texts):
+    # JSON's true is an int of Python's.
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(texts):
         raise UserError(
             f'{place}: "answer" has to be the index of the right choice, from 0 to {len(texts) - 1}'
         )
