@@ -1,5 +1,6 @@
 """Scores of given tokens, against the whole sequence at once and beside sequences that decode."""
 
+import itertools
 from collections.abc import Callable
 from functools import cache
 
@@ -293,3 +294,26 @@ def test_a_cancelled_run_forgets_what_it_scores() -> None:
     scheduler.cancel()
     assert_empty(engine)
     assert not scheduler.scorer.is_busy
+
+
+def test_a_scoring_that_is_dropped_while_it_lacks_pages_holds_nothing_up() -> None:
+    """While it waits no sequence is placed; the second one has to be placed afterwards."""
+    engine = make(num_slots=1)
+    scheduler = Scheduler(engine, params_on(engine), str)
+    scoring = Scoring(SEQUENCES[0])
+    calls = itertools.count()
+
+    def admit_more() -> Groups:
+        number = next(calls)
+        if number == 1:
+            scheduler.scorer.submit(scoring)
+        if number == 3:
+            assert scheduler.scorer.is_out_of_pages
+            assert scheduler.scorer.drop([scoring]) == [scoring]
+        assert number < 100, "the second sequence is never placed"
+        return []
+
+    groups = make_groups([SEQUENCES[0][:30], SEQUENCES[3][:17]], 1, 24)
+    finished = list(scheduler.run(groups, 1, 1.0, seed_on(engine), admit_more=admit_more))
+    assert len(finished) == 2 and not scoring.is_finished
+    assert_empty(engine)
