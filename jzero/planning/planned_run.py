@@ -125,6 +125,7 @@ def with_scores(run: PlannedRun) -> PlannedRun:
     if run.sampling is None:
         raise UserError("--score: the run samples nothing and has no engine, leave it out")
     _, (decoder_weights, *_) = run.programs["generate"]
+    assert isinstance(decoder_weights, dict), f"{type(decoder_weights)=}"
     calls = score_calls(run.engine, decoder_weights, MAX_ALTERNATIVES)
     return replace(run, programs={**run.programs, **calls})
 

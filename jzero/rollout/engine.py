@@ -485,7 +485,7 @@ class Engine:
         The pages that it writes must be nobody else's. `alternatives` is one of
         score_program.ALTERNATIVES. Most code calls it through `scoring.Scorer`.
         """
-        arrays = ScoreInputs(*self._to_device(*inputs))
+        arrays = jax.tree.map(self._split_over_shards, inputs)
         return self.score_program(alternatives)(params, decode_state, arrays)
 
     def score_width(self, num_tokens: int) -> int:
@@ -546,8 +546,10 @@ class Engine:
 
     def _to_device(self, *arrays: np.ndarray) -> list[jax.Array]:
         """Splits the first axis of each array over the shards."""
-        sharding = NamedSharding(self.mesh, P("slots"))
-        return [jax.device_put(array, sharding) for array in arrays]
+        return [self._split_over_shards(array) for array in arrays]
+
+    def _split_over_shards(self, array: np.ndarray) -> jax.Array:
+        return jax.device_put(array, NamedSharding(self.mesh, P("slots")))
 
 
 def divide_up(numerator: int, denominator: int) -> int:
