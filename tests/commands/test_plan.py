@@ -78,7 +78,7 @@ def test_decoding_writes_its_pages_in_place(report) -> None:
 @needs_libtpu
 def test_scoring_given_tokens_compiles_and_writes_its_pages_in_place() -> None:
     """Of sequences that take several chunks, and of many that take one."""
-    settings = small_settings(max_prompt_tokens=4096)
+    settings = small_settings(num_rows=256, max_prompt_tokens=4096)
     run = with_scores(build(settings, compile_only_devices(TOPOLOGY)))
     names = [name for name in run.programs if name.startswith("engine-score")]
     assert names == ["engine-score 1x2048+0", "engine-score 1x2048+4096"]
