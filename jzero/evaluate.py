@@ -1,10 +1,14 @@
-"""`python -m jzero.evaluate --model DIR [--adapter DIR] --suite aime24,mine=FILE [--out DIR] [--config.X.Y=Z ...]`
+"""`python -m jzero.evaluate --model DIR [--adapter DIR] (--suite aime24,mine=FILE | --loglikelihood FILE) [--out DIR] [--config.X.Y=Z ...]`
 
 Evaluates a model on one or more suites. Writes every problem's responses to
 OUT/<suite>-<kind>.jsonl and the metrics to OUT/summary.json, and prints a table. By default each
 problem gets one greedy response, as in the tables that model cards publish. --config.eval.samples=K
 adds K responses at --config.rollout.temperature or, if it is set, --config.eval.temperature, and
 with them avg@K, pass@k and maj@K. --adapter is an adapter of the model in PEFT's format.
+
+With --loglikelihood nothing is sampled: the answer to a question is the choice that the model finds
+most probable. FILE has a JSON object a line: {"question": "...", "choices": ["...", "..."],
+"answer": 0}, where the answer is the index of the right choice.
 """  # noqa: E501 (the first line is the usage that --help prints)
 
 import json
@@ -12,7 +16,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -22,7 +26,9 @@ from jzero.distributed.mesh import adapter_shardings, param_shardings, train_mes
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import adapters, huggingface, peft, qwen
+from jzero.rollout import multiple_choice
 from jzero.rollout.evaluation import accuracy_metrics, evaluate, evaluation_kinds
+from jzero.rollout.multiple_choice import LikelihoodSummary
 from jzero.rollout.sampler import EncodedProblem, Sampler, make_sampler
 from jzero.run.base_model import check_context, read_base_model, with_given_adapter
 from jzero.run.environment import versions
@@ -67,8 +73,17 @@ def defaults(model: str = "") -> config.Config:
     )
 
 
-def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
-    """Returns the suites as they were given, the directory to write to, and the settings."""
+class Command(NamedTuple):
+    """What a command asks for: suites, or files of questions for --loglikelihood."""
+
+    suites: list[str]  # as they were given
+    out: Path  # the directory to write to
+    settings: config.Config
+    questions: list[Path]
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """Reads the command line. Raises UserError, or ends the command, where it has a mistake."""
     parser = cli.make_parser("jzero.evaluate", __doc__)
     parser.add_argument(
         "--model", required=True, help="directory or hub id of a model, as a run exports it"
@@ -76,8 +91,16 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
     parser.add_argument(
         "--adapter", default="", help="directory or hub id of an adapter of the model, as PEFT's"
     )
-    parser.add_argument(
-        "--suite", required=True, help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE"
+    asked = parser.add_mutually_exclusive_group(required=True)
+    asked.add_argument(
+        "--suite", default="", help=f"comma-separated: {', '.join(suites.SUITES)}, or name=FILE"
+    )
+    asked.add_argument(
+        "--loglikelihood",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="multiple choice by log-likelihood: a JSONL file of questions; may be given again",
     )
     parser.add_argument("--out", help="directory to write to; default runs/eval-<date>-<time>")
     given, rest = parser.parse_known_args(arguments)
@@ -86,7 +109,8 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], Path, config.Config]:
     settings.model.adapter.path = given.adapter or settings.model.adapter.path
     settings = with_stop_strings(settings, math_problems.math_template(settings.task.template))
     out = Path(given.out or f"runs/eval-{time.strftime('%Y%m%d-%H%M%S')}")
-    return suites.split_commas(given.suite), out, settings
+    questions = [Path(path) for path in given.loglikelihood]
+    return Command(suites.split_commas(given.suite), out, settings, questions)
 
 
 def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
@@ -158,13 +182,65 @@ def run(specs: list[str], out: Path, settings: config.Config) -> dict[str, Suite
                 dropped=len(problems) - len(fitting),
                 kinds=evaluate_suite(sampler, params, name, fitting, out, settings),
             )
-    report = {
-        "config": json.loads(config.to_json(settings)),
-        "suites": summary,
-        "versions": versions(),
-    }
-    processes.write_once(out / "summary.json", json.dumps(report, indent=1))
+    write_summary(out, settings, {"suites": summary})
     return summary
+
+
+def write_summary(out: Path, settings: config.Config, results: dict[str, object]) -> None:
+    """Writes OUT/summary.json: the results, and how they came about."""
+    report = {"config": json.loads(config.to_json(settings)), **results, "versions": versions()}
+    processes.write_once(out / "summary.json", json.dumps(report, indent=1))
+
+
+def run_loglikelihood(
+    paths: list[Path], out: Path, settings: config.Config
+) -> dict[str, LikelihoodSummary]:
+    """Answers files of questions by log-likelihood, writes the files in `out`, and returns each
+    file's summary by its name.
+
+    Raises UserError, before the model is loaded, if a file has a mistake or two have one name.
+    """
+    config.validate(settings)
+    problems_of = {path.stem: multiple_choice.read_questions(path) for path in paths}
+    if len(problems_of) < len(paths):
+        raise UserError(
+            "--loglikelihood: two files have the same name, and so would their results: rename one"
+        )
+    summary: dict[str, LikelihoodSummary] = {}
+    with Pool(0) as pool:
+        sampler, params = load(settings, pool)
+        for name, problems in problems_of.items():
+            limit = settings.eval.limit or len(problems)
+            answered, dropped = multiple_choice.answer_questions(sampler, params, problems[:limit])
+            longest = sampler.engine.max_sequence_tokens
+            if not answered:
+                raise UserError(
+                    f"all questions of {name} are longer than {longest} tokens: raise "
+                    "rollout.max_prompt_tokens"
+                )
+            if dropped:
+                processes.print_once(
+                    f"{name}: {dropped} of {len(answered) + dropped} questions dropped, longer "
+                    f"than {longest} tokens with a choice"
+                )
+            summary[name] = multiple_choice.summarize(answered, dropped)
+            rows = multiple_choice.rows(answered)
+            processes.write_once(out / f"{name}-loglikelihood.jsonl", rows)
+    write_summary(out, settings, {"loglikelihood": summary})
+    return summary
+
+
+def likelihood_table(summary: Mapping[str, LikelihoodSummary]) -> str:
+    """Returns a line for each file of questions."""
+    lines = [f"{'questions':16}{'problems':>9}{'accuracy':>14}{'per character':>16}"]
+    for name, values in summary.items():
+        by_sum = f"{100 * values['accuracy']:.1f} ± {100 * values['stderr']:.1f}"
+        per_character = (
+            f"{100 * values['accuracy_per_character']:.1f} ± "
+            f"{100 * values['stderr_per_character']:.1f}"
+        )
+        lines.append(f"{name:16}{values['problems']:9d}{by_sum:>14}{per_character:>16}")
+    return "\n".join(lines)
 
 
 def evaluate_suite(
@@ -225,9 +301,14 @@ def main() -> None:
     arguments = cli.start_jax(sys.argv[1:])
     with cli.user_errors():
         peers.check_same_start({"the command": " ".join(arguments)})
-        specs, out, settings = parse(arguments)
-        processes.print_once(table(run(specs, out, settings)))
-        processes.print_once(f"written to {out}")
+        command = parse(arguments)
+        if command.questions:
+            likelihoods = run_loglikelihood(command.questions, command.out, command.settings)
+            text = likelihood_table(likelihoods)
+        else:
+            text = table(run(command.suites, command.out, command.settings))
+        processes.print_once(text)
+        processes.print_once(f"written to {command.out}")
 
 
 if __name__ == "__main__":

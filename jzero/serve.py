@@ -140,7 +140,11 @@ def serve_http(
         sampler.engine, sampler.tokenizer, limits_of_server.max_waiting_sequences
     )
     reader = RequestReader(
-        model_name, sampler.engine, sampler.tokenizer, limits_of_server.max_request_sequences
+        model_name,
+        sampler.engine,
+        sampler.tokenizer,
+        limits_of_server.max_request_sequences,
+        limits_of_server.max_request_logprobs,
     )
     server = Server(reader, worker, limits_of_server)
     thread = threading.Thread(target=worker.run, args=(params, seed), daemon=True)

@@ -103,7 +103,13 @@ class Alone:
         return self.complete_all([prompt], [limit])[0]
 
     def new_reader(self, limits: Limits) -> RequestReader:
-        return RequestReader("m", self.engine, self.tokenizer, limits.max_request_sequences)
+        return RequestReader(
+            "m",
+            self.engine,
+            self.tokenizer,
+            limits.max_request_sequences,
+            limits.max_request_logprobs,
+        )
 
     def new_worker(self, limits: Limits) -> DecodingWorker:
         return DecodingWorker(self.engine, self.tokenizer, limits.max_waiting_sequences)

@@ -30,7 +30,7 @@ ALLOWED_SKIPS = [
         "reference material beside the repository is not part of it",
     ),
     AllowedSkip(
-        "could not import '(peft|trl|math_verify|wandb|jetstream|grpc)[a-z0-9_.]*'.*",
+        "could not import '(peft|trl|lm_eval|math_verify|wandb|jetstream|grpc)[a-z0-9_.]*'.*",
         "these packages belong to other extras than dev: each is large or has a conflict",
     ),
     AllowedSkip("wandb is not installed: .*", "wandb belongs to the extra wandb"),

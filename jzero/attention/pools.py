@@ -56,10 +56,30 @@ def to_rows(x: Float[Array, "*batch K D"], rows: int, width: int) -> Float[Array
     return pad_end(x, 0, unused_columns)
 
 
+def from_rows(x: Float[Array, "*batch rows W"], K: int, D: int) -> Float[Array, "*batch K D"]:
+    """Returns the heads that `to_rows` has put into rows."""
+    *batch, rows, width = x.shape
+    heads_per_row = width // D
+    heads = x[..., : heads_per_row * D].reshape(*batch, rows * heads_per_row, D)
+    return heads[..., :K, :]
+
+
 def pad_end(x: jax.Array, rows: int, columns: int) -> jax.Array:
     """Appends zeros to the last two axes."""
     other_axes = [(0, 0)] * (x.ndim - 2)
     return jnp.pad(x, [*other_axes, (0, rows), (0, columns)])
+
+
+def read(
+    pool: Shaped[Array, "rows pages page width"],
+    pages: Int[Array, " W"],
+    kv_heads: int,
+    head_dim: int,
+    dtype: DTypeLike,
+) -> Float[Array, "W page K D"]:
+    """Returns whole pages of keys or values, as `write` has taken them."""
+    by_row = jnp.moveaxis(decode_kv(pool[:, pages], dtype), 0, -2)
+    return from_rows(by_row, kv_heads, head_dim)
 
 
 def write(

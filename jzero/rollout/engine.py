@@ -47,7 +47,11 @@ from jzero.rollout.decode_state import (
 from jzero.rollout.pages import PageAllocator
 from jzero.rollout.program_settings import make_program_settings, num_kept, with_top_p
 from jzero.rollout.programs import Programs, compile_programs
+from jzero.rollout.score_program import ScoreInputs, TokenScores, compile_score
 
+# Sequences that a shard scores at a time, or whose pages it keeps after they were scored.
+SCORING_ROWS = 16
+SCORE_TOKENS = 2048  # tokens of one call of `score` on each shard; longer inputs take several
 SMALLEST_INSERT = 8  # samples; an insert of fewer is padded, so that few shapes are compiled
 
 
@@ -155,17 +159,23 @@ class Engine:
             pages_per_shard=self.pages_per_shard,
         )
         self.program_settings = replace(self.program_settings, remembers_kept=remembers_kept)
+        # Behind the rows of the slots every shard has rows for the sequences that are scored.
         self.page_allocators = [
             PageAllocator(
-                self.pages_per_shard, settings.page_size, self.slots_per_shard, self.pages_per_slot
+                self.pages_per_shard,
+                settings.page_size,
+                self.slots_per_shard + SCORING_ROWS,
+                self.pages_per_slot,
             )
             for _ in range(self.num_shards)
         ]
+        self.score_tokens = SCORE_TOKENS
         self.placements: dict[int, Placement] = {}
         self._top_p = settings.top_p
         self._remembers_kept = remembers_kept
         # By top_p, and whether the tokens that the filters kept are returned: both are compiled in.
         self._programs: dict[tuple[float, bool], Programs] = {}
+        self._score_programs: dict[int, jax.stages.Wrapped] = {}  # by their alternatives
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -187,6 +197,13 @@ class Engine:
     def num_kept(self) -> int:
         """Returns how many tokens are remembered as kept, for every sampled token; 0: none."""
         return num_kept(replace(self.program_settings, remembers_kept=self._remembers_kept))
+
+    def score_program(self, alternatives: int) -> jax.stages.Wrapped:
+        """Returns the program `score` that returns so many alternatives of every token."""
+        if alternatives not in self._score_programs:
+            program = compile_score(self.program_settings, self.mesh, alternatives)
+            self._score_programs[alternatives] = program
+        return self._score_programs[alternatives]
 
     @contextlib.contextmanager
     def sampling_with(
@@ -321,6 +338,10 @@ class Engine:
                 slot = other.slot % self.slots_per_shard
                 return self.page_allocators[shard].pages_of_slot[slot][:full_pages]
         return []
+
+    def pages_of(self, shard: int, row: int) -> list[int]:
+        """Returns the pages of a slot of a shard, or of a row behind the slots, in order."""
+        return self.page_allocators[shard].pages_of_slot[row]
 
     def reserve(self, slot: int) -> int:
         """Takes the pages that the slot's next call may write.
@@ -474,12 +495,42 @@ class Engine:
         call_ends = [self.reserve(slot) for slot in running]
         for slot, call_end in zip(running, call_ends, strict=True):
             self.placements[slot].reserved_tokens = call_end
-        table = np.concatenate([allocator.table for allocator in self.page_allocators])
+        tables = [allocator.table[: self.slots_per_shard] for allocator in self.page_allocators]
+        table = np.concatenate(tables)
         keep = np.zeros(self.max_concurrent_decodes, np.bool_)
         keep[running] = True
         shared_pages = self._count_shared_pages(table, keep)
         arrays = self._to_device(table, keep, shared_pages, *self._take_turn_inputs())
         return self.jitted.generate(params, decode_state, seed, *arrays)
+
+    def score(
+        self,
+        params: qwen.Params,
+        decode_state: DecodeState[jax.Array],
+        inputs: ScoreInputs[np.ndarray],
+        alternatives: int,
+    ) -> tuple[DecodeState[jax.Array], TokenScores[jax.Array]]:
+        """Scores one chunk of given sequences. Slots go on as if the call had not been.
+
+        The pages that it writes must be nobody else's. `alternatives` is one of
+        score_program.ALTERNATIVES. Most code calls it through `scoring.Scorer`.
+        """
+        arrays = jax.tree.map(self._split_over_shards, inputs)
+        return self.score_program(alternatives)(params, decode_state, arrays)
+
+    def score_width(self, num_tokens: int) -> int:
+        """Returns the padded width of the next chunk of a sequence with `num_tokens` to come."""
+        page_size = self.settings.page_size
+        num_pages = next_power_of_two(divide_up(num_tokens, page_size), 1)
+        most_pages = max(1, self.score_tokens // page_size)
+        return min(num_pages, most_pages, self.pages_per_slot) * page_size
+
+    def context_pages(self, num_tokens: int) -> int:
+        """Returns how many pages a call of `score` reads for contexts of up to `num_tokens`."""
+        if not num_tokens:
+            return 0
+        num_pages = next_power_of_two(num_tokens // self.settings.page_size, 1)
+        return min(num_pages, self.pages_per_slot)
 
     def _count_shared_pages(
         self, table: Int[np.ndarray, "slots pages_per_slot"], keep: Bool[np.ndarray, " slots"]
@@ -525,8 +576,10 @@ class Engine:
 
     def _to_device(self, *arrays: np.ndarray) -> list[jax.Array]:
         """Splits the first axis of each array over the shards."""
-        sharding = NamedSharding(self.mesh, P("slots"))
-        return [jax.device_put(array, sharding) for array in arrays]
+        return [self._split_over_shards(array) for array in arrays]
+
+    def _split_over_shards(self, array: np.ndarray) -> jax.Array:
+        return jax.device_put(array, NamedSharding(self.mesh, P("slots")))
 
 
 def divide_up(numerator: int, denominator: int) -> int:

@@ -62,7 +62,8 @@ def take_prefill_batch(
     """Moves groups of similar length from the front of every shard's list into one batch.
 
     `requests` is `group_size` wide even where a group is smaller, as that of a preempted sequence
-    is: one shape serves all. Sequences without a temperature of their own get `temperature`.
+    is: one shape serves all. If `group_size` is 0, it is as wide as the largest group of the batch,
+    rounded up. Sequences without a temperature of their own get `temperature`.
     """
     # The first groups in line must fit, so the longest of them decides the width.
     longest = max(len(groups[0][0]) for groups in groups_by_shard if groups)
@@ -71,6 +72,9 @@ def take_prefill_batch(
 
     rows_per_shard = next_power_of_two(max(len(groups) for groups in taken), 1)
     num_rows = engine.num_shards * rows_per_shard
+    if not group_size:
+        largest = max(len(group) for groups in taken for group in groups)
+        group_size = next_power_of_two(largest, 1)
     batch = PrefillBatch(
         rows=[],
         padded_tokens=np.zeros((num_rows, width), np.int32),

@@ -52,29 +52,11 @@ class Programs(NamedTuple):
 
 def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
     """Wraps the functions of this module for a mesh of axes (slots, tensor)."""
-    # With one device per shard all axes are manual. With more, `tensor` is left to XLA's
-    # partitioner, which splits the products as the weights are split.
-    manual_axes = {"slots"} if settings.tensor > 1 else set(mesh.axis_names)
-
-    # XLA for TPU7x wants bf16 weights in tiles of 16 x 128 inside a loop, gets them in tiles of
-    # 8 x 128, and would lay all weights out anew in every call (1 GB of temporaries for
-    # Qwen2.5-0.5B). This option keeps the tiles as they are. docs/log.md has the measurements.
-    is_tpu7x = mesh.devices.flat[0].device_kind == "TPU7x"
-    tiles = {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
-    compiler_options = tiles if is_tpu7x else None
 
     def program(
         function: Callable, in_specs: tuple, out_specs: object, donate: tuple[int, ...] = ()
     ) -> jax.stages.Wrapped:
-        mapped = jax.shard_map(
-            partial(function, settings),
-            mesh=mesh,
-            in_specs=in_specs,
-            out_specs=out_specs,
-            axis_names=manual_axes,
-            check_vma=False,
-        )
-        return jax.jit(mapped, donate_argnums=donate, compiler_options=compiler_options)
+        return compile_program(settings, mesh, function, in_specs, out_specs, donate)
 
     by_slot, everywhere = P("slots"), P()
     prefix_specs = PREFIX_SPECS
@@ -100,6 +82,41 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
             donate=(1,),
         ),
     )
+
+
+def compile_program(
+    settings: ProgramSettings,
+    mesh: Mesh,
+    function: Callable,
+    in_specs: tuple,
+    out_specs: object,
+    donate: tuple[int, ...] = (),
+) -> jax.stages.Wrapped:
+    """Wraps a function of `settings` and arrays, of which it sees those of one shard.
+
+    in_specs, out_specs: how the arrays are split over "slots".
+    donate: the numbers of the arguments that the program may overwrite.
+    """
+    # With one device per shard all axes are manual. With more, `tensor` is left to XLA's
+    # partitioner, which splits the products as the weights are split.
+    manual_axes = {"slots"} if settings.tensor > 1 else set(mesh.axis_names)
+
+    # XLA for TPU7x wants bf16 weights in tiles of 16 x 128 inside a loop, gets them in tiles of
+    # 8 x 128, and would lay all weights out anew in every call (1 GB of temporaries for
+    # Qwen2.5-0.5B). This option keeps the tiles as they are. docs/log.md has the measurements.
+    is_tpu7x = mesh.devices.flat[0].device_kind == "TPU7x"
+    tiles = {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
+    compiler_options = tiles if is_tpu7x else None
+
+    mapped = jax.shard_map(
+        partial(function, settings),
+        mesh=mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names=manual_axes,
+        check_vma=False,
+    )
+    return jax.jit(mapped, donate_argnums=donate, compiler_options=compiler_options)
 
 
 def split_over_tensor(

@@ -31,6 +31,7 @@ from jzero.rollout.decode_state import Prefix, ResultTokens
 from jzero.rollout.engine import Engine, PageCopy, Placement
 from jzero.rollout.pages import OutOfPages
 from jzero.rollout.prefill import take_prefill_batch
+from jzero.rollout.scoring import Scorer
 from jzero.rollout.sequence import (
     AdmitMore,
     DecodeCounters,
@@ -101,6 +102,8 @@ class Scheduler:
         self.decoding: dict[int, Sequence] = {}  # by slot
         self.waiting: dict[int, WaitingEpisode] = {}  # by slot; the one that waits longest is first
 
+        # Sequences that are scored and do not decode.
+        self.scorer = Scorer(engine, params, self.counters)
         self.newly_placed: dict[int, PrefilledSample] = {}  # by slot: placed since the last call
         self.num_placed = 0
         self.poll_replies: PollReplies | None = None
@@ -117,8 +120,10 @@ class Scheduler:
     ) -> Iterator[Sequence]:
         """Decodes `groups` and yields every sequence when it finishes, in finishing order.
 
-        The sequences of one group, at most `group_size`, have the same tokens so far. `version` is
-        the policy version that is recorded for the sampled tokens.
+        The sequences of one group, at most `group_size`, have the same tokens so far. If
+        `group_size` is 0, groups may have any size, and every prefill samples as many first tokens
+        as its largest group needs. `version` is the policy version that is recorded for the sampled
+        tokens.
 
         `admit_more()` is asked before every decode call. It returns groups that are to be decoded
         too, or None if the caller has enough: then the run ends and leaves unfinished sequences as
@@ -149,14 +154,18 @@ class Scheduler:
             self.queue.extend(more_groups)
 
             # Begin the turns whose replies have come. Block only if there is nothing else to do.
-            must_wait = not (self.queue or self.decoding or in_flight or any(self.pending))
+            has_work = self.queue or self.decoding or in_flight or any(self.pending)
+            must_wait = not (has_work or self.scorer.is_busy)
             num_replies = self._handle_replies(wait=must_wait)
             if must_wait and not num_replies:
+                self.scorer.cancel()  # the pages that it keeps
                 return
 
             # Sequences that decode take their pages first; pages left over admit new ones.
             yield from self._reserve_pages(in_flight)
-            self._fill_slots()
+            self._score()
+            if not self.scorer.is_out_of_pages:
+                self._fill_slots()
 
             # Read a call only after the next one is dispatched.
             if self.decoding:
@@ -170,16 +179,26 @@ class Scheduler:
             yield from self._read_call(in_flight.popleft())
         while self._handle_replies(wait=True):
             pass
+        self.scorer.cancel()
 
     def cancel(self) -> None:
         """Forgets everything unfinished and frees its pages. A `run` that is resumed ends."""
         for slot in (*self.decoding, *self.waiting):
             self._free_slot(slot)
+        self.scorer.cancel()
         self.poll_replies = None
         self.queue.clear()
         self.newly_placed.clear()
         for samples in self.pending:
             samples.clear()
+
+    # -- scoring -----------------------------------------------------------------------------------
+
+    def _score(self) -> None:
+        """Dispatches one call for the sequences that are scored, if there are any."""
+        if self.scorer.is_busy:
+            waiting = {slot: episode.sequence for slot, episode in self.waiting.items()}
+            self.state = self.scorer.step(self.state, self.decoding | waiting, self.evict_waiting)
 
     # -- between two turns -------------------------------------------------------------------------
 
@@ -283,6 +302,7 @@ class Scheduler:
             seed=self.seed,
         )
         for item in batch.rows:
+            self.counters.prefills += 1
             self.counters.prefill_tokens += int(batch.true_length[item.row])
             for column, sequence in enumerate(item.group):
                 sample = PrefilledSample(sequence, prefix, item.row, column)
@@ -313,7 +333,7 @@ class Scheduler:
                 try:
                     page_copies = self.engine.place(placement)
                 except OutOfPages:
-                    if self.evict_waiting(shard):
+                    if self.scorer.give_up_pages(shard) or self.evict_waiting(shard):
                         continue
                     break
                 pending.popleft()
@@ -342,7 +362,7 @@ class Scheduler:
             shard = self._shard_out_of_pages()
             if shard is None:
                 return
-            if self.evict_waiting(shard):
+            if self.scorer.give_up_pages(shard) or self.evict_waiting(shard):
                 continue
             if in_flight:
                 yield from self._read_call(in_flight.popleft())

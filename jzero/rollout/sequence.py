@@ -126,12 +126,16 @@ class DecodeCounters:
     """What a run of the scheduler did. Sums over runs and hosts are meaningful for every field."""
 
     grading_seconds: float = 0.0  # waited for grades while there was nothing to decode
+    prefills: int = 0  # prompts that were prefilled: once for all samples of a group
     prefill_tokens: int = 0  # real tokens that were prefilled; padding does not count
     decoded_tokens: int = 0  # tokens that decode calls emitted
     wasted_tokens: int = 0  # decoded tokens that came after the end of their sequence
     slot_steps: int = 0  # slots times steps that were computed to emit the decoded tokens
     decode_calls: int = 0
     preempted: int = 0  # sequences that lost their slot because their shard ran out of pages
+    score_calls: int = 0
+    scored_tokens: int = 0  # tokens of given sequences that were computed to score them
+    shared_tokens: int = 0  # those that were not computed, because pages held them already
 
     def add(self, other: "DecodeCounters") -> None:
         """Adds the counts of `other` to these."""

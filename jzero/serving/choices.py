@@ -1,12 +1,12 @@
 """What a client gets to see of one sequence: a choice in OpenAI's shape, at once or in pieces."""
 
-import itertools
 from collections.abc import Sequence as SequenceOf
 
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.rollout.scoring import Scoring
 from jzero.rollout.sequence import Sequence
-from jzero.serving.requests import ReplyOptions
+from jzero.serving.scored import LogprobWriter, ReplyOptions, ScoredToken, scored_tokens
 from jzero.serving.worker import Progress
 
 Choice = dict[str, object]  # a JSON value
@@ -31,16 +31,33 @@ class ChoiceWriter:
         self.options = options
         self.sequence = sequence
         self.tokenizer = text_tokenizer
+        self.logprob_writer = LogprobWriter(text_tokenizer)
         self.num_read = 0  # tokens of the sequence that `text` has
         self.text = ""
         self.num_sent = 0  # characters
+        self.has_written = False
+        self.prompt_text = ""
+        if options.echoes:
+            ids = sequence.prompt_tokens.tolist()
+            self.prompt_text = text_tokenizer.backend_tokenizer.decode(
+                ids, skip_special_tokens=False
+            )
         longest_stop = max(map(len, (*sequence.stop_strings, *stop_strings)), default=1)
         self.num_held_back = longest_stop - 1  # characters that may begin a stop string
 
-    def write(self, progress: Progress) -> Choice | None:
+    def write(
+        self,
+        progress: Progress,
+        prompt_scores: Scoring | None = None,
+        own_scores: Scoring | None = None,
+    ) -> Choice | None:
         """Returns what is new, or None if nothing can be sent yet.
 
         At the end the text is the sequence's own, which ends before the stop string.
+
+        Args:
+            prompt_scores: scores of the prompt, if the options want them.
+            own_scores: scores of this choice's own tokens, if the options want them.
         """
         new_ids = self.sequence.tokens[self.num_read : progress.num_tokens]
         new_text = tokenizer.decode(self.tokenizer, new_ids)
@@ -48,7 +65,7 @@ class ChoiceWriter:
         if not progress.finish_reason and not is_complete:
             return None
 
-        text_offset = len(self.text)
+        text_offset = len(self.prompt_text) + len(self.text)
         self.text += new_text
         if progress.finish_reason:
             safe_text = self.sequence.turn_text
@@ -56,18 +73,34 @@ class ChoiceWriter:
             safe_end = max(self.num_sent, len(self.text) - self.num_held_back)
             safe_text = self.text[:safe_end]
 
+        is_first = not self.has_written
+        self.has_written = True
         choice: Choice = {
             "index": self.sequence.sample_index,
             "finish_reason": progress.finish_reason or None,
             "logprobs": None,
         }
         if self.options.wants_logprobs:
-            logps = self.sequence.logps[self.num_read : progress.num_tokens]
-            choice["logprobs"] = self.write_logprobs(new_ids, logps, text_offset)
-        choice |= self.write_body(safe_text[self.num_sent :], is_first=self.num_read == 0)
+            tokens = self.new_tokens(progress.num_tokens, own_scores)
+            if self.options.echoes and is_first:
+                tokens = [*prompt_tokens(self.sequence, prompt_scores), *tokens]
+                text_offset = 0
+            choice["logprobs"] = self.write_logprobs(tokens, text_offset)
+        if self.options.returns_token_ids:
+            choice["token_ids"] = new_ids
+            if is_first and not self.options.is_chat:
+                choice["prompt_token_ids"] = self.sequence.prompt_tokens.tolist()
+        if self.options.prompt_alternatives is not None and not self.options.is_chat:
+            choice["prompt_logprobs"] = self.write_prompt_logprobs(prompt_scores)
+        text = safe_text[self.num_sent :]
+        choice |= self.write_body(self.prompt_text + text if is_first else text, is_first)
         self.num_read = progress.num_tokens
         self.num_sent = len(safe_text)
         return choice
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.sequence.prompt_tokens)
 
     def write_body(self, text: str, is_first: bool) -> Choice:
         """Returns the field that holds the text. Only the first message of a chat has a role."""
@@ -77,23 +110,36 @@ class ChoiceWriter:
         name = "delta" if self.options.is_streamed else "message"
         return {name: role | {"content": text}}
 
-    def write_logprobs(self, ids: list[int], logps: list[float], text_offset: int) -> Choice:
-        """Returns the log-probabilities of tokens, the first of which begins at `text_offset`."""
-        pieces = [
-            self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False)
-            for token in ids
-        ]
-        pairs = list(zip(pieces, logps, strict=True))
-        if self.options.is_chat:
-            content = [
-                {"token": piece, "logprob": logp, "bytes": None, "top_logprobs": []}
-                for piece, logp in pairs
+    def new_tokens(self, num_tokens: int, own_scores: Scoring | None) -> list[ScoredToken]:
+        """Returns the tokens from the last piece on, each with the log-prob that sampling told."""
+        new = slice(self.num_read, num_tokens)
+        sampled = zip(self.sequence.tokens[new], self.sequence.logps[new], strict=True)
+        if self.options.scores_samples:
+            scored = scored_tokens(
+                own_scores, self.num_prompt + new.start, self.num_prompt + new.stop
+            )
+            return [
+                ScoredToken(token, logp, item.rank, item.alternatives)
+                for (token, logp), item in zip(sampled, scored, strict=True)
             ]
-            return {"content": content, "refusal": None}
-        lengths = [len(piece) for piece in pieces[:-1]]
-        return {
-            "tokens": pieces,
-            "token_logprobs": logps,
-            "text_offset": list(itertools.accumulate(lengths, initial=text_offset)),
-            "top_logprobs": [{piece: logp} for piece, logp in pairs],
-        }
+        if self.options.is_greedy:
+            return [ScoredToken(token, logp, 1, ((token, logp),)) for token, logp in sampled]
+        return [ScoredToken(token, logp) for token, logp in sampled]
+
+    def write_logprobs(self, tokens: list[ScoredToken], text_offset: int) -> Choice:
+        """Returns the log-probabilities of tokens, the first of which begins at `text_offset`."""
+        if self.options.is_chat:
+            return self.logprob_writer.chat(tokens, self.options.num_alternatives)
+        return self.logprob_writer.completion(tokens, self.options.num_alternatives, text_offset)
+
+    def write_prompt_logprobs(self, prompt_scores: Scoring | None) -> list[Choice | None]:
+        """Returns vLLM's `prompt_logprobs`."""
+        assert self.options.prompt_alternatives is not None, f"{self.options=}"
+        tokens = prompt_tokens(self.sequence, prompt_scores)
+        return self.logprob_writer.prompt(tokens, self.options.prompt_alternatives)
+
+
+def prompt_tokens(sequence: Sequence, prompt_scores: Scoring | None) -> list[ScoredToken]:
+    """Returns the tokens of the prompt with their scores. The first token has none."""
+    first = ScoredToken(int(sequence.prompt_tokens[0]), None)
+    return [first, *scored_tokens(prompt_scores, 1, len(sequence.prompt_tokens))]

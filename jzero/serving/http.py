@@ -23,7 +23,8 @@ from jzero.serving.connections import RETRY_SECONDS
 from jzero.serving.keys import KeyCheck
 from jzero.serving.limits import Limits
 from jzero.serving.replies import Reply, ReplyStream, error_body
-from jzero.serving.requests import ReplyOptions, RequestReader
+from jzero.serving.requests import RequestReader
+from jzero.serving.scored import ReplyOptions
 from jzero.serving.worker import DecodingWorker
 
 Result = TypeVar("Result")

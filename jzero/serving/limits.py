@@ -23,6 +23,14 @@ class Limits:
         default=256,
         metadata={"least": 1, "help": "prompts times n of one request"},
     )
+    max_request_logprobs: int = field(
+        default=1 << 18,
+        metadata={
+            "least": 1,
+            "help": "log-probabilities of one reply that are of the prompt or of alternatives: "
+            "tokens times 1 + alternatives",
+        },
+    )
     max_waiting_sequences: int = field(
         default=2048,
         metadata={"least": 1, "help": "sequences of all requests that wait for a slot"},

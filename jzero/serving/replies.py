@@ -11,7 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from jzero.rollout.sequence import Sequence
 from jzero.serving.choices import Choice, ChoiceWriter
-from jzero.serving.requests import ReplyOptions, RequestReader
+from jzero.serving.requests import RequestReader
+from jzero.serving.scored import ReplyOptions
 from jzero.serving.worker import Progress, Submission
 
 
@@ -29,7 +30,7 @@ class Reply:
         self.sequences = sequences
         self.loop = asyncio.get_running_loop()
         self.reports: asyncio.Queue[Progress | HTTPException] = asyncio.Queue()
-        self.submission = Submission(sequences, self.hear, options.is_streamed)
+        self.submission = Submission(sequences, self.hear, options.is_streamed, options)
         self.num_unfinished = len(sequences)
 
         kind = "text_completion"
@@ -54,8 +55,8 @@ class Reply:
         """Ends the reply with an error, because its sequences will not be decoded any further."""
         self.reports.put_nowait(reason)
 
-    async def choices(self) -> AsyncIterator[Choice]:
-        """Yields what is new of a choice, until every choice has ended.
+    async def progress(self) -> AsyncIterator[Progress]:
+        """Yields how far a choice is, whenever there is news, until every choice has ended.
 
         Raises HTTPException if the server ends the reply.
         """
@@ -63,24 +64,55 @@ class Reply:
             progress = await self.reports.get()
             if isinstance(progress, HTTPException):
                 raise progress
-            choice = self.writers[progress.sample_index].write(progress)
             if progress.finish_reason:
                 self.num_unfinished -= 1
-            if choice:
-                yield choice
+            yield progress
 
     async def body(self) -> str:
         """Returns the JSON value of a reply that is not streamed."""
-        choices = [choice async for choice in self.choices()]
-        by_index = {choice["index"]: choice for choice in choices}
-        in_order = [by_index[index] for index in range(len(self.sequences))]
-        return json.dumps(self.head | {"choices": in_order, "usage": self.count_tokens()})
+        ends = {
+            progress.sample_index: progress
+            async for progress in self.progress()
+            if progress.finish_reason
+        }
+        if self.options.is_scored:
+            # The log-probabilities of a long prompt take long to write.
+            return await asyncio.to_thread(self.write_body, ends)
+        return self.write_body(ends)
+
+    def write_body(self, ends: dict[int, Progress]) -> str:
+        """Returns the JSON value of choices that have ended, by their index."""
+        choices = [self.write(ends[index]) for index in range(len(self.sequences))]
+        fields: dict[str, object] = {"choices": choices, "usage": self.count_tokens()}
+        if self.options.is_chat:
+            first, scores = self.writers[0], self.submission.scored.get(0)
+            if self.options.prompt_alternatives is not None:
+                fields["prompt_logprobs"] = first.write_prompt_logprobs(scores)
+            if self.options.returns_token_ids:
+                fields["prompt_token_ids"] = self.sequences[0].prompt_tokens.tolist()
+        return json.dumps(self.head | fields)
+
+    def write(self, progress: Progress) -> Choice | None:
+        """Returns what is new of a choice, or None if nothing can be sent yet."""
+        index = progress.sample_index
+        scored = self.submission.scored
+        # The prompt was scored with the first of its choices.
+        first_choice = index - index % self.options.num_choices
+        return self.writers[index].write(progress, scored.get(first_choice), scored.get(index))
 
     async def events(self) -> AsyncIterator[str]:
         """Yields the events of a stream. The last one is an error if the server ends the reply."""
+        is_first = True
         try:
-            async for choice in self.choices():
-                yield to_event(self.head | {"choices": [choice]})
+            async for progress in self.progress():
+                choice = self.write(progress)
+                if not choice:
+                    continue
+                fields: dict[str, object] = {"choices": [choice]}
+                if is_first and self.options.is_chat and self.options.returns_token_ids:
+                    fields["prompt_token_ids"] = self.sequences[0].prompt_tokens.tolist()
+                is_first = False
+                yield to_event(self.head | fields)
         except HTTPException as error:
             yield to_event(error_body(error.detail, error.status_code))
             return

@@ -3,7 +3,6 @@
 import itertools
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 import numpy as np
@@ -14,7 +13,10 @@ from jzero.errors import UserError
 from jzero.model import tokenizer
 from jzero.model.tokenizer import PreTrainedTokenizerFast
 from jzero.rollout.engine import Engine
+from jzero.rollout.score_program import MAX_ALTERNATIVES
 from jzero.rollout.sequence import Sequence
+from jzero.serving.limits import Limits
+from jzero.serving.scored import ReplyOptions
 
 MAX_CHOICES = 128  # of a prompt
 MAX_STOP_STRINGS = 64
@@ -36,8 +38,6 @@ NEUTRAL_VALUES: dict[str, object] = {
     "min_p": 0,
     "frequency_penalty": 0,
     "presence_penalty": 0,
-    "top_logprobs": 0,
-    "echo": 0,
 }
 
 Text = Annotated[str, Field(min_length=1)]
@@ -49,20 +49,10 @@ TokenIds = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[Text], Field(fail_fast=True)]
 TokenLists = Annotated[list[TokenIds], Field(fail_fast=True)]
 Messages = Annotated[list[Message], Field(fail_fast=True)]
+AlternativesCount = Annotated[int, Field(ge=0, le=MAX_ALTERNATIVES)]
 StopStrings = Annotated[list[StopString], Field(fail_fast=True, max_length=MAX_STOP_STRINGS)]
 
 JSON_OBJECT = TypeAdapter(dict[str, object])
-
-
-@dataclass(frozen=True)
-class ReplyOptions:
-    """What a request says about the form of its reply. Kept while the request is answered."""
-
-    is_chat: bool
-    is_streamed: bool
-    wants_logprobs: bool
-    wants_usage: bool  # of a stream; other replies always have it
-    num_choices: int  # of each prompt
 
 
 class CompletionRequest(BaseModel, strict=True, extra="allow"):
@@ -72,12 +62,18 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
     prompt: Text | Texts | TokenIds | TokenLists = []
     messages: Messages = []
     n: int = Field(1, ge=1, le=MAX_CHOICES)  # choices of each prompt
-    max_tokens: int = Field(0, ge=1)  # 0, which no request can say: the default
-    max_completion_tokens: int = Field(0, ge=1)  # the newer name of max_tokens
+    best_of: int | None = None
+    max_tokens: int | None = Field(None, ge=0)  # 0 only where the prompt itself is asked for
+    max_completion_tokens: int | None = Field(None, ge=0)  # the newer name of max_tokens
     temperature: float = Field(1.0, ge=0, le=2)
     stop: StopString | StopStrings = []
     seed: int | None = None
-    logprobs: bool | Literal[0, 1] = False  # of a completion a number, of a chat a boolean
+    # Of a completion the number of alternatives. Of a chat a boolean, beside that number.
+    logprobs: bool | int = False
+    top_logprobs: AlternativesCount = 0
+    echo: bool | Literal[0, 1] = False
+    prompt_logprobs: AlternativesCount | None = None  # vLLM's
+    return_token_ids: bool = False  # vLLM's
     stream: bool = False
     stream_options: dict[Literal["include_usage"], bool] = {}
 
@@ -111,7 +107,20 @@ class CompletionRequest(BaseModel, strict=True, extra="allow"):
             wants_logprobs=self.logprobs is not False,
             wants_usage=self.stream_options.get("include_usage", False),
             num_choices=self.n,
+            is_greedy=self.temperature == 0,
+            num_alternatives=self.top_logprobs if is_chat else int(self.logprobs),
+            echoes=bool(self.echo),
+            prompt_alternatives=self.prompt_logprobs,
+            returns_token_ids=self.return_token_ids,
+            samples=self.max_new_tokens != 0,
         )
+
+    @property
+    def max_new_tokens(self) -> int | None:
+        """Returns how many tokens may follow a prompt, or None if the request does not say."""
+        if self.max_completion_tokens is not None:
+            return self.max_completion_tokens
+        return self.max_tokens
 
 
 def always() -> bool:
@@ -132,12 +141,19 @@ class RequestReader:
         engine: Engine,
         text_tokenizer: PreTrainedTokenizerFast,
         max_sequences: int,
+        max_logprobs: int = Limits.max_request_logprobs,
     ) -> None:
-        """`max_sequences` is the number of sequences that one request may ask for."""
+        """Makes a reader.
+
+        Args:
+            max_sequences: sequences that one request may ask for.
+            max_logprobs: log-probabilities of the prompt and of alternatives in one reply.
+        """
         self.model_name = model_name
         self.engine = engine
         self.tokenizer = text_tokenizer
         self.max_sequences = max_sequences
+        self.max_logprobs = max_logprobs
         self.prompt_numbers: Iterator[int] = itertools.count()
         # No token has more characters than its name in the vocabulary.
         self.longest_token = max(map(len, text_tokenizer.get_vocab()))
@@ -213,11 +229,41 @@ class RequestReader:
         if request.model != self.model_name:
             message = f"there is no model {request.model}, only {self.model_name}"
             raise HTTPException(404, message)
-        if request.logprobs == 1 and request.temperature and not is_chat:
+        if request.best_of not in (None, request.n):
             raise UserError(
-                "logprobs=1: the server knows the most probable token only with temperature=0. "
-                "Ask for logprobs=0, which returns the sampled tokens."
+                f"best_of={request.best_of}: the server returns every choice that it samples. Ask "
+                f"for n={request.best_of} and choose among them by their logprobs"
             )
+        self.check_logprobs(request, is_chat)
+
+    def check_logprobs(self, request: CompletionRequest, is_chat: bool) -> None:
+        """Refuses combinations of echo, log-probabilities, streams and lengths."""
+        if not 0 <= request.logprobs <= MAX_ALTERNATIVES:
+            raise UserError(
+                f"logprobs={request.logprobs}: there are 0 to {MAX_ALTERNATIVES} alternatives"
+            )
+        options = request.reply_options(is_chat)
+        if is_chat and request.echo:
+            raise UserError("echo: a chat does not repeat its messages, leave it out")
+        if request.top_logprobs and not is_chat:
+            raise UserError(
+                f"top_logprobs={request.top_logprobs} is an option of chats: give the number as "
+                "logprobs"
+            )
+        if request.top_logprobs and not request.logprobs:
+            raise UserError(f"top_logprobs={request.top_logprobs}: set logprobs=true as well")
+        if options.is_streamed and options.is_scored:
+            raise UserError(
+                "stream: log-probabilities of the prompt and of alternatives are known once the "
+                "answer has ended. Leave stream out, or ask for logprobs=0 without echo"
+            )
+        if not options.samples and not (options.echoes or options.scores_prompt):
+            raise UserError(
+                "max_tokens=0: there would be nothing in the answer. Ask for a token, or for the "
+                "prompt's own with echo or prompt_logprobs"
+            )
+        if not options.samples and (request.n > 1 or request.stream):
+            raise UserError("max_tokens=0: nothing is sampled, leave out n and stream")
 
     def check_characters(self, index: int, num_characters: int) -> None:
         """Refuses a text that could not fit the context even if all of its tokens were long."""
@@ -243,6 +289,8 @@ class RequestReader:
         is asked before each prompt is tokenized, is false.
         """
         sequences: list[Sequence] = []
+        options = request.reply_options(is_chat)
+        num_logprobs = 0
         prompts = [self.render(request)] if is_chat else request.prompts
         for index, prompt in enumerate(prompts):
             if not is_wanted():
@@ -250,14 +298,16 @@ class RequestReader:
             ids = self.token_ids(prompt, is_chat) if isinstance(prompt, str) else prompt
             prompt_number = next(self.prompt_numbers)
             num_new = self.count_new_tokens(request, is_chat, len(ids))
-            self.check_prompt(index, ids, num_new)
+            self.check_prompt(index, ids, num_new, options.samples)
+            num_logprobs += options.count_logprobs(len(ids), num_new)
+            self.check_count(num_logprobs)
             prompt_tokens = np.array(ids, np.int32)
             for choice in range(request.n):
                 sample_index = index * request.n + choice
                 sequence = Sequence(
                     prompt_id=prompt_number,
                     sample_index=sample_index,
-                    request_id=noise_number(request.seed, sample_index, prompt_number, choice),
+                    request_id=noise_number(request.seed, prompt_number, choice),
                     prompt_tokens=prompt_tokens,
                     length_limit=len(ids) + num_new,
                     temperature=request.temperature,
@@ -282,11 +332,21 @@ class RequestReader:
 
     def count_new_tokens(self, request: CompletionRequest, is_chat: bool, num_prompt: int) -> int:
         """Returns how many tokens may follow a prompt of `num_prompt` tokens."""
+        if request.max_new_tokens is not None:
+            return request.max_new_tokens
         room = self.engine.max_sequence_tokens - num_prompt
-        default = room if is_chat else min(DEFAULT_COMPLETION_TOKENS, room)
-        return request.max_completion_tokens or request.max_tokens or default
+        return room if is_chat else min(DEFAULT_COMPLETION_TOKENS, room)
 
-    def check_prompt(self, index: int, ids: TokenIds, num_new: int) -> None:
+    def check_count(self, num_logprobs: int) -> None:
+        """Refuses a request whose prompts so far have too many log-probabilities."""
+        if num_logprobs > self.max_logprobs:
+            raise UserError(
+                f"the reply would have more than {self.max_logprobs} log-probabilities of the "
+                "prompt and of alternatives (tokens times 1 + alternatives): send several "
+                "requests, or start the server with a larger --max-request-logprobs"
+            )
+
+    def check_prompt(self, index: int, ids: TokenIds, num_new: int, samples: bool) -> None:
         """Raises UserError unless the tokens exist and the sequence fits the engine."""
         longest = self.engine.max_sequence_tokens
         if not ids:
@@ -296,19 +356,21 @@ class RequestReader:
                 f"prompt {index} has a token that is not in the vocabulary: "
                 f"tokens are from 0 to {self.engine.model.vocab_size - 1}"
             )
-        if not 0 < num_new <= longest - len(ids):
+        least = 1 if samples else 0
+        if not least <= num_new <= longest - len(ids):
             raise UserError(
-                f"prompt {index} has {len(ids)} tokens and asks for {max(num_new, 1)} more: "
+                f"prompt {index} has {len(ids)} tokens and asks for {max(num_new, least)} more: "
                 f"there is room for {longest} in all (--config.rollout.max_episode_tokens)"
             )
 
 
-def noise_number(seed: int | None, sample_index: int, prompt_number: int, choice: int) -> int:
+def noise_number(seed: int | None, prompt_number: int, choice: int) -> int:
     """Returns the number that keys the noise of a choice, below 2**31.
 
-    The same `seed` gives the same numbers in every request. They are in the upper half. Without a
-    seed the numbers are in the lower half, and no other prompt gets them before 2**30 are used up.
+    The same `seed` gives the same numbers in every request, and choice i of seed s has those of
+    seed s + i alone, as in vLLM. They are in the upper half. Without a seed the numbers are in the
+    lower half, and no other prompt gets them before 2**30 are used up.
     """
     if seed is not None:
-        return 2**30 + zlib.crc32(f"{seed}/{sample_index}".encode()) % 2**30
+        return 2**30 + zlib.crc32(f"{seed + choice}/0".encode()) % 2**30
     return (prompt_number * MAX_CHOICES + choice) % 2**30

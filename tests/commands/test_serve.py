@@ -305,11 +305,11 @@ BAD_COMPLETIONS = {
     "an empty stop string": {"prompt": "a", "stop": ["b", ""]},
     "top_p": {"prompt": "a", "top_p": 0.5},
     "top_k": {"prompt": "a", "top_k": 4},
-    "echo": {"prompt": "a", "echo": True},
+    "a streamed echo with logprobs": {"prompt": "a", "echo": True, "logprobs": 0, "stream": True},
     "best of": {"prompt": "a", "best_of": 4},
     "an unknown option": {"prompt": "a", "colour": "red"},
-    "other tokens' logprobs": {"prompt": "a", "logprobs": 5},
-    "the best token's, of samples": {"prompt": "a", "logprobs": 1},
+    "too many tokens' logprobs": {"prompt": "a", "logprobs": 21},
+    "other tokens' logprobs, streamed": {"prompt": "a", "logprobs": 5, "stream": True},
     "stream options": {"prompt": "a", "stream_options": {"colour": True}},
     "a streamed mistake": {"prompt": "", "stream": True},
 }
@@ -320,7 +320,7 @@ BAD_CHATS = {
     "no content": {"messages": [{"role": "user"}]},
     "a name": {"messages": [{"role": "user", "content": "hello", "name": "me"}]},
     "what the template refuses": {"messages": [{"role": "system", "content": "hello"}]},
-    "top logprobs": {"messages": GREETING, "logprobs": True, "top_logprobs": 3},
+    "top logprobs alone": {"messages": GREETING, "top_logprobs": 3},
     "tools": {"messages": GREETING, "tools": [{"type": "function", "function": {"name": "f"}}]},
 }
 
@@ -448,7 +448,7 @@ def test_a_client_that_leaves_frees_its_slot(alone) -> None:
 
     def decode() -> None:
         scheduler = alone.new_scheduler()
-        for sequence in scheduler.run([], 1, 1.0, alone.seed, admit_more=admit_more):
+        for sequence in scheduler.run([], 0, 1.0, alone.seed, admit_more=admit_more):
             worker.finish(sequence)
             finished.append(sequence)
 

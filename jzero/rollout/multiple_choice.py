@@ -1,0 +1,203 @@
+"""Multiple choice by log-likelihood: the choice that the model finds most probable is its answer.
+
+In: a JSONL file of questions, each with its choices and the index of the right one. Out: the
+accuracy of the choice with the largest sum of log-probabilities, and of the choice with the largest
+sum per character. These are lm-eval's `acc` and `acc_norm` of a task of output_type
+multiple_choice, with the question as its doc_to_text. Nothing is sampled.
+"""
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+from jaxtyping import Float64, Int32
+
+from jzero.distributed import collectives
+from jzero.errors import UserError
+from jzero.files import parse_json
+from jzero.model import qwen, tokenizer
+from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.rollout.sampler import Sampler
+from jzero.rollout.scoring import Scoring, score_all
+
+
+@dataclass(frozen=True)
+class MultipleChoice:
+    """A question whose answer is one of some texts."""
+
+    question: str
+    choices: tuple[str, ...]
+    answer: int  # index of the right choice
+
+
+@dataclass(frozen=True)
+class AnsweredChoice:
+    """A question with what the model makes of each choice."""
+
+    problem: MultipleChoice
+    sums: tuple[float, ...]  # the log-likelihood of each choice
+    per_character: tuple[float, ...]  # the same, divided by the characters of the choice
+
+    @property
+    def is_correct(self) -> bool:
+        """Whether the right choice has the largest log-likelihood."""
+        return int(np.argmax(self.sums)) == self.problem.answer
+
+    @property
+    def is_correct_per_character(self) -> bool:
+        """Whether the right choice has the largest log-likelihood per character."""
+        return int(np.argmax(self.per_character)) == self.problem.answer
+
+
+class LikelihoodSummary(TypedDict):
+    """What summary.json holds of one file of questions."""
+
+    problems: int  # that were evaluated
+    dropped: int  # that are longer than the model's context
+    accuracy: float  # by the sum
+    stderr: float
+    accuracy_per_character: float
+    stderr_per_character: float
+
+
+def read_questions(path: Path) -> list[MultipleChoice]:
+    """Reads a JSONL file of objects with `question`, `choices` and `answer`.
+
+    `answer` is the index of the right choice, from 0 on. Raises UserError, with the line, if the
+    file has no questions or one of them is not complete.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--loglikelihood {path}: cannot read the file ({error})") from None
+    problems = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            problems.append(read_question(parse_json(line, path, number), f"{path} line {number}"))
+    if not problems:
+        raise UserError(f"--loglikelihood {path}: the file has no questions")
+    return problems
+
+
+def read_question(row: dict[str, object], place: str) -> MultipleChoice:
+    """Returns the question of one line. `place` names the line in errors."""
+    question, choices, answer = (row.get(name) for name in ("question", "choices", "answer"))
+    if not isinstance(question, str) or not question.strip():
+        raise UserError(f'{place}: "question" has to be a text that is not empty')
+    texts = choices if isinstance(choices, list) else []
+    if len(texts) < 2 or not all(isinstance(text, str) and text.strip() for text in texts):
+        raise UserError(f'{place}: "choices" has to be a list of two texts or more, none empty')
+    # JSON's true is an int of Python's.
+    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(texts):
+        raise UserError(
+            f'{place}: "answer" has to be the index of the right choice, from 0 to {len(texts) - 1}'
+        )
+    return MultipleChoice(question, tuple(texts), answer)
+
+
+def encode_choice(
+    text_tokenizer: PreTrainedTokenizerFast, question: str, choice: str
+) -> tuple[Int32[np.ndarray, " tokens"], int]:
+    """Returns the tokens of a question and a choice, and how many of them are the question's.
+
+    A space joins the two, and belongs to the choice, as do spaces at the end of the question: so
+    lm-eval does it. They are encoded together, as a text would be.
+    """
+    stripped = question.rstrip()
+    whole = tokenizer.encode(text_tokenizer, f"{question} {choice}")
+    # A token that spans the space before a short choice must not leave the choice without tokens.
+    num_question = min(len(tokenizer.encode(text_tokenizer, stripped)), len(whole) - 1)
+    return np.array(whole, np.int32), num_question
+
+
+def answer_questions(
+    sampler: Sampler, params: qwen.Params, problems: list[MultipleChoice]
+) -> tuple[list[AnsweredChoice], int]:
+    """Scores every choice of every question, this host's share of them, and gathers the answers.
+
+    Returns the answered questions in order, and how many were dropped, because one of their choices
+    does not fit the context. All hosts must call this function together.
+    """
+    longest = sampler.engine.max_sequence_tokens
+    mine = problems[collectives.local_share(len(problems))]
+    scorings_of: list[tuple[MultipleChoice, list[Scoring]]] = []
+    for problem in mine:
+        encoded = [
+            encode_choice(sampler.tokenizer, problem.question, choice) for choice in problem.choices
+        ]
+        if max(len(tokens) for tokens, _ in encoded) <= longest:
+            scorings = [Scoring(tokens, first=num_question) for tokens, num_question in encoded]
+            scorings_of.append((problem, scorings))
+    score_all(
+        sampler.engine, params, [scoring for _, scorings in scorings_of for scoring in scorings]
+    )
+    answered = [answer_question(problem, scorings) for problem, scorings in scorings_of]
+    share = {
+        "answered": [asdict(item) for item in answered],
+        "dropped": len(mine) - len(answered),
+    }
+    gathered = [json.loads(data) for data in collectives.gather_bytes(json.dumps(share).encode())]
+    everything = [from_json(item) for part in gathered for item in part["answered"]]
+    return everything, sum(part["dropped"] for part in gathered)
+
+
+def answer_question(problem: MultipleChoice, scorings: list[Scoring]) -> AnsweredChoice:
+    """Sums the scores of every choice, in float64."""
+    sums = [float(scoring.scores.logps.sum(dtype=np.float64)) for scoring in scorings]
+    per_character = [
+        value / len(choice) for value, choice in zip(sums, problem.choices, strict=True)
+    ]
+    return AnsweredChoice(problem, tuple(sums), tuple(per_character))
+
+
+def from_json(item: dict) -> AnsweredChoice:
+    """Returns what `asdict` made of an answered question."""
+    problem = item["problem"]
+    return AnsweredChoice(
+        MultipleChoice(problem["question"], tuple(problem["choices"]), problem["answer"]),
+        tuple(item["sums"]),
+        tuple(item["per_character"]),
+    )
+
+
+def summarize(answered: list[AnsweredChoice], dropped: int) -> LikelihoodSummary:
+    """Returns the accuracies and their standard errors."""
+    by_sum = np.array([item.is_correct for item in answered], np.float64)
+    per_character = np.array([item.is_correct_per_character for item in answered], np.float64)
+    return LikelihoodSummary(
+        problems=len(answered),
+        dropped=dropped,
+        accuracy=float(by_sum.mean()),
+        stderr=standard_error(by_sum),
+        accuracy_per_character=float(per_character.mean()),
+        stderr_per_character=standard_error(per_character),
+    )
+
+
+def standard_error(values: Float64[np.ndarray, " problems"]) -> float:
+    """Returns the standard error of a mean, 0 of a single value."""
+    if len(values) < 2:
+        return 0.0
+    return float(values.std(ddof=1) / math.sqrt(len(values)))
+
+
+def rows(answered: list[AnsweredChoice]) -> str:
+    """Returns a JSON line for every question."""
+    lines = [
+        json.dumps(
+            {
+                "question": item.problem.question,
+                "choices": item.problem.choices,
+                "answer": item.problem.answer,
+                "loglikelihoods": item.sums,
+                "loglikelihoods_per_character": item.per_character,
+                "correct": item.is_correct,
+                "correct_per_character": item.is_correct_per_character,
+            }
+        )
+        for item in answered
+    ]
+    return "".join(f"{line}\n" for line in lines)

@@ -1,0 +1,207 @@
+"""The program that scores given tokens: their log-probabilities, ranks and alternatives.
+
+A call takes one chunk of each of some sequences. It computes the keys and values of the chunk as
+prefill does, writes them into pages of the pool, and attends to the chunk and to the pages of
+everything before it. So a long sequence is scored in several calls, and its beginning may be pages
+that another sequence has filled. `scoring.py` says which chunks go together.
+
+As in `programs.py`, the function sees the rows and the pages of one shard.
+"""
+
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from jzero import attention
+from jzero.attention import pools
+from jzero.model import qwen
+from jzero.model.logprobs import split_columns
+from jzero.rollout.decode_state import STATE_SPECS, DecodeState
+from jzero.rollout.program_settings import ProgramSettings
+from jzero.rollout.programs import KeysAndValues, compile_program, split_over_tensor
+from jzero.types import RowLayout
+
+# Tokens whose logits exist at a time, on each shard: 160 MB for a vocabulary of 152,064.
+LOGIT_TOKENS = 256
+
+# A program returns one of these numbers of alternatives, so that few are compiled.
+ALTERNATIVES = (0, 1, 5, 20)
+MAX_ALTERNATIVES = ALTERNATIVES[-1]
+
+Leaf = TypeVar("Leaf")
+"""A jax.Array, or what describes one: its PartitionSpec, its ShapeDtypeStruct, a numpy array."""
+
+
+class ScoreInputs(NamedTuple, Generic[Leaf]):
+    """One chunk of each of some sequences. "rows" are those of all shards together.
+
+    A chunk starts at a whole page: at `starts`, before which the sequence has its keys and values
+    in the pages `context_pages`. A row of padding has the length 0 and only scratch pages.
+    """
+
+    tokens: Leaf  # i32[rows, T], T a multiple of the page size
+    targets: Leaf  # i32[rows, T]: the token that follows each of `tokens`, which is scored
+    temperature: Leaf  # f32[rows, T], above 0: that at which each target is scored
+    starts: Leaf  # i32[rows]: tokens of the sequence before the chunk
+    lengths: Leaf  # i32[rows]: tokens of the chunk that are no padding
+    context_pages: Leaf  # i32[rows, C]: the sequence's first pages, of which `starts` are read
+    write_pages: Leaf  # i32[rows, T / page]: where the chunk's keys and values go
+
+
+class TokenScores(NamedTuple, Generic[Leaf]):
+    """The scores of the targets. Log-probabilities are fp32, over the full vocabulary."""
+
+    logps: Leaf  # f32[rows, T]
+    ranks: Leaf  # i32[rows, T]: 1 for the most probable token
+    top_tokens: Leaf  # i32[rows, T, alternatives]: the most probable tokens, best first
+    top_logps: Leaf  # f32[rows, T, alternatives]
+
+
+def compile_score(settings: ProgramSettings, mesh: Mesh, alternatives: int) -> jax.stages.Wrapped:
+    """Wraps `score` for a mesh of axes (slots, tensor). It donates the state."""
+    by_slot = P("slots")
+    return compile_program(
+        settings,
+        mesh,
+        partial(score, alternatives),
+        in_specs=(P(), STATE_SPECS, ScoreInputs(*(by_slot for _ in ScoreInputs._fields))),
+        out_specs=(STATE_SPECS, TokenScores(*(by_slot for _ in TokenScores._fields))),
+        donate=(1,),
+    )
+
+
+def score(
+    alternatives: int,
+    settings: ProgramSettings,
+    params: qwen.Params,
+    state: DecodeState[jax.Array],
+    inputs: ScoreInputs[jax.Array],
+) -> tuple[DecodeState[jax.Array], TokenScores[jax.Array]]:
+    """Scores the targets of one chunk of every row, and writes the chunk's keys and values."""
+    model = settings.model
+    rows, width = inputs.tokens.shape
+    page_size = settings.page_size
+    num_context = inputs.context_pages.shape[1] * page_size
+
+    is_context = jnp.arange(num_context)[None] < inputs.starts[:, None]
+    is_token = jnp.arange(width)[None] < inputs.lengths[:, None]
+    segments = jnp.concatenate([is_context, is_token], axis=1).astype(jnp.int32)
+    layout = RowLayout(num_context, 1, width)
+
+    def write_and_attend(
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        pools_of_layer: KeysAndValues,
+        write_rows: jax.Array,
+        read_rows: jax.Array,
+        segments: jax.Array,
+    ) -> tuple[jax.Array, KeysAndValues]:
+        """Runs on every device of `tensor`, with its own heads."""
+        kv_heads, head_dim = k.shape[2:]
+
+        def join_context(pool: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+            """Writes x into the pool. Returns the pool, and the context's pages before x."""
+            by_page = x.reshape(-1, page_size, kv_heads, head_dim)
+            pool = settings.attention.write(pool, by_page, write_rows)
+            # Tokens see keys and values as the pool gives them back, rounded to its type.
+            x = attention.decode_kv(attention.encode_kv(x, settings.kv_storage), settings.dtype)
+            if not num_context:
+                return pool, x
+            old = pools.read(pool, read_rows, kv_heads, head_dim, settings.dtype)
+            old = old.reshape(rows, num_context, kv_heads, head_dim)
+            return pool, jnp.concatenate([old, x], axis=1)
+
+        k_pool, k = join_context(pools_of_layer[0], k)
+        v_pool, v = join_context(pools_of_layer[1], v)
+        # Packed attention wants queries of the context, too. What they get is not used.
+        q = jnp.pad(q, ((0, 0), (num_context, 0), (0, 0), (0, 0)))
+        out = settings.attention.packed(q, k, v, segments, layout)
+        return out[:, num_context:], (k_pool, v_pool)
+
+    pool_spec = P(settings.kv_axis)
+    heads_spec = P(None, None, settings.kv_axis)
+    write_and_attend = split_over_tensor(
+        settings,
+        write_and_attend,
+        in_specs=(heads_spec, heads_spec, heads_spec, pool_spec, P(), P(), P()),
+        out_specs=(heads_spec, pool_spec),
+    )
+
+    def attend(
+        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, pools_of_layer: KeysAndValues
+    ) -> tuple[jax.Array, KeysAndValues]:
+        first_row = layer * settings.pages_per_shard
+        write_rows = first_row + inputs.write_pages.ravel()
+        read_rows = first_row + inputs.context_pages.ravel()
+        return write_and_attend(q, k, v, pools_of_layer, write_rows, read_rows, segments)
+
+    hidden, (k_pool, v_pool) = qwen.forward(
+        model,
+        params,
+        inputs.tokens,
+        inputs.starts[:, None] + jnp.arange(width)[None],
+        attend,
+        (state.k_pool, state.v_pool),
+        dtype=settings.dtype,
+    )
+    scores = score_in_chunks(settings, params, hidden, inputs, alternatives)
+    return state._replace(k_pool=k_pool, v_pool=v_pool), scores
+
+
+def score_in_chunks(
+    settings: ProgramSettings,
+    params: qwen.Params,
+    hidden: Float[Array, "rows T E"],
+    inputs: ScoreInputs[jax.Array],
+    alternatives: int,
+) -> TokenScores[jax.Array]:
+    """Scores the targets from the hidden states, with the logits of a few columns at a time."""
+    rows, width = inputs.targets.shape
+    columns = min(width, max(1, LOGIT_TOKENS // rows))
+    chunks = (
+        split_columns(hidden, columns),
+        split_columns(inputs.targets, columns),
+        split_columns(inputs.temperature, columns),
+    )
+
+    def score_chunk(chunk: tuple[jax.Array, jax.Array, jax.Array]) -> TokenScores[jax.Array]:
+        return score_columns(settings, params, *chunk, alternatives)
+
+    by_chunk = lax.map(score_chunk, chunks)
+
+    def join(x: jax.Array) -> jax.Array:  # [chunks, rows, columns, ...] -> [rows, T, ...]
+        joined = jnp.moveaxis(x, 0, 1)
+        return joined.reshape(rows, len(x) * columns, *x.shape[3:])[:, :width]
+
+    return jax.tree.map(join, by_chunk)
+
+
+def score_columns(
+    settings: ProgramSettings,
+    params: qwen.Params,
+    hidden: Float[Array, "rows columns E"],
+    targets: Int[Array, "rows columns"],
+    temperature: Float[Array, "rows columns"],
+    alternatives: int,
+) -> TokenScores[jax.Array]:
+    """Scores the targets of some columns, all of whose logits exist at once."""
+    # Columns of padding have the temperature 0. What they get is not used, and must not be NaN.
+    scale = jnp.where(temperature > 0, temperature, 1.0)
+    logits = qwen.head(settings.model, params, hidden, settings.dtype) / scale[..., None]
+    log_total = jax.nn.logsumexp(logits, axis=-1)
+    target = jnp.take_along_axis(logits, targets[..., None], axis=-1)
+    ranks = 1 + jnp.sum(logits > target, axis=-1, dtype=jnp.int32)
+    top_logits, top_tokens = lax.top_k(logits, alternatives)
+    return TokenScores(
+        logps=target[..., 0] - log_total,
+        ranks=ranks,
+        top_tokens=top_tokens.astype(jnp.int32),
+        top_logps=top_logits - log_total[..., None],
+    )

@@ -1,0 +1,409 @@
+"""Scores given token sequences beside those that decode: which chunks of which go into a call.
+
+    scoring = Scoring(tokens, first=len(prompt), alternatives=5)
+    scheduler.scorer.submit(scoring)    # its scores are there once `scoring.is_finished`
+    score_all(engine, params, scorings) # the same where nothing decodes
+
+A sequence that is scored takes the pages that it needs at once, and gets one chunk of its tokens
+scored in every call. So it always comes to its end, however few pages there are. While the first
+in line has too few pages, no sequence is placed in a slot.
+
+Pages that hold the beginning of a sequence already are shared with it: those of sequences in slots,
+and those of sequences that were scored before, which are kept until somebody needs the room.
+Sequences that begin alike so compute their beginning once, as far as its own scores are not wanted.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import jax
+import numpy as np
+from jaxtyping import Float32, Int32
+
+from jzero.distributed import collectives
+from jzero.model import qwen
+from jzero.rollout.decode_state import DecodeState
+from jzero.rollout.engine import (
+    SCORING_ROWS,
+    Engine,
+    divide_up,
+    next_power_of_two,
+)
+from jzero.rollout.pages import SCRATCH_PAGE, OutOfPages
+from jzero.rollout.score_program import ALTERNATIVES, MAX_ALTERNATIVES, ScoreInputs, TokenScores
+from jzero.rollout.sequence import DecodeCounters, Sequence
+
+
+@dataclass(eq=False)
+class Scoring:
+    """A sequence whose tokens are scored from `first` on, and in the end their scores.
+
+    Raises ValueError if `first` is 0, because nothing predicts the first token of a sequence, or
+    if there are more alternatives than the engine returns.
+    """
+
+    tokens: Int32[np.ndarray, " tokens"]
+    first: int = 1  # the first token whose score is wanted
+    alternatives: int = 0  # how many of the most probable tokens are returned for each token
+    temperature: float = 1.0  # at which the tokens are scored, above 0
+    # Tokens before this one are scored at temperature 1.
+    temperature_from: int = 0
+    scores: TokenScores[np.ndarray] = field(init=False)  # one row, of tokens[first:]
+    num_scored: int = 0  # tokens from `first` on whose scores have come
+
+    def __post_init__(self) -> None:
+        if self.first < 1:
+            raise ValueError(f"first={self.first}: the first token of a sequence has no score")
+        if not 0 <= self.alternatives <= MAX_ALTERNATIVES:
+            raise ValueError(
+                f"alternatives={self.alternatives}: give a number from 0 to {MAX_ALTERNATIVES}"
+            )
+        count = max(0, len(self.tokens) - self.first)
+        self.scores = TokenScores(
+            logps=np.zeros(count, np.float32),
+            ranks=np.zeros(count, np.int32),
+            top_tokens=np.zeros((count, self.alternatives), np.int32),
+            top_logps=np.zeros((count, self.alternatives), np.float32),
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all scores are there."""
+        return self.num_scored == len(self.scores.logps)
+
+    def temperatures(self, start: int, end: int) -> Float32[np.ndarray, " targets"]:
+        """Returns the temperatures of tokens start..end."""
+        positions = np.arange(start, end)
+        return np.where(positions < self.temperature_from, 1.0, self.temperature).astype(np.float32)
+
+
+@dataclass(eq=False)
+class ScoredRow:
+    """A sequence in one of the rows of pages that a shard has for scoring."""
+
+    scoring: Scoring
+    shard: int
+    row: int  # of the shard's rows for scoring
+    position: int  # tokens whose keys and values the calls up to now write
+    has_ended: bool = False  # all of its chunks were dispatched; its pages are kept for others
+
+    @property
+    def num_inputs(self) -> int:
+        """Returns the tokens that are computed: nothing follows the last token."""
+        return len(self.scoring.tokens) - 1
+
+
+@dataclass(frozen=True)
+class Part:
+    """The chunk of one sequence in a call."""
+
+    scoring: Scoring
+    row: int  # of the call's arrays
+    start: int  # the chunk's tokens
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreCall:
+    """A call that was dispatched and not read yet."""
+
+    scores: TokenScores[jax.Array]
+    parts: list[Part]
+
+
+class Scorer:
+    """The sequences that are scored by one engine, and the pages that they hold."""
+
+    def __init__(self, engine: Engine, params: qwen.Params, counters: DecodeCounters) -> None:
+        """`params` are the engine's weights. What is done is added to `counters`."""
+        self.engine = engine
+        self.params = params
+        self.counters = counters
+        self.queue: deque[Scoring] = deque()
+        # By shard: those that run, and those that have ended, the one used most recently last.
+        self.rows: list[list[ScoredRow]] = [[] for _ in range(engine.num_shards)]
+        self.in_flight: deque[ScoreCall] = deque()
+        self.finished: list[Scoring] = []
+        self.lacks_pages = False  # the first of the queue did, when it was last looked at
+
+    def submit(self, scoring: Scoring) -> None:
+        """Takes a sequence. It must fit the engine: rollout.max_prompt_tokens + max_new_tokens."""
+        room = self.engine.max_sequence_tokens
+        assert len(scoring.tokens) <= room, f"{len(scoring.tokens)=} tokens exceed {room=}"
+        if scoring.is_finished:
+            self.finished.append(scoring)
+        else:
+            self.queue.append(scoring)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a sequence is not finished."""
+        return bool(self.queue or self.in_flight or any(self._running()))
+
+    @property
+    def is_out_of_pages(self) -> bool:
+        """Whether the first of the queue waits for pages."""
+        return self.lacks_pages and bool(self.queue)
+
+    def take_finished(self) -> list[Scoring]:
+        """Returns the sequences that were finished since the last call."""
+        finished = self.finished
+        self.finished = []
+        return finished
+
+    def step(
+        self,
+        state: DecodeState[jax.Array],
+        in_slots: Mapping[int, Sequence],
+        make_room: Callable[[int], bool],
+    ) -> DecodeState[jax.Array]:
+        """Dispatches one call, and reads the call before it.
+
+        Args:
+            in_slots: the sequences in slots, whose pages may be shared.
+            make_room: frees pages of a shard that nobody needs at once; returns whether it has.
+        """
+        self._begin(in_slots, make_room)
+        has_more = any(self._running())
+        if has_more:
+            state = self._dispatch(state)
+        while len(self.in_flight) > has_more:
+            self._read(self.in_flight.popleft())
+        return state
+
+    def give_up_pages(self, shard: int) -> bool:
+        """Frees the pages of the ended sequence that was used least recently, if there is one."""
+        for row in self.rows[shard]:
+            if row.has_ended:
+                self._free(row)
+                return True
+        return False
+
+    def drop(self, unwanted: list[Scoring]) -> list[Scoring]:
+        """Forgets those of some sequences that have not begun, and returns them."""
+        dropped = [scoring for scoring in unwanted if scoring in self.queue]
+        for scoring in dropped:
+            self.queue.remove(scoring)
+        return dropped
+
+    def cancel(self) -> None:
+        """Forgets everything and frees all pages."""
+        self.queue.clear()
+        self.in_flight.clear()
+        self.finished.clear()
+        self.lacks_pages = False
+        for rows in self.rows:
+            for row in rows.copy():
+                self._free(row)
+
+    # -- pages -------------------------------------------------------------------------------------
+
+    def _running(self) -> Iterable[ScoredRow]:
+        return (row for rows in self.rows for row in rows if not row.has_ended)
+
+    def _begin(self, in_slots: Mapping[int, Sequence], make_room: Callable[[int], bool]) -> None:
+        """Gives rows and pages to the sequences that come next."""
+        put_off: list[Scoring] = []
+        self.lacks_pages = False
+        while self.queue and not self.lacks_pages:
+            scoring = self.queue[0]
+            # Before pages to share are looked for, because an ended sequence may have to give way.
+            for shard in range(self.engine.num_shards):
+                if self._free_row(shard) is None:
+                    self.give_up_pages(shard)
+            shard, shared_pages, will_grow = self._find_pages(scoring, in_slots)
+            if will_grow:
+                put_off.append(self.queue.popleft())
+                continue
+            row = self._free_row(shard)
+            if row is None:
+                break  # as many as there are rows run already
+            try:
+                self._reserve(scoring, shard, row, shared_pages, make_room)
+            except OutOfPages:
+                self.lacks_pages = True
+            else:
+                self.queue.popleft()
+        self.queue.extendleft(reversed(put_off))
+
+    def _find_pages(
+        self, scoring: Scoring, in_slots: Mapping[int, Sequence]
+    ) -> tuple[int, list[int], bool]:
+        """Returns a shard, the pages there that the sequence can share, and whether to wait.
+
+        The sequence waits if one that runs will soon have more of its pages.
+        """
+        engine = self.engine
+        page_size = engine.settings.page_size
+        # The token before `first` is computed, because the score of `first` comes from it.
+        most_pages = (scoring.first - 1) // page_size
+
+        def count_pages(tokens: Int32[np.ndarray, " tokens"]) -> int:
+            return min(most_pages, count_common(scoring.tokens, tokens) // page_size)
+
+        num_running = [sum(not row.has_ended for row in rows) for rows in self.rows]
+        shard, best = int(np.argmin(num_running)), []
+        if not most_pages:
+            return shard, best, False
+        for slot, sequence in in_slots.items():
+            # A prefill has written the prompt. The tokens after it may be a reply's, which the
+            # calls to come will write.
+            if (count := count_pages(sequence.prompt_tokens)) > len(best):
+                shard = engine.shard_of(slot)
+                best = engine.pages_of(shard, slot % engine.slots_per_shard)[:count]
+        most_coming = 0
+        used: ScoredRow | None = None
+        for row in (row for rows in self.rows for row in rows):
+            if (count := count_pages(row.scoring.tokens[: row.position])) > len(best):
+                used, shard = row, row.shard
+                best = engine.pages_of(shard, engine.slots_per_shard + row.row)[:count]
+            if not row.has_ended:
+                most_coming = max(most_coming, count_pages(row.scoring.tokens[: row.num_inputs]))
+        if used is not None and used.has_ended:
+            self.rows[shard].remove(used)
+            self.rows[shard].append(used)  # the one that was used most recently
+        return shard, best, most_coming > len(best)
+
+    def _free_row(self, shard: int) -> int | None:
+        """Returns a row of a shard without a sequence, or None if there is none."""
+        taken = {row.row for row in self.rows[shard]}
+        return next((row for row in range(SCORING_ROWS) if row not in taken), None)
+
+    def _reserve(
+        self,
+        scoring: Scoring,
+        shard: int,
+        row: int,
+        shared_pages: list[int],
+        make_room: Callable[[int], bool],
+    ) -> None:
+        """Takes the pages of a sequence for all of its chunks. Raises OutOfPages."""
+        allocator = self.engine.page_allocators[shard]
+        page_row = self.engine.slots_per_shard + row
+        # Nobody takes the shared pages away while they are held here, too.
+        allocator.reserve(page_row, len(shared_pages) * allocator.page_size, shared_pages)
+        while True:
+            try:
+                allocator.reserve(page_row, len(scoring.tokens) - 1)
+            except OutOfPages:
+                if self.give_up_pages(shard) or make_room(shard):
+                    continue
+                allocator.release(page_row)
+                raise
+            break
+        position = len(shared_pages) * allocator.page_size
+        self.counters.shared_tokens += position
+        self.rows[shard].append(ScoredRow(scoring, shard, row, position))
+
+    def _free(self, row: ScoredRow) -> None:
+        self.rows[row.shard].remove(row)
+        page_row = self.engine.slots_per_shard + row.row
+        self.engine.page_allocators[row.shard].release(page_row)
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def _dispatch(self, state: DecodeState[jax.Array]) -> DecodeState[jax.Array]:
+        """Starts the call of the next chunks, and the copy of its scores to the host."""
+        inputs, parts = self._take_chunks()
+        wanted = max(part.scoring.alternatives for part in parts)
+        alternatives = next(number for number in ALTERNATIVES if number >= wanted)
+        state, scores = self.engine.score(self.params, state, inputs, alternatives)
+        collectives.start_fetch(scores)
+        self.in_flight.append(ScoreCall(scores, parts))
+        self.counters.score_calls += 1
+        self.counters.scored_tokens += sum(part.end - part.start for part in parts)
+        return state
+
+    def _take_chunks(self) -> tuple[ScoreInputs[np.ndarray], list[Part]]:
+        """Returns the next chunk of sequences of every shard, as the arrays of a call."""
+        engine = self.engine
+        page_size = engine.settings.page_size
+        by_shard = [[row for row in rows if not row.has_ended] for rows in self.rows]
+        # The chunk of a shard's first sequence decides the width, and those that fit go along.
+        width = max(self._chunk_width(rows[0]) for rows in by_shard if rows)
+        most_rows = max(1, engine.score_tokens // width)
+        by_shard = [rows[:most_rows] for rows in by_shard]
+        rows_per_shard = next_power_of_two(max(len(rows) for rows in by_shard), 1)
+        most_context = max(row.position for rows in by_shard for row in rows)
+
+        num_rows = engine.num_shards * rows_per_shard
+        context_pages = engine.context_pages(most_context)
+        inputs = ScoreInputs(
+            tokens=np.zeros((num_rows, width), np.int32),
+            targets=np.zeros((num_rows, width), np.int32),
+            temperature=np.zeros((num_rows, width), np.float32),
+            starts=np.zeros(num_rows, np.int32),
+            lengths=np.zeros(num_rows, np.int32),
+            context_pages=np.full((num_rows, context_pages), SCRATCH_PAGE, np.int32),
+            write_pages=np.full((num_rows, width // page_size), SCRATCH_PAGE, np.int32),
+        )
+        parts = []
+        for shard, rows in enumerate(by_shard):
+            for i, row in enumerate(rows, start=shard * rows_per_shard):
+                start, end = row.position, min(row.position + width, row.num_inputs)
+                tokens = row.scoring.tokens
+                inputs.tokens[i, : end - start] = tokens[start:end]
+                inputs.targets[i, : end - start] = tokens[start + 1 : end + 1]
+                inputs.temperature[i, : end - start] = row.scoring.temperatures(start + 1, end + 1)
+                inputs.starts[i] = start
+                inputs.lengths[i] = end - start
+                pages = engine.pages_of(shard, engine.slots_per_shard + row.row)
+                first_page, end_page = start // page_size, divide_up(end, page_size)
+                inputs.context_pages[i, :first_page] = pages[:first_page]
+                inputs.write_pages[i, : end_page - first_page] = pages[first_page:end_page]
+                parts.append(Part(row.scoring, i, start, end))
+                row.position = end
+                row.has_ended = end == row.num_inputs
+        return inputs, parts
+
+    def _chunk_width(self, row: ScoredRow) -> int:
+        return self.engine.score_width(row.num_inputs - row.position)
+
+    def _read(self, call: ScoreCall) -> None:
+        """Waits for a call, and hands out its scores."""
+        scores = jax.device_get(call.scores)
+        for part in call.parts:
+            scoring = part.scoring
+            # The chunk's token t scores token t + 1.
+            begin = max(part.start + 1, scoring.first)
+            source = slice(begin - 1 - part.start, part.end - part.start)
+            target = slice(begin - scoring.first, part.end + 1 - scoring.first)
+            if begin > part.end:
+                continue
+            scoring.scores.logps[target] = scores.logps[part.row, source]
+            scoring.scores.ranks[target] = scores.ranks[part.row, source]
+            kept = (part.row, source, slice(scoring.alternatives))
+            scoring.scores.top_tokens[target] = scores.top_tokens[kept]
+            scoring.scores.top_logps[target] = scores.top_logps[kept]
+            scoring.num_scored += target.stop - target.start
+            if scoring.is_finished:
+                self.finished.append(scoring)
+
+
+def count_common(left: Int32[np.ndarray, " a"], right: Int32[np.ndarray, " b"]) -> int:
+    """Returns how many tokens two sequences have in common at their beginnings."""
+    length = min(len(left), len(right))
+    differs = np.flatnonzero(left[:length] != right[:length])
+    return int(differs[0]) if len(differs) else length
+
+
+def score_all(engine: Engine, params: qwen.Params, scorings: list[Scoring]) -> DecodeCounters:
+    """Scores sequences with an engine that decodes nothing. Returns what was computed."""
+    assert not engine.placements, "the engine is busy: an unfinished run was not cancelled"
+    counters = DecodeCounters()
+    scorer = Scorer(engine, params, counters)
+    for scoring in scorings:
+        scorer.submit(scoring)
+    state = engine.init_decode_state()
+    try:
+        while scorer.is_busy:
+            state = scorer.step(state, {}, no_room)
+    finally:
+        scorer.cancel()
+    return counters
+
+
+def no_room(shard: int) -> bool:
+    """The `make_room` of an engine that decodes nothing."""
+    return False

@@ -1,0 +1,184 @@
+"""What the engine scores for a request, and how its reply says so: log-probabilities of the prompt,
+and the alternatives of tokens.
+
+The engine scores a choice once its tokens are known: `scoring_of` says what of it. The reply has
+the scores in OpenAI's shape (`logprobs`) or in that of vLLM (`prompt_logprobs`).
+"""
+
+import itertools
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.rollout.scoring import Scoring
+from jzero.rollout.sequence import Sequence
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True)
+class ReplyOptions:
+    """What a request says about the form of its reply. Kept while the request is answered."""
+
+    is_chat: bool
+    is_streamed: bool
+    wants_logprobs: bool
+    wants_usage: bool  # of a stream; other replies always have it
+    num_choices: int  # of each prompt
+    is_greedy: bool = False
+    num_alternatives: int = 0  # the most probable tokens beside each token of `logprobs`
+    echoes: bool = False  # the text and the `logprobs` begin with the prompt
+    prompt_alternatives: int | None = None  # of `prompt_logprobs`; None: the reply has none
+    returns_token_ids: bool = False
+    samples: bool = True  # false if nothing follows the prompt
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the reply has log-probabilities of the prompt's tokens."""
+        return self.prompt_alternatives is not None or (self.echoes and self.wants_logprobs)
+
+    @property
+    def scores_samples(self) -> bool:
+        """Whether the reply has alternatives that sampling has not told.
+
+        The most probable token is the one that greedy decoding has chosen.
+        """
+        known = 1 if self.is_greedy else 0
+        return self.samples and self.wants_logprobs and self.num_alternatives > known
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the engine scores something for the reply."""
+        return self.scores_prompt or self.scores_samples
+
+    def count_logprobs(self, num_prompt: int, num_new: int) -> int:
+        """Returns how many log-probabilities the choices of one prompt have by being scored."""
+        count = 0
+        if self.prompt_alternatives is not None:
+            count += num_prompt * (1 + self.prompt_alternatives)
+        tokens = num_new if self.scores_samples else 0
+        tokens += num_prompt if self.echoes and self.wants_logprobs else 0
+        return count + self.num_choices * tokens * (1 + self.num_alternatives)
+
+
+def scoring_of(options: ReplyOptions, sequence: Sequence) -> Scoring | None:
+    """Returns what the engine has to score of a choice that has ended, or None if nothing.
+
+    The tokens of the prompt are scored at temperature 1, and once for all choices of the prompt:
+    with the first choice.
+    """
+    num_prompt = len(sequence.prompt_tokens)
+    is_first_choice = sequence.sample_index % options.num_choices == 0
+    first = 1 if options.scores_prompt and is_first_choice else num_prompt
+    end = len(sequence) if options.scores_samples else num_prompt
+    if first >= end:
+        return None
+    return Scoring(
+        tokens=sequence.all_tokens()[:end],
+        first=first,
+        alternatives=max(options.num_alternatives, options.prompt_alternatives or 0),
+        temperature=sequence.temperature or 1.0,
+        temperature_from=num_prompt,
+    )
+
+
+@dataclass(frozen=True)
+class ScoredToken:
+    """A token as a reply shows it."""
+
+    token: int
+    logp: float | None  # None: nothing predicts the first token of a prompt
+    rank: int = 0  # 1 for the most probable token; 0: not known
+    alternatives: tuple[tuple[int, float], ...] = ()  # tokens and log-probs, best first
+
+
+def scored_tokens(scoring: Scoring | None, start: int, end: int) -> list[ScoredToken]:
+    """Returns the tokens start..end of a sequence with the scores of `scoring`."""
+    scored = []
+    for position in range(start, end):
+        assert scoring is not None, "the tokens were not scored"
+        i = position - scoring.first
+        scores = scoring.scores
+        pairs = zip(scores.top_tokens[i].tolist(), scores.top_logps[i].tolist(), strict=True)
+        scored.append(
+            ScoredToken(
+                token=int(scoring.tokens[position]),
+                logp=float(scores.logps[i]),
+                rank=int(scores.ranks[i]),
+                alternatives=tuple(pairs),
+            )
+        )
+    return scored
+
+
+class LogprobWriter:
+    """Writes scored tokens in the shapes of OpenAI and of vLLM."""
+
+    def __init__(self, text_tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = text_tokenizer
+
+    def piece(self, token: int) -> str:
+        """Returns the text of one token, special tokens included."""
+        return self.tokenizer.backend_tokenizer.decode([token], skip_special_tokens=False)
+
+    def completion(
+        self, tokens: SequenceOf[ScoredToken], num_alternatives: int, text_offset: int
+    ) -> Json:
+        """Returns `logprobs` of a completion. The first token begins at `text_offset`."""
+        pieces = [self.piece(item.token) for item in tokens]
+        lengths = [len(piece) for piece in pieces[:-1]]
+        offsets = list(itertools.accumulate(lengths, initial=text_offset)) if pieces else []
+        return {
+            "tokens": pieces,
+            "token_logprobs": [item.logp for item in tokens],
+            "text_offset": offsets,
+            "top_logprobs": [self.by_piece(item, num_alternatives) for item in tokens],
+        }
+
+    def by_piece(self, item: ScoredToken, num_alternatives: int) -> dict[str, float] | None:
+        """Returns the log-probabilities of a token and its alternatives by their texts.
+
+        Of tokens with the same text the most probable one counts.
+        """
+        if item.logp is None:
+            return None
+        pairs = [*item.alternatives[:num_alternatives], (item.token, item.logp)]
+        by_piece: dict[str, float] = {}
+        for token, logp in pairs:
+            piece = self.piece(token)
+            by_piece[piece] = max(logp, by_piece.get(piece, logp))
+        return by_piece
+
+    def chat(self, tokens: SequenceOf[ScoredToken], num_alternatives: int) -> Json:
+        """Returns `logprobs` of a chat's choice."""
+        content = [
+            self.chat_token(item.token, item.logp)
+            | {
+                "top_logprobs": [
+                    self.chat_token(token, logp)
+                    for token, logp in item.alternatives[:num_alternatives]
+                ]
+            }
+            for item in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def chat_token(self, token: int, logp: float | None) -> Json:
+        """Returns one token of a chat's `logprobs`."""
+        return {"token": self.piece(token), "logprob": logp, "bytes": None}
+
+    def prompt(self, tokens: SequenceOf[ScoredToken], num_alternatives: int) -> list[Json | None]:
+        """Returns vLLM's `prompt_logprobs`: for each token those of its id and of others."""
+        return [self.by_token_id(item, num_alternatives) for item in tokens]
+
+    def by_token_id(self, item: ScoredToken, num_alternatives: int) -> Json | None:
+        """Returns a token and its alternatives by their ids, or None for the first token."""
+        if item.logp is None:
+            return None
+        alternatives = item.alternatives[:num_alternatives]
+        ranked = [(item.token, item.logp, item.rank)]
+        ranked += [(token, logp, rank) for rank, (token, logp) in enumerate(alternatives, start=1)]
+        return {
+            str(token): {"logprob": logp, "rank": rank, "decoded_token": self.piece(token)}
+            for token, logp, rank in ranked
+        }
