@@ -181,6 +181,7 @@ class Batch(Generic[ArrayType]):
     old_logps: ArrayType = NOT_SET  # f32 under pi_old, the denominator of the ratio
     ref_logps: ArrayType = NOT_SET  # f32 under the reference policy
     kl_weights: ArrayType | None = None  # f32 weight of the KL term; None = `weights`
+    ce_weights: ArrayType | None = None  # f32 weight of the cross-entropy; None = `weights`
     old_values: ArrayType = NOT_SET  # f32 the critic's values before the step
     returns: ArrayType = NOT_SET  # f32 the critic's targets
 

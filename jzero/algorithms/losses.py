@@ -28,13 +28,47 @@ def policy_loss(
 ) -> tuple[Tokens, Stats]:
     """Returns the weighted loss of every token, and diagnostics of every token.
 
-        loss_t = w_t [ c_t surrogate(rho_t, A_t) - entropy_coef H_t ] + v_t kl_coef KL_t
+        loss_t = w_t [ rl_coef c_t surrogate(rho_t, A_t) - entropy_coef H_t ]
+                 + u_t ce_coef (-log pi_t) + v_t kl_coef KL_t
 
     `logps` and `entropy` are the policy's; gradients go through both. `batch` has `old_logps`, and
-    `ref_logps` if `kl_coef` is not 0. `sequence_sum` gives every token the sum over its sequence.
+    `ref_logps` if `kl_coef` is not 0. `sequence_sum` gives every token the sum over its sequence. A
+    part whose factor is 0 is not computed.
     """
-    old_logps = present(batch.old_logps)
     weights = present(batch.weights)
+    parts: list[Tokens] = []
+    stats: Stats = {}
+    if algorithm.rl_coef:
+        term, stats = surrogate_term(logps, batch, sequence_sum, algorithm)
+        if algorithm.rl_coef != 1:
+            term = algorithm.rl_coef * term
+        if algorithm.entropy_coef:
+            term = term - algorithm.entropy_coef * entropy
+        parts.append(weights * term)
+    elif algorithm.entropy_coef:
+        parts.append(weights * (-algorithm.entropy_coef * entropy))
+    if algorithm.ce_coef:
+        ce_weights = weights if batch.ce_weights is None else batch.ce_weights
+        parts.append(algorithm.ce_coef * ce_weights * -logps)
+    if algorithm.kl_coef:
+        kl = KL_ESTIMATORS[algorithm.kl_estimator](logps, present(batch.ref_logps))
+        if algorithm.kl_max:
+            kl = jnp.minimum(kl, algorithm.kl_max)
+        kl_weights = weights if batch.kl_weights is None else batch.kl_weights
+        parts.append(algorithm.kl_coef * kl_weights * kl)
+        stats["kl"] = kl
+    assert parts, "the loss has no part"
+    return sum(parts[1:], parts[0]), stats
+
+
+def surrogate_term(
+    logps: Tokens,
+    batch: Batch[jax.Array],
+    sequence_sum: SequenceSum,
+    algorithm: Algorithm,
+) -> tuple[Tokens, Stats]:
+    """Returns c_t surrogate(rho_t, A_t) of every token, and diagnostics of the ratio."""
+    old_logps = present(batch.old_logps)
     ratio = RATIOS[algorithm.ratio](logps - old_logps, sequence_sum)
     surrogate = SURROGATES[algorithm.surrogate]
     term, is_clipped = surrogate.compute(logps, ratio, present(batch.advantages), algorithm)
@@ -47,17 +81,7 @@ def policy_loss(
         gap = jax.lax.stop_gradient(old_logps - present(batch.sampler_logps))
         stats["correction"] = CORRECTIONS[algorithm.correction](gap, sequence_sum, algorithm)
         term = stats["correction"] * term
-    if algorithm.entropy_coef:
-        term = term - algorithm.entropy_coef * entropy
-    loss = weights * term
-    if algorithm.kl_coef:
-        kl = KL_ESTIMATORS[algorithm.kl_estimator](logps, present(batch.ref_logps))
-        if algorithm.kl_max:
-            kl = jnp.minimum(kl, algorithm.kl_max)
-        kl_weights = weights if batch.kl_weights is None else batch.kl_weights
-        loss = loss + algorithm.kl_coef * kl_weights * kl
-        stats["kl"] = kl
-    return loss, stats
+    return term, stats
 
 
 def value_loss(

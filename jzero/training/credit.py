@@ -54,16 +54,21 @@ def token_weights(
     chosen: Sequence[int],
     weight: str,
     config: Config,
+    only_correct: bool = False,
 ) -> dict[int, np.ndarray]:
     """Returns the weight of every token in the loss of one optimizer step.
 
     `chosen` are the indices of the sequences of that optimizer step; `sequences` are those of the
-    whole RL step, which some weights divide by. `weight` is a key of algorithms.WEIGHTS.
+    whole RL step, which some weights divide by. `weight` is a key of algorithms.WEIGHTS. With
+    `only_correct` no token of a sequence that is not correct is trained.
 
     Returns f32[T] for each chosen index: the weight of tokens that are trained, 0 elsewhere.
     """
     algorithm = config.algorithm
     trained = [trained_tokens(sequence, algorithm) for sequence in sequences]
+    if only_correct:
+        for mask, sequence in zip(trained, sequences, strict=True):
+            mask &= grade_of(sequence).correct
     counts = np.array([mask.sum() for mask in trained], np.float64)
 
     # The longest response there can be, for the weight that divides by a constant (Dr. GRPO).
@@ -124,8 +129,8 @@ def can_have_gradient(
       - None of its tokens is trained: its grading failed, or all its turns are truncated and the
         algorithm does not train on those. Or:
       - The advantages of all its trained tokens are exactly 0, as in a group whose scores are all
-        equal, the surrogate scales with the advantage, and the loss has no other term: neither
-        `kl_coef` nor `entropy_coef`.
+        equal, the surrogate scales with the advantage, and the loss has no other term: none of
+        `kl_coef`, `ce_coef` and `entropy_coef`.
 
     Where the advantages read scores (`credit_reads_scores`), they are not known before the rows are
     packed and scored, and scores of tokens that are not trained may still be read. There, only
@@ -140,7 +145,8 @@ def can_have_gradient(
 
     trained = [trained_tokens(sequence, algorithm) for sequence in sequences]
     scales_with_advantage = algorithms.SURROGATES[algorithm.surrogate].scales_with_advantage
-    if algorithm.kl_coef or algorithm.entropy_coef or not scales_with_advantage:
+    has_other_terms = algorithm.kl_coef or algorithm.ce_coef or algorithm.entropy_coef
+    if has_other_terms or not scales_with_advantage:
         return np.array([mask.any() for mask in trained])
 
     zeros = zeros_like_tokens(rollouts)
@@ -155,7 +161,8 @@ def can_have_gradient(
 
 def credit_reads_scores(algorithm: algorithms.Algorithm) -> bool:
     """Returns whether advantages depend on log-probs or values that models compute."""
-    return bool(algorithm.kl_reward) or algorithms.needs_critic(algorithm)
+    reads_policies = bool(algorithm.kl_reward) or algorithms.needs_teacher(algorithm)
+    return reads_policies or algorithms.needs_critic(algorithm)
 
 
 def compute_credit(
