@@ -136,7 +136,7 @@ METRICS: dict[str, Metric] = {
         "Mean estimate of the KL divergence from the reference policy (`algorithm.kl_estimator`).",
         "nats",
     ),
-    # -- The teacher of on-policy distillation. Means are over the sampled tokens that it has scored,
+    # -- The teacher of on-policy distillation. Means are over the sampled tokens that it scored,
     #    before the first optimizer step.
     "distill/kl": Metric(
         "Mean of log pi_old - log pi_teacher: the estimate k1 of the KL from the policy to the "
