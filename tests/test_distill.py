@@ -1,4 +1,4 @@
-"""On-policy distillation as whole runs: the recipe, what its export and report say, and resuming."""
+"""On-policy distillation as whole runs: the recipe, its export and report, and resuming."""
 
 import json
 from dataclasses import replace

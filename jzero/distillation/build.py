@@ -1,7 +1,9 @@
 """Makes the teacher that `config.teacher` describes, and refuses one that cannot teach the policy.
 
-check_teacher(config, base, mesh)               # before anything takes time: reads no weights
-teacher = make_teacher(config, base, trainer)   # once there is a policy
+    check_teacher(config, base, mesh)               # before anything takes time: reads no weights
+    teacher = make_teacher(config, base, trainer)   # once there is a policy
+
+Every process of a run calls both.
 """
 
 from pathlib import Path
@@ -36,9 +38,8 @@ from jzero.types import State
 def make_teacher(config: Config, base: BaseModel, trainer: Trainer) -> Teacher | None:
     """Returns the teacher of a run, None if its algorithm needs none.
 
-    Loads the weights of kind=model onto the mesh of the trainer. Every process calls this function.
-
-    Raises UserError if the teacher cannot be read.
+    Loads the weights of kind=model onto the mesh of the trainer. Raises UserError if they cannot be
+    read.
     """
     if not algorithms.needs_teacher(config.algorithm):
         return None
@@ -98,6 +99,15 @@ def weights_of_reference(state: State, reference: qwen.Params | None) -> qwen.Pa
     return reference
 
 
+def constant_weights(params: qwen.Params) -> Weights:
+    """Returns a function that always returns `params`."""
+
+    def weights(state: State, reference: qwen.Params | None) -> qwen.Params:
+        return params
+
+    return weights
+
+
 def model_weights(config: Config, base: BaseModel, policy: Learner) -> tuple[Learner, Weights]:
     """Returns the learner of kind=model, and a function that returns its parameters.
 
@@ -109,27 +119,18 @@ def model_weights(config: Config, base: BaseModel, policy: Learner) -> tuple[Lea
     learner = policy if model == policy.model else teacher_learner(model, config, policy.mesh)
 
     if not config.teacher.adapter:
-        params = load_teacher(directory, learner)
-
-        def weights(state: State, reference: qwen.Params | None) -> qwen.Params:
-            return params
-
-        return learner, weights
+        return learner, constant_weights(load_teacher(directory, learner))
 
     adapter, settings = load_adapter(config.teacher.adapter, learner)
-    if shares_base(config):
+    if not shares_base(config):
+        params = load_teacher(directory, learner)
+        frozen = freeze(params, model, learner.mesh, learner.compute.dtype)
+        return learner, constant_weights(adapters.join(frozen, adapter, settings.scale))
 
-        def weights_on_shared_base(state: State, reference: qwen.Params | None) -> qwen.Params:
-            return adapters.join(state.base, adapter, settings.scale)
+    def weights_on_the_policys_base(state: State, reference: qwen.Params | None) -> qwen.Params:
+        return adapters.join(state.base, adapter, settings.scale)
 
-        return learner, weights_on_shared_base
-    frozen = freeze(load_teacher(directory, learner), model, learner.mesh, learner.compute.dtype)
-    whole = adapters.join(frozen, adapter, settings.scale)
-
-    def weights_with_adapter(state: State, reference: qwen.Params | None) -> qwen.Params:
-        return whole
-
-    return learner, weights_with_adapter
+    return learner, weights_on_the_policys_base
 
 
 def shares_base(config: Config) -> bool:
@@ -155,7 +156,7 @@ def teacher_directory(config: Config) -> Path:
 def check_teacher(config: Config, base: BaseModel, mesh: Mesh) -> None:
     """Raises UserError if the teacher cannot be reached, or cannot teach this policy.
 
-    No weights are read. Says who the teacher is. Every process calls this function.
+    No weights are read. Says who the teacher is.
     """
     if not algorithms.needs_teacher(config.algorithm):
         return

@@ -6,11 +6,13 @@
 Every request is a `POST <url>/completions` whose prompt is token ids, so that both sides mean the
 same tokens. There are two forms (`teacher.request`):
 
-    echo             OpenAI: echo=true, logprobs=1, max_tokens=0. The reply's
-                     choices[0].logprobs.token_logprobs begins with those of the prompt.
-    prompt_logprobs  vLLM: prompt_logprobs=0, max_tokens=1. The reply's choices[0].prompt_logprobs
-                     has {"<id>": {"logprob": ...}} for every token.
+    echo             OpenAI: echo=true, logprobs=1. The reply's choices[0].logprobs.token_logprobs
+                     begins with those of the prompt.
+    prompt_logprobs  vLLM: prompt_logprobs=0. The reply's choices[0].prompt_logprobs has
+                     {"<id>": {"logprob": ...}} for every token.
 
+Both ask for one token behind the prompt (max_tokens=1), since not every server makes none. It is
+not read.
 A failure of the server or of the network is tried again; a refusal is not. What a server says is
 data: only numbers and the texts of tokens are read from it.
 """
@@ -43,6 +45,7 @@ from jzero.types import JsonValue, Rollout, State
 # Statuses of a server that is busy or has failed, and may not fail the next time.
 TRANSIENT = (408, 409, 425, 429, 500, 502, 503, 504)
 MAX_REPLY_BYTES = 256 << 20
+MAX_ERROR_BYTES = 300  # of what a server says of a refusal
 LONGEST_WAIT = 60.0  # seconds between two tries
 NUM_PROBES = 32  # token ids whose texts are compared before the first step
 BEARER = "Bearer"
@@ -115,12 +118,17 @@ class ScoringClient:
         ids = [int(token) for token in tokens]
         if len(ids) < 2:  # nothing predicts a first token
             return Scored(np.zeros(len(ids), np.float32), [""] * len(ids))
-        body: JsonObject = {"model": self.model, "prompt": ids, "temperature": 1.0}
+        body: JsonObject = {
+            "model": self.model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 1.0,
+        }
         if self.settings.request == "echo":
-            body |= {"max_tokens": 0, "echo": True, "logprobs": 1}
+            body |= {"echo": True, "logprobs": 1}
             read = read_echo
         else:
-            body |= {"max_tokens": 1, "prompt_logprobs": 0}
+            body |= {"prompt_logprobs": 0}
             read = read_prompt_logprobs
         reply = self._ask("completions", body)
         try:
@@ -159,7 +167,7 @@ class ScoringClient:
                 content = reply.read(MAX_REPLY_BYTES)
         except urllib.error.HTTPError as error:
             with error:
-                reason = f"status {error.code}: {shown(error.read(500).decode(errors='replace'))}"
+                reason = f"status {error.code}: {in_one_line(error.read(MAX_ERROR_BYTES))}"
             if error.code in TRANSIENT:
                 raise TransientError(reason) from None
             raise UserError(
@@ -178,6 +186,12 @@ class ScoringClient:
                 "OpenAI-compatible API; give its address, which mostly ends with /v1"
             )
         return value
+
+
+def in_one_line(content: bytes) -> str:
+    """Returns the text of a server as an error message quotes it."""
+    text = " ".join(content.decode(errors="replace").split())
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 # -- replies ---------------------------------------------------------------------------------------

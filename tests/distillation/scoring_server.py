@@ -45,8 +45,9 @@ class ScoringServer:
         logps = self.logps(ids)
         shown = [tokenizer.decode(self.tok, [token]) for token in ids]
         if body.get("echo"):
-            values = [None, *logps[1:]]
-            return {"text": "".join(shown), "logprobs": {"tokens": shown, "token_logprobs": values}}
+            values = [None, *logps[1:], -0.5]  # the last one is of the token that was sampled
+            logprobs = {"tokens": [*shown, "x"], "token_logprobs": values}
+            return {"text": "".join(shown) + "x", "logprobs": logprobs}
         entries: list[dict | None] = [None]
         for token, value, text in list(zip(ids, logps, shown, strict=True))[1:]:
             entries.append({str(token): {"logprob": value, "rank": 1, "decoded_token": text}})

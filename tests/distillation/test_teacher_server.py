@@ -51,9 +51,9 @@ def test_log_probs_are_the_models_in_the_order_of_the_prompts(request_form: str)
     for body in model.bodies:
         assert body["model"] == MODEL_NAME
         assert body["prompt"] in prompts
-    [fields] = {frozenset(body) - {"model", "prompt", "temperature"} for body in model.bodies}
-    forms = {"echo": {"max_tokens", "echo", "logprobs"}}
-    assert fields == forms.get(request_form, {"max_tokens", "prompt_logprobs"})
+    common = {"model", "prompt", "max_tokens", "temperature"}
+    [fields] = {frozenset(body) - common for body in model.bodies}
+    assert fields == ({"echo", "logprobs"} if request_form == "echo" else {"prompt_logprobs"})
 
 
 def test_tokens_that_a_server_makes_behind_the_prompt_are_left_out() -> None:
@@ -119,7 +119,7 @@ def test_a_refusal_is_not_tried_again(no_waiting: list[float]) -> None:
     [
         ({"text": "x"}, "echo", "0 log-probs of 5 tokens"),
         ({"logprobs": {"token_logprobs": [-1.0]}}, "echo", "1 log-probs of 5 tokens"),
-        ({"logprobs": {"token_logprobs": [None, -1, None, -1, -1]}}, "echo", "null of token 2"),
+        ({"logprobs": {"token_logprobs": [None, -1, None, -1, -1]}}, "echo", "None of token 2"),
         ({"logprobs": {"token_logprobs": [None, -1, "-1", -1, -1]}}, "echo", "of token 2"),
         ({"logprobs": {"token_logprobs": [None, 7.0, -1, -1, -1]}}, "echo", "7.0 of token 1"),
         ({"prompt_logprobs": [None, {"9": {"logprob": -1}}]}, "prompt_logprobs", "2 log-probs"),

@@ -242,7 +242,7 @@ def test_self_distillation_is_its_definition(packs_per_row: int) -> None:
         for t in range(len(rollout.tokens)):
             t_of_teacher = t - rollout.prompt_length + len(longer)
             want = answers[t_of_teacher] - student[t] if rollout.sampled[t] else 0.0
-            assert got[index][t] == pytest.approx(want, abs=2e-5)
+            assert got[index][t] == pytest.approx(want, abs=5e-5)
     assert num_long == 4
     assert credit.metrics["distill/dropped"] == pytest.approx(num_long / len(ROLLOUTS))
 
