@@ -34,8 +34,8 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 TOKENIZER = tokenizer.countdown()
 MODEL = replace(reference.MODEL, vocab_size=len(TOKENIZER))
-# A teacher of another family and size, whose vocabulary is padded.
-OTHER = qwen.QwenConfig("qwen3", len(TOKENIZER) + 16, 24, 32, 3, 2, 2, 8, True, 1e4, 1e-6)
+# A teacher of another size, whose vocabulary is padded.
+OTHER = qwen.QwenConfig("qwen2", len(TOKENIZER) + 16, 24, 32, 3, 2, 2, 8, True, 1e4, 1e-6)
 BASE = BaseModel(None, MODEL, {"max_position_embeddings": 64}, TOKENIZER)
 PARAMS = reference.random_params(MODEL)
 ADAPTER = AdapterConfig(rank=3, alpha=6.0)
