@@ -258,8 +258,14 @@ def advantages_of_rollouts(minibatches: Sequence[Minibatch]) -> list[np.ndarray]
 # -- a server --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("request_form", ["echo", "prompt_logprobs"])
-@pytest.mark.parametrize("prompt", ["", "{gold}: {prompt}"])
+@pytest.mark.parametrize(
+    ("request_form", "prompt"),
+    [
+        ("echo", "{gold}: {prompt}"),
+        pytest.param("echo", "", marks=pytest.mark.thorough),
+        pytest.param("prompt_logprobs", "", marks=pytest.mark.thorough),
+    ],
+)
 def test_a_server_gives_the_advantages_of_the_same_model_on_the_mesh(
     request_form: str, prompt: str, tmp_path: Path
 ) -> None:
