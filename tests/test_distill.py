@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import reference
 from huggingface_hub import ModelCard
@@ -38,22 +39,23 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_a_student_comes_nearer_to_its_teacher(teacher: str, tmp_path: Path) -> None:
     """And its card and its report say that it was distilled, and from whom."""
-    config = distillation_run(6, TeacherConfig(kind="model", path=teacher))
-    config.optimizer.lr = 1e-2
+    config = distillation_run(20, TeacherConfig(kind="model", path=teacher))
+    config.optimizer.lr = 4e-3
+    config.train.minibatches = 1
     config.name = "pupil"
 
     summary = train.train(config, tmp_path / "run")
 
     distances = [row["distill/kl"] for row in reproducible_metrics(tmp_path / "run")]
-    assert distances[-1] < 0.7 * distances[0]
+    assert np.mean(distances[-4:]) < 0.8 * np.mean(distances[:4]), distances
     [stage] = history.read_history(Path(summary["export"]))
     assert (stage.kind, stage.teachers) == (history.DISTILLATION, ["export-1"])
 
     export.run(Options(tmp_path / "run", tmp_path / "out"))
     card = ModelCard.load(tmp_path / "out" / "README.md")
     assert (
-        "1. 6 of 6 steps of on-policy distillation from random weights: distill on countdown with "
-        "the teacher export-1, after 30 supervised steps on examples of the task."
+        "1. 20 of 20 steps of on-policy distillation from random weights: distill on countdown "
+        "with the teacher export-1, after 30 supervised steps on examples of the task."
     ) in card.text
     assert "distillation" in card.data.tags
     assert "reinforcement-learning" not in card.data.tags
@@ -72,6 +74,7 @@ def test_a_run_with_its_first_policy_as_teacher_resumes_to_the_same_numbers(
         prompt = TeacherConfig(kind="reference", prompt="{target}={prompt}")
         config = distillation_run(steps, prompt)
         config.algorithm = algorithms.PRESETS["distill_grpo"](teacher_coef=1.0)
+        config.train.microbatch_tokens = 512  # its prompts make longer rows
         train.train(config, workdir)
 
     run(4, tmp_path / "whole")

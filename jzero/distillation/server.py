@@ -143,6 +143,7 @@ class ScoringClient:
     def _ask(self, path: str, body: JsonObject | None) -> JsonObject:
         """Sends a request, again after a failure; returns the JSON object of the reply."""
         tries = self.settings.retries + 1
+        reason = ""
         for number in range(tries):
             try:
                 return self._ask_once(path, body)
@@ -210,11 +211,12 @@ def read_echo(choice: JsonObject, tokens: Sequence[int]) -> Scored:
 
     Numbers of tokens behind the prompt, which some servers make in any case, are left out.
     """
-    logprobs = choice.get("logprobs")
-    values = logprobs.get("token_logprobs") if isinstance(logprobs, dict) else None
+    found = choice.get("logprobs")
+    logprobs = found if isinstance(found, dict) else {}
+    values = logprobs.get("token_logprobs")
     if not isinstance(values, list) or len(values) < len(tokens):
-        found = len(values) if isinstance(values, list) else 0
-        raise ValueError(f"{found} log-probs of {len(tokens)} tokens")
+        count = len(values) if isinstance(values, list) else 0
+        raise ValueError(f"{count} log-probs of {len(tokens)} tokens")
     texts = logprobs.get("tokens")
     known = texts if isinstance(texts, list) and len(texts) >= len(tokens) else [""] * len(tokens)
     return Scored(to_logps(values[: len(tokens)]), [str(text) for text in known[: len(tokens)]])

@@ -239,10 +239,11 @@ def score_and_credit(
     if algorithms.needs_teacher(trainer.config.algorithm):
         assert teacher is not None, "the algorithm needs a teacher"
         start = time.perf_counter()
-        scores = replace(scores, teacher=teacher.score(state, reference, minibatches, sequences))
+        of_teacher = teacher.score(state, reference, minibatches, sequences)
+        scores = replace(scores, teacher=of_teacher)
         trainer.clock.move(time.perf_counter() - start, "score", "teacher")
         packed = [index for minibatch in minibatches for index in minibatch.chosen]
-        metrics = teacher_metrics(scores.teacher, scores.old_logps, sequences, packed)
+        metrics = teacher_metrics(of_teacher, scores.old_logps, sequences, packed)
     rollouts = assign_credit(trainer, minibatches, rollouts, sequences, sources, scores)
     # Otherwise the time of this phase would be counted as that of the next one.
     jax.block_until_ready([minibatch.batches for minibatch in minibatches])
