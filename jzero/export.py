@@ -330,7 +330,8 @@ def card_tags(stages: Sequence[Stage]) -> list[str]:
     """Returns the kinds, algorithms and tasks of all stages as tags of the hub."""
     tags = ["jzero", "jax"]
     for stage in stages:
-        tags.append("sft" if stage.kind == history.SFT else "reinforcement-learning")
+        if stage.kind != history.DISTILLATION:
+            tags.append("sft" if stage.kind == history.SFT else "reinforcement-learning")
         if stage.teachers:
             tags.append("distillation")
         tags += [name for name in (stage.algorithm, stage.task) if name]
@@ -347,7 +348,7 @@ def stages_list(stages: Sequence[Stage], settings: config.Config) -> str:
     lines = []
     for number, stage in enumerate(stages, start=1):
         steps = str(stage.steps)
-        if number == len(stages) and stage.kind == history.RL:
+        if number == len(stages) and stage.kind != history.SFT:
             steps += f" of {settings.train.steps}"
         lines.append(f"{number}. {describe_stage(stage, steps)}")
     return "\n".join(lines)
@@ -356,8 +357,10 @@ def stages_list(stages: Sequence[Stage], settings: config.Config) -> str:
 def describe_stage(stage: Stage, steps: str) -> str:
     """Returns a sentence about a stage of training."""
     start = stage.start or "random weights"
-    if stage.kind == history.RL:
+    if stage.kind != history.SFT:
         sentence = f"{steps} steps of {stage.kind} from {start}: {stage.algorithm} on {stage.task}"
+        if stage.teachers:
+            sentence += f" with the teacher {' and '.join(stage.teachers)}"
         if stage.warm_start_steps:
             sentence += f", after {stage.warm_start_steps} supervised steps on examples of the task"
         return f"{sentence}."

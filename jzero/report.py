@@ -19,6 +19,7 @@ import numpy as np
 from jzero import cli, config
 from jzero.errors import UserError
 from jzero.files import JsonObject, parse_json, read_jsonl, write_atomic
+from jzero.run import history
 from jzero.run.metrics import STEP_LINE, find_metric
 
 MAX_POINTS = 500  # of a curve
@@ -56,12 +57,28 @@ def read_run(workdir: Path, num_runs: int) -> JsonObject:
     return {
         "name": str(workdir),
         "config": config.flatten(read_json(workdir / "config.json")),
+        "training": describe_training(workdir / "config.json"),
         "versions": read_json(workdir / "versions.json"),
         "summary": read_json(workdir / "summary.json"),
         "curves": {name: make_curve(steps, name) for name in names},
         "sampled": len(samples),
         "samples": choose_samples(samples, num_runs),
     }
+
+
+def describe_training(path: Path) -> str:
+    """Returns the kind of training that a run's config.json asks for, and its teacher.
+
+    It is empty for a run of another version of jzero, whose settings have other names.
+    """
+    try:
+        settings = config.from_json(path.read_text(encoding="utf-8"), str(path))
+        stage = history.stage_of(settings, 0)
+    except (OSError, UserError):
+        return ""
+    if not stage.teachers:
+        return stage.kind
+    return f"{stage.kind}, teacher: {' and '.join(stage.teachers)}"
 
 
 def read_json(path: Path) -> JsonObject:

@@ -20,6 +20,7 @@ import numpy as np
 
 from jzero import algorithms
 from jzero.config import Config
+from jzero.distillation.build import check_teacher, make_teacher
 from jzero.distributed import interrupt, processes
 from jzero.distributed.publish import published_bytes
 from jzero.files import JsonObject
@@ -70,6 +71,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
         # ------------------------------------------------------------------------------------------
         # Set-up
         run = build(config, pool)
+        check_teacher(config, run.base, run.trainer.policy.mesh)
         if run.stream is not None:
             cleanup.callback(run.stream.halt)
         held_out = evaluation_problems(run)
@@ -95,7 +97,8 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 state = with_base(state, base)
                 restore_stream(run, session.record.streams)
             reference = None
-            if algorithms.needs_reference(config.algorithm):
+            teacher = make_teacher(config, run.base, run.trainer)
+            if needs_reference(config):
                 reference = current_reference(run, session, session.record.step, state)
 
             # --------------------------------------------------------------------------------------
@@ -107,7 +110,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 rollouts, metrics = sample_rollouts(run, weights, step, stop.raise_if_stopped_here)
 
                 # -- Credit and update: advantages, token weights, optimizer steps.
-                result = update_on_rollouts(run.trainer, state, rollouts, step, reference)
+                result = update_on_rollouts(run.trainer, state, rollouts, step, reference, teacher)
                 state = result.state
                 metrics |= result.metrics
                 check_finite(metrics, result, step, workdir)
@@ -136,6 +139,11 @@ def train(config: Config, workdir: Path) -> JsonObject:
                 f"{reason}: stopped after step {session.record.step}; the same command resumes"
             )
         return session.finish(state)
+
+
+def needs_reference(config: Config) -> bool:
+    """Returns whether the run keeps a reference policy, for its KL or as its teacher."""
+    return algorithms.needs_reference(config.algorithm) or config.teacher.kind == "reference"
 
 
 def start_state(

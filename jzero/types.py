@@ -188,6 +188,7 @@ class Batch(Generic[ArrayType]):
     environment_weights: ArrayType | None = None
     # i32[M, B, T, K] the tokens that the sampler's filters kept beside the target; -1: none
     kept: ArrayType | None = None
+    ce_weights: ArrayType | None = None  # f32 weight of the cross-entropy; None = `weights`
     old_values: ArrayType = NOT_SET  # f32 the critic's values before the step
     returns: ArrayType = NOT_SET  # f32 the critic's targets
 

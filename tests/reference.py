@@ -12,6 +12,7 @@ that derivative into a gradient of the parameters.
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import jax
@@ -22,7 +23,9 @@ from jzero import config
 from jzero.algorithms import Algorithm
 from jzero.model import qwen
 from jzero.training.learner import Learner
-from jzero.types import Grade, Problem, Rollout, Turn
+from jzero.training.step import Minibatch
+from jzero.training.teacher import TeacherScores
+from jzero.types import Grade, Problem, Rollout, State, Turn
 
 VOCAB = 61
 MODEL = qwen.QwenConfig("qwen2", VOCAB, 16, 24, 2, 4, 2, 8, True, 10000.0, 1e-6)
@@ -55,6 +58,7 @@ def settings(**sections: dict[str, object]) -> config.Config:
             assert hasattr(section, field), f"{name}.{field} is no setting"
             setattr(section, field, value)
     allow_replies(values)
+    name_teacher(values)
     config.validate(values)
     return values
 
@@ -65,6 +69,29 @@ def allow_replies(values: config.Config) -> None:
     if values.algorithm.environment_coef and rollout.max_turns == 1:
         rollout.max_turns = 2
         rollout.max_episode_tokens = rollout.max_prompt_tokens + rollout.max_new_tokens
+
+
+def name_teacher(settings: config.Config) -> None:
+    """Names some teacher for an algorithm that needs one, where the settings name none."""
+    if settings.algorithm.teacher_coef and not settings.teacher.kind:
+        settings.teacher = config.TeacherConfig(kind="model", path="a/teacher")
+
+
+@dataclass(frozen=True)
+class GivenTeacher:
+    """A teacher whose log-probs are given: for each sequence f32 over its tokens."""
+
+    logps: TokenArrays
+
+    def score(
+        self,
+        state: State,
+        reference: qwen.Params | None,
+        minibatches: Sequence[Minibatch],
+        sequences: Sequence[Rollout],
+    ) -> TeacherScores:
+        """Returns what was given."""
+        return TeacherScores(list(self.logps), np.ones(len(sequences), bool))
 
 
 def random_params(model: qwen.QwenConfig = MODEL, scale: float = 0.15) -> qwen.Params:
@@ -172,7 +199,7 @@ def group_advantage(returns: list[float], i: int, group: list[int], algorithm: A
     """Returns the advantage of rollout i, with the rollouts of its group as baseline."""
     members = [j for j in range(len(returns)) if group[j] == group[i]]
     peers = [returns[j] for j in members]
-    if len(set(peers)) == 1:
+    if len(set(peers)) == 1 or algorithm.advantage == "zero":
         return 0.0
     if algorithm.advantage == "leave_one_out":
         return returns[i] - statistics.fmean(returns[j] for j in members if j != i)
@@ -252,11 +279,12 @@ def advantages_of(
     max_new: int,
     values: TokenArrays | None = None,
     parts: Parts | None = None,
+    teacher: TokenArrays | None = None,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Returns `advantages` of rollouts over all their tokens, 0 where a token was not sampled.
 
     `group` is the size of a group. The k1 of every token is subtracted from the token's reward, and
-    the score comes with the last token.
+    the score comes with the last token. A teacher adds to the advantage of every sampled token.
     """
     values = values or [np.zeros(len(rollout.tokens)) for rollout in rollouts]
     rewards: Lists = []
@@ -271,7 +299,17 @@ def advantages_of(
     over_sampled, targets_over_sampled = advantages(
         rewards, sampled_values, numbers, algorithm, parts
     )
-    return over_all_tokens(over_sampled, rollouts), over_all_tokens(targets_over_sampled, rollouts)
+    A = over_all_tokens(over_sampled, rollouts)
+    if algorithm.teacher_coef:
+        assert teacher is not None
+        for i, rollout in enumerate(rollouts):
+            for t in np.flatnonzero(rollout.sampled):
+                gap = float(teacher[i][t]) - float(old[i][t])
+                part = algorithm.teacher_coef * gap
+                if algorithm.teacher_max:
+                    part = min(max(part, -algorithm.teacher_max), algorithm.teacher_max)
+                A[i][t] += part
+    return A, over_all_tokens(targets_over_sampled, rollouts)
 
 
 def over_all_tokens(rows: Lists, rollouts: list[Rollout]) -> list[np.ndarray]:
@@ -290,16 +328,19 @@ def token_weights(
     max_new: int,
     chosen: Sequence[int] | None = None,
     name: str = "",
+    only_correct: bool = False,
 ) -> Lists:
     """Returns the weight of every token of every rollout, 0 where the token is not trained.
 
     `chosen` are the rollouts of the optimizer step; None means all. `name` is a weight in place of
-    the algorithm's.
+    the algorithm's. With `only_correct` tokens of correct rollouts alone count.
     """
     chosen = range(len(rollouts)) if chosen is None else chosen
     is_trained = []
     for rollout in rollouts:
         is_masked = algorithm.truncated in ("mask", "ignore") and rollout.finish_reason == "length"
+        assert rollout.grade is not None
+        is_masked = is_masked or (only_correct and not rollout.grade.correct)
         is_trained.append([sampled and not is_masked for sampled in rollout.sampled.tolist()])
     counts = [sum(row) for row in is_trained]
 
@@ -310,7 +351,7 @@ def token_weights(
         if kind == "sequence_sum":
             return 1 / len(chosen)
         if kind == "token_mean":
-            return 1 / sum(counts[j] for j in chosen)
+            return 1 / max(sum(counts[j] for j in chosen), 1)
         if kind == "batch_token_mean":
             return 1 / sum(counts)
         assert kind == "constant", kind
@@ -394,6 +435,7 @@ def kl(logp: float, ref: float, algorithm: Algorithm) -> tuple[float, float]:
 def sequence_loss(
     weights: list[float],
     kl_weights: list[float],
+    ce_weights: list[float],
     logps: list[float],
     old: list[float],
     ref: list[float],
@@ -417,12 +459,15 @@ def sequence_loss(
         term, by_ratio, direct = surrogate(ratio, logps[t], A[t], algorithm)
         c = correction(gaps, t, algorithm)
         divergence, by_logp = kl(logps[t], ref[t], algorithm)
+        c *= algorithm.rl_coef
         loss += weights[t] * (c * term - algorithm.entropy_coef * entropy[t])
         loss += weights[t] * algorithm.ratio_penalty * shifts[t] ** 2
         slopes[t] += weights[t] * algorithm.ratio_penalty * 2 * shifts[t]
         loss += kl_weights[t] * algorithm.kl_coef * divergence
+        loss -= ce_weights[t] * algorithm.ce_coef * logps[t]
 
         slopes[t] += weights[t] * c * direct + kl_weights[t] * algorithm.kl_coef * by_logp
+        slopes[t] -= ce_weights[t] * algorithm.ce_coef
         # d ratio / d logp_s is ratio / n for every token s of the sequence, or ratio for t alone.
         through_ratio = weights[t] * c * by_ratio * ratio
         if of_sequence:
@@ -446,6 +491,7 @@ def policy_loss(
     entropy: TokenArrays | None = None,
     values: TokenArrays | None = None,
     parts: Parts | None = None,
+    teacher: TokenArrays | None = None,
 ) -> tuple[float, list[np.ndarray]]:
     """Returns the loss of an optimizer step and its derivative by the log-prob of every token.
 
@@ -458,9 +504,13 @@ def policy_loss(
     entropy = entropy or zeros
     if algorithm.old_policy == "sampler":
         old = sampler
-    A, _ = advantages_of(rollouts, old, ref, algorithm, group, max_new, values, parts)
+    A, _ = advantages_of(rollouts, old, ref, algorithm, group, max_new, values, parts, teacher)
     weights = token_weights(rollouts, algorithm, max_new, chosen)
     kl_weights = token_weights(rollouts, algorithm, max_new, chosen, algorithm.kl_weight)
+    only_correct = algorithm.ce_tokens == "correct"
+    ce_weights = token_weights(
+        rollouts, algorithm, max_new, chosen, algorithm.ce_weight, only_correct
+    )
 
     loss = 0.0
     slopes = []
@@ -469,6 +519,7 @@ def policy_loss(
         sequence_term, sequence_slopes = sequence_loss(
             numbers_at(weights[i], places),
             numbers_at(kl_weights[i], places),
+            numbers_at(ce_weights[i], places),
             numbers_at(logps[i], places),
             numbers_at(old[i], places),
             numbers_at(ref[i], places),

@@ -29,6 +29,7 @@ LAYERS = [
     ("distributed.publish",),
     ("run.clock", "run.environment", "run.base_model"),
     ("rollout", "training"),
+    ("distillation",),
     ("planning",),
     ("run",),
     ("cli",),

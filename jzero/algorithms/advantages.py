@@ -212,6 +212,14 @@ def return_to_go(episodes: Episodes, algorithm: Algorithm) -> PerToken:
     return discounted_returns(episodes, algorithm.gamma)
 
 
+# No baseline, for what learns from a teacher alone.
+
+
+def zero(episodes: Episodes, algorithm: Algorithm) -> Advantages:
+    """A = 0: rewards do not count. The teacher's part is added afterwards (`distillation.py`)."""
+    return np.zeros((len(episodes.rewards), 1))
+
+
 # The table, and what is common to all advantages.
 
 
@@ -238,6 +246,7 @@ ADVANTAGES: dict[str, Advantage] = {
     "leave_one_out": Advantage(leave_one_out, min_group_size=2),
     "return_to_go": Advantage(return_to_go, min_group_size=1),
     "gae": Advantage(gae, min_group_size=1, needs_critic=True),
+    "zero": Advantage(zero, min_group_size=1),
 }
 
 

@@ -103,6 +103,33 @@ class Algorithm:
         "these tokens (rollout.max_turns above 1).",
     )
 
+    # The parts of the loss beside the KL: the surrogate and the cross-entropy.
+    rl_coef: float = setting(
+        1.0, "Factor of the surrogate in the loss. 0: the loss has no policy gradient."
+    )
+    ce_coef: float = setting(
+        0.0, "Factor of the cross-entropy -log pi of the trained tokens in the loss."
+    )
+    ce_weight: str = setting(
+        "", "Weight of a token's cross-entropy. Empty: that of its loss.", choices=("",)
+    )
+    ce_tokens: str = setting(
+        "trained",
+        "Tokens of the cross-entropy: all trained ones, or those of correct responses alone "
+        "(VAPO's loss on positive examples).",
+        choices=("trained", "correct"),
+    )
+
+    # The teacher of on-policy distillation, which the section teacher of the config names.
+    teacher_coef: float = setting(
+        0.0,
+        "Factor of log pi_teacher - log pi_old of a token in the token's advantage (on-policy "
+        "distillation).",
+    )
+    teacher_max: float = setting(
+        0.0, "Most that the teacher may add to or take from an advantage. 0: no bound."
+    )
+
     # The critic, for an advantage that needs one.
     value_clip: float = setting(
         0.2, "Most that a value may move from the old one before its loss is clipped. 0: off."

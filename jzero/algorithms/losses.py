@@ -29,19 +29,59 @@ def policy_loss(
 ) -> tuple[Tokens, Stats]:
     """Returns the weighted loss of every token, and diagnostics of every token.
 
-        loss_t = w_t [ c_t surrogate(rho_t, A_t) - entropy_coef H_t + ratio_penalty log^2 rho_t ]
-                 + v_t kl_coef KL_t
+        loss_t = w_t [ rl_coef c_t surrogate(rho_t, A_t) - entropy_coef H_t
+                       + ratio_penalty log^2 rho_t ]
+                 + u_t ce_coef (-log pi_t) + v_t kl_coef KL_t
 
     `logps` and `entropy` are the policy's; gradients go through both. `batch` has `old_logps`, and
     `ref_logps` if `kl_coef` is not 0. `sequence_sum` gives every token the sum over its sequence.
-    `full_logps` are those of the KL, over the full vocabulary as the reference's are, where
-    `logps` are over the tokens that the sampler kept. None: they are the same.
+    `full_logps` are those of the cross-entropy and of the KL, over the full vocabulary as the
+    reference's are, where `logps` are over the tokens that the sampler kept. None: they are the
+    same. A part whose factor is 0 is not computed.
     """
-    old_logps = present(batch.old_logps)
     weights = present(batch.weights)
+    if full_logps is None:
+        full_logps = logps
+    terms: list[Tokens] = []  # of the sum in brackets
+    parts: list[Tokens] = []
+    stats: Stats = {}
+    if algorithm.rl_coef:
+        term, stats = surrogate_term(logps, batch, sequence_sum, algorithm)
+        terms.append(term if algorithm.rl_coef == 1 else algorithm.rl_coef * term)
+    if algorithm.entropy_coef:
+        terms.append(-algorithm.entropy_coef * entropy)
+    if algorithm.ratio_penalty:
+        log_ratio = logps - present(batch.old_logps)
+        log_ratio = jnp.clip(log_ratio, -MAX_LOG_RATIO, MAX_LOG_RATIO)
+        terms.append(algorithm.ratio_penalty * log_ratio**2)
+    if terms:
+        parts.append(weights * sum(terms[1:], terms[0]))
+    if algorithm.ce_coef:
+        ce_weights = weights if batch.ce_weights is None else batch.ce_weights
+        parts.append(algorithm.ce_coef * ce_weights * -full_logps)
+    if algorithm.kl_coef:
+        kl = KL_ESTIMATORS[algorithm.kl_estimator](full_logps, present(batch.ref_logps))
+        if algorithm.kl_max:
+            kl = jnp.minimum(kl, algorithm.kl_max)
+        kl_weights = weights if batch.kl_weights is None else batch.kl_weights
+        parts.append(algorithm.kl_coef * kl_weights * kl)
+        stats["kl"] = kl
+    assert parts, "the loss has no part"
+    return sum(parts[1:], parts[0]), stats
+
+
+def surrogate_term(
+    logps: Tokens,
+    batch: Batch[jax.Array],
+    sequence_sum: SequenceSum,
+    algorithm: Algorithm,
+) -> tuple[Tokens, Stats]:
+    """Returns c_t surrogate(rho_t, A_t) of every token, and diagnostics of the ratio."""
+    old_logps = present(batch.old_logps)
     ratio = RATIOS[algorithm.ratio](logps - old_logps, sequence_sum)
     surrogate = SURROGATES[algorithm.surrogate]
-    term, is_clipped = surrogate.compute(logps, ratio, present(batch.advantages), algorithm)
+    advantages = present(batch.advantages)
+    term, is_clipped = surrogate.compute(logps, ratio, advantages, algorithm)
     stats = {
         "clip_fraction": is_clipped.astype(jnp.float32),
         "clip_above": (is_clipped & (ratio > 1)).astype(jnp.float32),
@@ -62,21 +102,7 @@ def policy_loss(
             "correction_above": is_above.astype(jnp.float32),
             "correction_below": is_below.astype(jnp.float32),
         }
-    if algorithm.entropy_coef:
-        term = term - algorithm.entropy_coef * entropy
-    if algorithm.ratio_penalty:
-        log_ratio = jnp.clip(logps - old_logps, -MAX_LOG_RATIO, MAX_LOG_RATIO)
-        term = term + algorithm.ratio_penalty * log_ratio**2
-    loss = weights * term
-    if algorithm.kl_coef:
-        kl_logps = logps if full_logps is None else full_logps
-        kl = KL_ESTIMATORS[algorithm.kl_estimator](kl_logps, present(batch.ref_logps))
-        if algorithm.kl_max:
-            kl = jnp.minimum(kl, algorithm.kl_max)
-        kl_weights = weights if batch.kl_weights is None else batch.kl_weights
-        loss = loss + algorithm.kl_coef * kl_weights * kl
-        stats["kl"] = kl
-    return loss, stats
+    return term, stats
 
 
 def environment_loss(logps: Tokens, weights: Tokens, algorithm: Algorithm) -> Tokens:

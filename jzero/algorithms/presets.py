@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from jzero.algorithms.algorithm import Algorithm
+from jzero.algorithms.distillation import distill, distill_grpo
 
 Preset = Callable[..., Algorithm]
 
@@ -349,4 +350,6 @@ PRESETS: dict[str, Preset] = {
     "oat_ppo": oat_ppo,
     "trl_018": trl_018,
     "trl_head": trl_head,
+    "distill": distill,
+    "distill_grpo": distill_grpo,
 }

@@ -20,4 +20,5 @@ TABLES: dict[str, Mapping[str, object]] = {
     "correction": CORRECTIONS,
     "kl_estimator": KL_ESTIMATORS,
     "kl_weight": WEIGHTS,
+    "ce_weight": WEIGHTS,
 }

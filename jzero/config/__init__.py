@@ -33,6 +33,7 @@ from jzero.config.schema import (
     Setting,
     SftConfig,
     TaskConfig,
+    TeacherConfig,
     TrainConfig,
     WarmStartConfig,
     list_settings,

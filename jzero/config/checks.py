@@ -278,6 +278,101 @@ def check_algorithm_numbers(config: Config) -> Iterator[str]:
         )
 
 
+def check_parts_of_the_loss(config: Config) -> Iterator[str]:
+    """A loss has a part, and what a part reads has an effect."""
+    algorithm = config.algorithm
+    factors = (algorithm.rl_coef, algorithm.ce_coef, algorithm.kl_coef, algorithm.entropy_coef)
+    if not any(factors):
+        yield (
+            "algorithm.rl_coef=0 leaves no part of the loss: set algorithm.rl_coef, "
+            "algorithm.ce_coef or algorithm.kl_coef"
+        )
+    if not algorithm.ce_coef:
+        default = algorithms.Algorithm()
+        for name in ("ce_weight", "ce_tokens"):
+            value = getattr(algorithm, name)
+            if value != getattr(default, name):
+                yield f"algorithm.{name}={value} has no effect without algorithm.ce_coef: set both"
+    if algorithm.teacher_coef and not algorithm.rl_coef:
+        yield (
+            f"algorithm.teacher_coef={algorithm.teacher_coef} is in the advantages, which "
+            "algorithm.rl_coef=0 leaves out of the loss: set one of them"
+        )
+    is_blind = algorithm.advantage == "zero" and algorithm.rl_coef and not algorithm.teacher_coef
+    if is_blind and not config.sft.data:
+        yield (
+            "algorithm.advantage=zero without algorithm.teacher_coef learns nothing: set "
+            "algorithm.teacher_coef, or another advantage"
+        )
+
+
+# Settings of the teacher that only one kind of teacher reads.
+OF_MODEL = ("path", "adapter")
+OF_SERVER = ("url", "model", "request", "concurrency", "seconds", "retries", "key_variable")
+
+
+def check_teacher(config: Config) -> Iterator[str]:
+    """An algorithm with a teacher has one, and the teacher's settings belong to its kind."""
+    teacher, coef = config.teacher, config.algorithm.teacher_coef
+    kind = teacher.kind
+    if config.sft.data:
+        if kind:
+            yield f"teacher.kind={kind} is of RL, and this run has sft.data: set teacher.kind="
+        return
+    if coef and not kind:
+        yield (
+            f"algorithm.teacher_coef={coef} needs a teacher: set teacher.kind, and teacher.path "
+            "for kind=model"
+        )
+    if kind and not coef:
+        yield (
+            f"teacher.kind={kind} has no effect with algorithm.teacher_coef=0: set "
+            "algorithm.teacher_coef, or teacher.kind="
+        )
+
+    default = type(teacher)()
+    unread = [name for name in OF_MODEL if kind != "model"]
+    unread += [name for name in OF_SERVER if kind != "server"]
+    unread += [] if kind else ["prompt"]
+    unread += [] if kind and teacher.prompt else ["max_prompt_tokens"]
+    for name in unread:
+        value = getattr(teacher, name)
+        if value != getattr(default, name):
+            needed = "server" if name in OF_SERVER else "model"
+            if name in ("prompt", "max_prompt_tokens"):
+                needed = "..." if name == "prompt" else f"{kind or '...'} and teacher.prompt"
+            yield f"teacher.{name}={value} has no effect without teacher.kind={needed}"
+
+    if kind == "model" and not (teacher.path or teacher.adapter):
+        yield "teacher.kind=model needs teacher.path or teacher.adapter"
+    if teacher.adapter and not (teacher.path or config.model.path):
+        yield (
+            f"teacher.adapter={teacher.adapter} is of a model in a directory or on the hub: set "
+            "teacher.path, or model.path"
+        )
+    if kind == "policy" and not teacher.prompt:
+        yield (
+            "teacher.kind=policy without teacher.prompt is the policy itself, which has nothing to "
+            "teach: set teacher.prompt"
+        )
+    if kind == "server":
+        yield from check_teacher_server(config)
+
+
+def check_teacher_server(config: Config) -> Iterator[str]:
+    """A server has an address, and its log-probs are at temperature 1."""
+    url, temperature = config.teacher.url, config.rollout.temperature
+    if not url.startswith(("http://", "https://")):
+        yield (
+            f"teacher.url={url} is no address of an API: give one such as http://localhost:8000/v1"
+        )
+    if temperature != 1:
+        yield (
+            f"rollout.temperature={temperature}: the log-probs of teacher.kind=server are at "
+            "temperature 1; set rollout.temperature=1, or use teacher.kind=model"
+        )
+
+
 def check_lengths(config: Config) -> Iterator[str]:
     """An episode must have room for a response, and a pack for what may follow a prompt."""
     rollout = config.rollout
@@ -483,6 +578,8 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_correction,
     check_parts_of_the_algorithm,
     check_algorithm_numbers,
+    check_parts_of_the_loss,
+    check_teacher,
     check_lengths,
     check_context,
     check_schedule_of_a_step,

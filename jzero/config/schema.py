@@ -454,6 +454,66 @@ class CriticConfig:
 
 
 @dataclass
+class TeacherConfig:
+    """The teacher of on-policy distillation, for algorithms with a teacher_coef.
+
+    It scores the tokens that the policy has sampled. docs/distillation.md says more.
+    """
+
+    kind: str = setting(
+        "",
+        "Who the teacher is. Empty: there is none. model: the model at path, the adapter at "
+        "adapter, or both. policy: the policy itself before each step's update, behind prompt. "
+        "reference: the same with the reference policy (algorithm.reference_every). server: an "
+        "OpenAI-compatible server at url.",
+        choices=("", "model", "policy", "reference", "server"),
+    )
+    path: str = setting(
+        "",
+        "Directory or hub id of the teacher, a model with the policy's tokenizer. Empty with "
+        "adapter: model.path.",
+    )
+    adapter: str = setting(
+        "", "Directory or hub id of an adapter in PEFT's format on that model. Empty: none."
+    )
+    prompt: str = setting(
+        "",
+        "Prompt that the teacher reads in place of the policy's: text, or a file of text, with "
+        "{prompt} and {gold}, or the fields of a gold answer, where they go. Of a chat it replaces "
+        "the last message. Empty: the teacher reads the policy's prompt.",
+    )
+    max_prompt_tokens: int = setting(
+        0,
+        "Most tokens of prompt once it is filled in; where it is longer, the teacher adds nothing "
+        "to the advantages. 0: twice rollout.max_prompt_tokens.",
+    )
+    url: str = setting(
+        "", "Address of the server's API, such as http://localhost:8000/v1, for kind=server."
+    )
+    model: str = setting(
+        "", "Name of the model at the server. Empty: the only one that the server has."
+    )
+    request: str = setting(
+        "echo",
+        "How the server is asked. echo: OpenAI's echo=true with logprobs=1. prompt_logprobs: "
+        "vLLM's field of that name.",
+        choices=("echo", "prompt_logprobs"),
+    )
+    concurrency: int = setting(
+        16, "Requests of a host that the server has at the same time.", at_least=1
+    )
+    seconds: float = setting(120.0, "Seconds that the server may take for one reply.", above=0)
+    retries: int = setting(
+        4, "Times that a request is sent again, after 1, 2, 4, ... seconds, if the server fails."
+    )
+    key_variable: str = setting(
+        "",
+        "Environment variable that holds the server's API key, such as OPENAI_API_KEY. Empty: no "
+        "key is sent.",
+    )
+
+
+@dataclass
 class WarmStartConfig:
     """Supervised steps before RL, for models that start from random weights."""
 
@@ -670,6 +730,7 @@ class Config:
     algorithm: algorithms.Algorithm = field(default_factory=algorithms.grpo)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
+    teacher: TeacherConfig = field(default_factory=TeacherConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)
     sft: SftConfig = field(default_factory=SftConfig)
     train: TrainConfig = field(default_factory=TrainConfig)

@@ -14,6 +14,7 @@ A component is one term of a sum: what a run adds (an adapter, a quantized base)
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from jzero.model import adapters
 from jzero.model.qwen import QwenConfig
 from jzero.planning.compiling import device_bytes
 from jzero.planning.memory import PHASES, STATE
-from jzero.planning.planned_run import PlannedRun, kv_bytes_per_token
+from jzero.planning.planned_run import PlannedRun, PlannedTeacher, kv_bytes_per_token
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shapes
 from jzero.training.learner import Learner
@@ -54,6 +55,8 @@ def bytes_of_phases(run: PlannedRun) -> PhaseBytes:
         }
     if run.num_scoring_passes:
         work = [_score_bytes(run, learner, state) for learner, state in learners]
+        if run.teacher is not None:
+            work.append(_teacher_bytes(run.teacher, policy, learners[0][1]))
         phases["score"] = _at_rest(run, "score") | {"work of scoring": max(work)}
     updates = [_update_components(run, learner, state) for learner, state in learners]
     phases["update"] = _at_rest(run, "update") | max(updates, key=_total)
@@ -166,6 +169,22 @@ def _score_bytes(run: PlannedRun, learner: Learner, state: State) -> float:
         for tokens in _row_tokens(run)
     ]
     return _cast_bytes(learner, state) + max(work)
+
+
+def _teacher_bytes(teacher: PlannedTeacher, policy: Learner, state: State) -> float:
+    """Returns what scoring with a teacher takes: its work, and rows of its own where it has some.
+
+    The policy as its own teacher has fp32 weights, which are cast. `state` is the policy's.
+    """
+    learner = teacher.learner
+    shards = learner.mesh.shape["data"] * learner.mesh.shape["fsdp"]
+    weights = replace(state, params=teacher.weights)
+    work = []
+    for layout, rows, _ in zip(*teacher.shapes, strict=True):
+        tokens = rows // shards * layout.tokens
+        work.append(_layer_work(learner, weights, tokens) + _logits_bytes(learner, tokens))
+    cast = _cast_bytes(policy, state) if learner is policy else 0.0
+    return cast + max(work) + device_bytes(teacher.own_rows)
 
 
 def _row_tokens(run: PlannedRun) -> Iterator[int]:

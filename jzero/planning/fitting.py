@@ -118,6 +118,8 @@ def check_memory(settings: Config) -> float | None:
         reason = f"{kind} is in no table and reports none: set memory.device_gib"
     elif settings.model.path and not is_known(settings.model.path):
         reason = f"model.path={settings.model.path} is neither a directory nor a known model"
+    elif settings.teacher.path and not is_known(settings.teacher.path):
+        reason = f"teacher.path={settings.teacher.path} is neither a directory nor a known model"
     elif settings.mesh.decode_devices:
         reason = f"mesh.decode_devices={settings.mesh.decode_devices} splits the devices"
     if reason or available is None:

@@ -25,13 +25,14 @@ STATE = (
     "optimizer",
     "frozen base",
     "reference",
+    "teacher",
     "critic weights",
     "critic optimizer",
 )
 PHASES = {
     "publish": Phase(("publish",)),
     "rollout": Phase(("prefill", "insert", "generate"), ("decoder weights", "KV pool", "prefixes")),
-    "score": Phase(("score", "critic-score"), ("batches",)),
+    "score": Phase(("score", "critic-score", "teacher-score"), ("batches",)),
     "update": Phase(("update", "critic-update"), ("batches",)),
 }
 

@@ -7,9 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms, config
+from jzero.distillation.build import shares_base
+from jzero.distillation.in_process import (
+    abstract_adapted,
+    abstract_teacher,
+    own_row_shapes,
+    teacher_learner,
+)
 from jzero.distributed.mesh import adapter_shardings, decode_mesh, make_mesh, train_mesh
 from jzero.distributed.publish import (
     abstract_decoder_weights,
@@ -28,12 +36,31 @@ from jzero.rollout.abstract_calls import abstract_calls
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shape, prefill_shapes
 from jzero.rollout.sampler import per_host_settings
+from jzero.training.frozen import abstract_base
 from jzero.training.learner import Learner
 from jzero.training.supervised import SupervisedTrainer, power_of_two
-from jzero.training.trainer import Trainer, abstract_batches, make_trainer, needs_old_logps
-from jzero.types import Params
+from jzero.training.trainer import (
+    RowShapes,
+    Trainer,
+    abstract_batches,
+    abstract_scored,
+    make_trainer,
+    needs_old_logps,
+)
+from jzero.types import Batch, Params
 
 STOP_IDS = (0, 1)  # any two ids: their number shapes the program, their values do not
+
+
+@dataclass(frozen=True)
+class PlannedTeacher:
+    """A teacher that the training mesh holds: what scores, on which rows."""
+
+    learner: Learner
+    weights: Params  # abstract
+    shapes: RowShapes
+    # The rows with prompts of its own, abstract; none where it reads the rows of the update.
+    own_rows: tuple[Batch[jax.ShapeDtypeStruct], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -46,6 +73,7 @@ class PlannedRun:
     programs: dict[str, Program]
     parts: dict[str, float]  # bytes on a device of what stays there between programs
     num_scoring_passes: int  # forward passes over the batch before the first optimizer step
+    teacher: PlannedTeacher | None = None  # None without a teacher on the training mesh
 
     @property
     def engine(self) -> Engine:
@@ -89,6 +117,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     batches = abstract_batches(trainer)
     needs_old = needs_old_logps(settings)
     needs_reference = algorithms.needs_reference(settings.algorithm)
+    keeps_reference = needs_reference or settings.teacher.kind == "reference"
 
     learner_programs = trainer.policy.programs(batches, trainer.layouts)
     batch_arguments = learner_programs["update"][1][1]
@@ -103,7 +132,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     }
     # The reference of an adapter is the frozen base, until a later adapter takes its place.
     is_frozen_base = settings.model.adapter.rank and not settings.algorithm.reference_every
-    if needs_reference and not is_frozen_base:
+    if keeps_reference and not is_frozen_base:
         parts["reference"] = parts["weights"]
     if trainer.critic:
         for name, program in trainer.critic.programs(batches, trainer.layouts).items():
@@ -112,8 +141,56 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
         parts["critic weights"] = device_bytes(critic_state.params)
         parts["critic optimizer"] = device_bytes(critic_state.opt_state)
 
-    num_scoring_passes = needs_old + needs_reference + (critic is not None)
-    return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes)
+    teacher = _teacher(settings, trainer)
+    if teacher is not None:
+        programs["teacher-score"] = _scoring_program(teacher)
+        if settings.teacher.kind == "model":
+            parts["teacher"] = _bytes_of_its_own(settings, teacher)
+
+    num_scoring_passes = needs_old + needs_reference + (critic is not None) + (teacher is not None)
+    return PlannedRun(trainer, engine, num_hosts, programs, parts, num_scoring_passes, teacher)
+
+
+def _teacher(settings: config.Config, trainer: Trainer) -> PlannedTeacher | None:
+    """Returns the teacher as `distillation.build` makes it; None if none is on the mesh."""
+    kind, policy = settings.teacher.kind, trainer.policy
+    if kind in ("", "server"):
+        return None
+    shapes, own_rows = own_row_shapes(settings, policy.mesh), ()
+    if shapes is None:
+        shapes = RowShapes(trainer.layouts, trainer.rows, trainer.microbatches)
+    else:
+        own_rows = abstract_scored(shapes, policy.row_sharding)
+    if kind == "policy" or (kind == "reference" and not policy.adapter.rank):
+        weights = policy.whole(policy.abstract_base(), policy.abstract_state().params)
+        return PlannedTeacher(policy, weights, shapes, own_rows)
+    if kind == "reference":
+        return PlannedTeacher(policy, policy.abstract_base(), shapes, own_rows)
+
+    model = architecture(settings.teacher.path or settings.model.path)
+    learner = teacher_learner(model, settings, policy.mesh)
+    weights = abstract_teacher(learner)
+    if settings.teacher.adapter:
+        base = abstract_base(model, policy.mesh, learner.compute.dtype)
+        weights = abstract_adapted(base, settings.teacher.adapter, learner)
+    return PlannedTeacher(learner, weights, shapes, own_rows)
+
+
+def _scoring_program(teacher: PlannedTeacher) -> Program:
+    """Returns the program with which a teacher scores a minibatch."""
+    learner = teacher.learner
+    batches = abstract_scored(teacher.shapes, learner.row_sharding)
+    counts = jax.ShapeDtypeStruct((len(batches),), np.int32, sharding=learner.replicated)
+    arguments = (teacher.weights, batches, counts, tuple(teacher.shapes.layouts))
+    return learner.score_program, arguments
+
+
+def _bytes_of_its_own(settings: config.Config, teacher: PlannedTeacher) -> float:
+    """Returns the bytes on a device of those weights that the policy does not have as well."""
+    if not shares_base(settings):
+        return device_bytes(teacher.weights)
+    _, adapter = adapters.split(teacher.weights)
+    return device_bytes(adapter)
 
 
 def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hosts: int) -> Engine:

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from jzero import algorithms
 from jzero.config import Config, flatten, to_json
 from jzero.errors import UserError
 from jzero.files import JsonObject, parse_json
@@ -22,25 +23,31 @@ from jzero.tasks.problem_sets import DEFAULT_SETS
 FILE = "training_history.json"
 SFT = "supervised fine-tuning"
 RL = "reinforcement learning"
+DISTILLATION = "on-policy distillation"  # whose rewards do not count
 
 # Sections whose settings a run of the kind does not read.
-UNUSED_SECTIONS = {SFT: ("algorithm", "critic"), RL: ("sft",)}
+UNUSED_SECTIONS = {
+    SFT: ("algorithm", "critic", "teacher"),
+    RL: ("sft",),
+    DISTILLATION: ("sft", "critic"),
+}
 
 
 @dataclass(frozen=True)
 class Stage:
     """One run of training."""
 
-    kind: str  # SFT or RL
+    kind: str  # SFT, RL or DISTILLATION
     name: str  # of the preset
     steps: int  # that were made
     start: str  # public name of the model that it started from; "" for random weights
     data: list[str]  # public names of the sets; empty where a task makes its problems
     task: str  # "" where the examples do not come from a task
     template: str = ""  # of the prompts, where there is a task
-    algorithm: str = ""  # of RL
+    algorithm: str = ""  # of RL and distillation
     warm_start_steps: int = 0  # supervised steps before those of RL
-    teachers: list[str] = field(default_factory=list)  # models that wrote the examples
+    # Models that wrote the examples, or that scored the policy's responses.
+    teachers: list[str] = field(default_factory=list)
     settings: dict[str, str] = field(default_factory=dict)  # that differ from the defaults, as JSON
 
 
@@ -72,14 +79,15 @@ def history_json(stages: Sequence[Stage]) -> str:
 
 def stage_of(config: Config, step: int) -> Stage:
     """Returns the stage that a run with these settings is after `step` steps."""
-    kind = SFT if config.sft.data else RL
-    if kind == SFT:
+    kind = kind_of(config)
+    is_sft = kind == SFT
+    if is_sft:
         sources = suites.split_commas(config.sft.data)
         task = next((source for source in sources if draws_examples(source)), "")
     else:
         sources = suites.split_commas(config.task.data or DEFAULT_SETS.get(config.task.name, ""))
         task = config.task.name
-    sets = [source for source in sources if kind == RL or not draws_examples(source)]
+    sets = [source for source in sources if not is_sft or not draws_examples(source)]
     return Stage(
         kind=kind,
         name=config.name,
@@ -88,11 +96,37 @@ def stage_of(config: Config, step: int) -> Stage:
         data=[public_name(without_config(name)) for name in sets],
         task=task,
         template=public_name(config.task.template) if task else "",
-        algorithm=config.algorithm.name if kind == RL else "",
-        warm_start_steps=config.warm_start.steps if kind == RL else 0,
-        teachers=teachers_of(sets) if kind == SFT else [],
+        algorithm="" if is_sft else config.algorithm.name,
+        warm_start_steps=0 if is_sft else config.warm_start.steps,
+        teachers=teachers_of(sets) if is_sft else names_of_teacher(config),
         settings=changed_settings(config, kind),
     )
+
+
+def kind_of(config: Config) -> str:
+    """Returns the kind of training that a run with these settings is."""
+    if config.sft.data:
+        return SFT
+    has_teacher = algorithms.needs_teacher(config.algorithm)
+    is_distillation = has_teacher and config.algorithm.advantage == "zero"
+    return DISTILLATION if is_distillation else RL
+
+
+def names_of_teacher(config: Config) -> list[str]:
+    """Returns the public name of the teacher in a list; an empty list without a teacher."""
+    if not algorithms.needs_teacher(config.algorithm):
+        return []
+    teacher = config.teacher
+    names = {
+        "model": public_name(teacher.path or config.model.path),
+        "policy": "the policy itself",
+        "reference": "its own reference policy",
+        "server": public_name(teacher.model) or "the model of a server",
+    }
+    name = names[teacher.kind]
+    if teacher.adapter:
+        name += f" with the adapter {public_name(teacher.adapter)}"
+    return [f"{name} behind another prompt" if teacher.prompt else name]
 
 
 def without_config(source: str) -> str:

@@ -189,6 +189,21 @@ METRICS: dict[str, Metric] = {
         "Mean estimate of the KL divergence from the reference policy (`algorithm.kl_estimator`).",
         "nats",
     ),
+    # -- The teacher of on-policy distillation. Means are over the sampled tokens that it scored,
+    #    before the first optimizer step.
+    "distill/kl": Metric(
+        "Mean of log pi_old - log pi_teacher: the estimate k1 of the KL from the policy to the "
+        "teacher, which distillation lowers.",
+        "nats",
+        "teacher kl",
+        ".4f",
+    ),
+    "distill/teacher_nll": Metric("Mean of -log pi_teacher of the sampled tokens.", "nats"),
+    "distill/dropped": Metric(
+        "Share of sequences that the teacher has not scored, because its own prompt exceeds "
+        "`teacher.max_prompt_tokens`; it adds nothing to their advantages.",
+        "share",
+    ),
     # -- The optimizer and the critic. Means are over the optimizer steps of a step.
     "optimizer/loss": Metric("Mean loss.", ""),
     "optimizer/grad_norm": Metric(
@@ -286,7 +301,8 @@ METRICS: dict[str, Metric] = {
         ".1f",
     ),
     "time/<phase>": Metric(
-        "Wall time of one phase of the step: publish, sample, grade, pack, score or update.",
+        "Wall time of one phase of the step: publish, sample, grade, pack, score, teacher or "
+        "update.",
         "seconds",
     ),
     "compile/programs": Metric(
@@ -303,6 +319,7 @@ STEP_LINE = (
     "policy/entropy",
     "policy/clip_fraction",
     "policy/mismatch",
+    "distill/kl",
     "optimizer/grad_norm",
     "sft/loss",
     "eval/loss",

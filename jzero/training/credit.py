@@ -55,16 +55,21 @@ def token_weights(
     chosen: Sequence[int],
     weight: str,
     config: Config,
+    only_correct: bool = False,
 ) -> dict[int, np.ndarray]:
     """Returns the weight of every token in the loss of one optimizer step.
 
     `chosen` are the indices of the sequences of that optimizer step; `sequences` are those of the
-    whole RL step, which some weights divide by. `weight` is a key of algorithms.WEIGHTS.
+    whole RL step, which some weights divide by. `weight` is a key of algorithms.WEIGHTS. With
+    `only_correct` no token of a sequence that is not correct is trained.
 
     Returns f32[T] for each chosen index: the weight of tokens that are trained, 0 elsewhere.
     """
     algorithm = config.algorithm
     trained = [trained_tokens(sequence, algorithm) for sequence in sequences]
+    if only_correct:
+        for mask, sequence in zip(trained, sequences, strict=True):
+            mask &= grade_of(sequence).correct
     counts = np.array([mask.sum() for mask in trained], np.float64)
 
     # The longest response there can be, for the weight that divides by a constant (Dr. GRPO).
@@ -181,8 +186,8 @@ def can_have_gradient(
       - None of its tokens is trained: its grading failed, or all its turns are truncated and the
         algorithm does not train on those. Or:
       - The advantages of all its trained tokens are exactly 0, as in a group whose scores are all
-        equal, the surrogate scales with the advantage, and the loss has no other term: neither
-        `kl_coef`, `entropy_coef` nor `ratio_penalty`.
+        equal, the surrogate scales with the advantage, and the loss has no other term: none of
+        `kl_coef`, `ce_coef`, `entropy_coef` and `ratio_penalty`.
 
     With `environment_coef` a sequence that has a reply of the environment is always computed.
 
@@ -202,7 +207,9 @@ def can_have_gradient(
     if algorithm.environment_coef:
         has_reply[:] = [environment_tokens(sequence, config).any() for sequence in sequences]
     scales_with_advantage = algorithms.SURROGATES[algorithm.surrogate].scales_with_advantage
-    has_other_term = algorithm.kl_coef or algorithm.entropy_coef or algorithm.ratio_penalty
+    has_other_term = (
+        algorithm.kl_coef or algorithm.ce_coef or algorithm.entropy_coef or algorithm.ratio_penalty
+    )
     if has_other_term or not scales_with_advantage:
         return np.array([mask.any() for mask in trained]) | has_reply
 
@@ -219,7 +226,8 @@ def can_have_gradient(
 
 def credit_reads_scores(algorithm: algorithms.Algorithm) -> bool:
     """Returns whether advantages depend on log-probs or values that models compute."""
-    return bool(algorithm.kl_reward) or algorithms.needs_critic(algorithm)
+    reads_policies = bool(algorithm.kl_reward) or algorithms.needs_teacher(algorithm)
+    return reads_policies or algorithms.needs_critic(algorithm)
 
 
 def compute_credit(

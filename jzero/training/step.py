@@ -2,13 +2,15 @@
 
     pack     whole groups go to minibatches, and each minibatch is packed into rows, without the
              sequences that have no gradient
-    score    log-probabilities under pi_old and the reference policy, values of the critic
+    score    log-probabilities under pi_old, the reference policy and a teacher, and values of the
+             critic
     credit   advantages and returns, computed on the host over all rollouts of the step
     update   train.epochs passes over the minibatches, with one optimizer step for each minibatch
 
 `update_on_rollouts` does all of it. The parts are functions of their own for tests and benchmarks.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,6 +18,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from jzero import algorithms
 from jzero.config import Config
 from jzero.distributed import collectives, processes
 from jzero.model import qwen
@@ -31,7 +34,8 @@ from jzero.training.heads import Stats
 from jzero.training.learner import Learner
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch, TrainingSequence, pack
-from jzero.training.trainer import Trainer, needs_old_logps
+from jzero.training.teacher import Teacher, TeacherScores, credit_of_teacher, teacher_metrics
+from jzero.training.trainer import Trainer, has_ce_weights, needs_old_logps
 from jzero.types import Batch, Rollout, State
 
 # Stats whose metric is a mean over the trained tokens of all optimizer steps.
@@ -108,6 +112,15 @@ class Scores:
     old_logps: list[np.ndarray]
     ref_logps: list[np.ndarray]
     values: list[np.ndarray]
+    teacher: TeacherScores | None = None  # None without a teacher
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What scoring and credit say about the rollouts of an RL step."""
+
+    rollouts: list[Rollout]  # with their advantages
+    metrics: dict[str, float]  # of the teacher
 
 
 @dataclass(frozen=True)
@@ -126,24 +139,26 @@ def update_on_rollouts(
     rollouts: list[Rollout],
     step: int,
     reference: qwen.Params | None = None,
+    teacher: Teacher | None = None,
 ) -> UpdateResult:
     """Trains on the graded rollouts of RL step `step` >= 1.
 
     `rollouts` are whole groups in order, `group_size` for each prompt. `reference` are the
-    parameters of the reference policy, None if the algorithm needs none. `state` is donated.
+    parameters of the reference policy, and `teacher` scores tokens for distillation; each is None
+    if the algorithm needs none. `state` is donated.
     """
     with trainer.clock("pack"):
         minibatches = make_minibatches(trainer, rollouts, step)
 
     with trainer.clock("score"):
-        rollouts = score_and_credit(trainer, state, minibatches, rollouts, reference)
+        credit = score_and_credit(trainer, state, minibatches, rollouts, reference, teacher)
 
     with trainer.clock("update"):
         state, metrics = run_optimizer_steps(trainer, state, minibatches, step)
 
-    metrics |= packing_metrics(minibatches)
+    metrics |= packing_metrics(minibatches) | credit.metrics
     batches = [batch for minibatch in minibatches for batch in minibatch.batches]
-    return UpdateResult(state, metrics, rollouts, batches)
+    return UpdateResult(state, metrics, credit.rollouts, batches)
 
 
 # -- pack ------------------------------------------------------------------------------------------
@@ -230,7 +245,8 @@ def score_and_credit(
     minibatches: Sequence[Minibatch],
     rollouts: list[Rollout],
     reference: qwen.Params | None = None,
-) -> list[Rollout]:
+    teacher: Teacher | None = None,
+) -> Credit:
     """Sets everything that the loss reads and packing did not know. Returns the rollouts with their
     advantages.
 
@@ -238,10 +254,19 @@ def score_and_credit(
     """
     sequences, sources = training_sequences(rollouts, trainer.config)
     scores = score_minibatches(trainer, state, minibatches, sequences, reference)
+    metrics: dict[str, float] = {}
+    if algorithms.needs_teacher(trainer.config.algorithm):
+        assert teacher is not None, "the algorithm needs a teacher"
+        start = time.perf_counter()
+        of_teacher = teacher.score(state, reference, minibatches, sequences)
+        scores = replace(scores, teacher=of_teacher)
+        trainer.clock.move(time.perf_counter() - start, "score", "teacher")
+        packed = [index for minibatch in minibatches for index in minibatch.chosen]
+        metrics = teacher_metrics(of_teacher, scores.old_logps, sequences, packed)
     rollouts = assign_credit(trainer, minibatches, rollouts, sequences, sources, scores)
     # Otherwise the time of this phase would be counted as that of the next one.
     jax.block_until_ready([minibatch.batches for minibatch in minibatches])
-    return rollouts
+    return Credit(rollouts, metrics)
 
 
 def score_minibatches(
@@ -279,15 +304,17 @@ def score_minibatches(
             minibatch.set_rows("old_logps", sampler_logps)
         elif needs_old_logps(config):
             minibatch.set_rows("old_logps", score_policy(minibatch))
-        if reference is not None:
+        if algorithms.needs_reference(config.algorithm):
+            assert reference is not None, "the algorithm needs a reference policy"
             minibatch.set_rows("ref_logps", score(trainer.policy, reference, minibatch))
         if trainer.critic is not None and state.critic is not None:
             values = score(trainer.critic, trainer.critic.weights(state.critic), minibatch)
             minibatch.set_rows("old_values", values)
 
         # Copies to the host wait for the devices, so only what credit needs is copied.
-        if config.algorithm.kl_reward:
+        if config.algorithm.kl_reward or algorithms.needs_teacher(config.algorithm):
             minibatch.get_values("old_logps", scores.old_logps)
+        if config.algorithm.kl_reward:
             minibatch.get_values("ref_logps", scores.ref_logps)
         if trainer.critic is not None:
             minibatch.get_values("old_values", scores.values)
@@ -302,7 +329,7 @@ def assign_credit(
     sources: list[int],
     scores: Scores,
 ) -> list[Rollout]:
-    """Sets advantages, returns, kl_weights and environment_weights of the minibatches.
+    """Sets advantages, returns, and the weights of further parts of the loss of the minibatches.
 
     Returns the rollouts with the mean of their advantages.
     """
@@ -319,11 +346,16 @@ def assign_credit(
         join_sequences(penalties, sequences, sources, rollouts),
         join_sequences(scores.values, sequences, sources, rollouts),
     )
+    if scores.teacher is not None:
+        parts = credit_of_teacher(scores.teacher, scores.old_logps, sequences, algorithm)
+        of_rollouts = join_sequences(parts, sequences, sources, rollouts)
+        advantages = [own + part for own, part in zip(advantages, of_rollouts, strict=True)]
 
     sequence_advantages = split_rollouts(advantages, sequences, sources)
     sequence_returns = split_rollouts(returns, sequences, sources)
     for minibatch in minibatches:
-        minibatch.set_values(trainer.policy, "advantages", sequence_advantages)
+        if algorithm.rl_coef:
+            minibatch.set_values(trainer.policy, "advantages", sequence_advantages)
         if trainer.critic is not None:
             minibatch.set_values(trainer.policy, "returns", sequence_returns)
         if algorithm.kl_coef and algorithm.kl_weight:
@@ -332,6 +364,11 @@ def assign_credit(
         if algorithm.environment_coef:
             weights = environment_weights(sequences, minibatch.members, config)
             minibatch.set_values(trainer.policy, "environment_weights", weights)
+        if has_ce_weights(algorithm):
+            name = algorithm.ce_weight or algorithm.weight
+            only_correct = algorithm.ce_tokens == "correct"
+            weights = token_weights(sequences, minibatch.members, name, config, only_correct)
+            minibatch.set_values(trainer.policy, "ce_weights", weights)
 
     return [
         replace(rollout, advantage=float(values[rollout.sampled].mean()))

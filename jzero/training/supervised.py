@@ -1,7 +1,7 @@
 """Optimizer steps on examples instead of rollouts, for supervised fine-tuning and the warm start.
 
-Packing, the update program and the optimizer are those of RL. The policy gradient with ratio 1 and
-advantage 1 is the gradient of the log-likelihood, so no other loss is needed.
+Packing, the update program and the optimizer are those of RL. The loss is RL's with one part, the
+cross-entropy.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from jax.sharding import Mesh
 
-from jzero.algorithms import grpo
+from jzero.algorithms import supervised
 from jzero.config import Config
 from jzero.distributed import collectives
 from jzero.model import qwen
@@ -40,7 +40,7 @@ class SupervisedTrainer:
         # The temperature and the algorithm of the config are RL's.
         self.objective = replace(
             config,
-            algorithm=grpo(name="sft"),
+            algorithm=supervised(),
             rollout=replace(config.rollout, temperature=1.0),
         )
         self.learner = policy_learner(model, self.objective, mesh)
@@ -75,9 +75,7 @@ class SupervisedTrainer:
 
     def step(self, state: State, packed: PackedBatch, lr: float) -> tuple[State, Stats]:
         """Makes one optimizer step on the negative log-likelihood. `state` is donated."""
-        advantages = np.ones_like(packed.batch.weights)
-        with_advantages = replace(packed, batch=replace(packed.batch, advantages=advantages))
-        batches, counts = self.learner.put([with_advantages])
+        batches, counts = self.learner.put([packed])
         return self.learner.update(state, batches, counts, [self.layout], lr)
 
     def loss(self, params: qwen.Params, packed: PackedBatch) -> float:

@@ -5,10 +5,11 @@ Every shape is fixed before the first step. A run therefore compiles each progra
 """
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
 from jzero.config import Config, TrainConfig, remembers_kept
@@ -18,6 +19,14 @@ from jzero.run.clock import Clock
 from jzero.training.learner import Learner, critic_learner, policy_learner
 from jzero.training.packing import INTEGER_FIELDS, make_layouts, num_rows
 from jzero.types import Batch, RowLayout
+
+
+class RowShapes(NamedTuple):
+    """The shapes of packed rows, each with one entry for every layout."""
+
+    layouts: list[RowLayout]
+    rows: list[int]  # of a microbatch (B)
+    microbatches: list[int]  # that an optimizer step needs at most (M)
 
 
 @dataclass(frozen=True)
@@ -44,9 +53,26 @@ def make_trainer(
 
     Raises UserError if train.microbatch_tokens holds less than one row for each device.
     """
+    shapes = row_shapes(config, mesh, config.rollout.max_prompt_tokens)
+    return Trainer(
+        config,
+        policy_learner(model, config, mesh),
+        critic_learner(critic, config, mesh) if critic else None,
+        shapes.layouts,
+        shapes.rows,
+        shapes.microbatches,
+        min(config.rollout.top_k, model.vocab_size) if remembers_kept(config) else 0,
+    )
+
+
+def row_shapes(config: Config, mesh: Mesh, max_prompt_tokens: int) -> RowShapes:
+    """Returns the shapes of the rows of an optimizer step whose prompts have so many tokens.
+
+    Raises UserError if train.microbatch_tokens holds less than one row for each device.
+    """
     train, rollout = config.train, config.rollout
     layouts = make_layouts(
-        rollout.max_prompt_tokens,
+        max_prompt_tokens,
         train.pack_length or rollout.longest_continuation,
         train.pack_buckets,
         train.packs_per_row,
@@ -59,16 +85,7 @@ def make_trainer(
     sequences_per_group = rollout.group_size * sequences_per_rollout
     most_rows = [groups * num_rows(sequences_per_group, layout) for layout in layouts]
     microbatches = [-(-most // size) for most, size in zip(most_rows, rows, strict=True)]
-
-    return Trainer(
-        config,
-        policy_learner(model, config, mesh),
-        critic_learner(critic, config, mesh) if critic else None,
-        layouts,
-        rows,
-        microbatches,
-        min(rollout.top_k, model.vocab_size) if remembers_kept(config) else 0,
-    )
+    return RowShapes(layouts, rows, microbatches)
 
 
 def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout) -> int:
@@ -90,12 +107,31 @@ def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout) -> int:
 def needs_old_logps(config: Config) -> bool:
     """Returns whether log-probabilities under pi_old are computed before the first optimizer step.
 
-    With a single optimizer step the policy is its own pi_old. A KL penalty in the reward needs them
-    in any case.
+    With a single optimizer step the policy is its own pi_old. A KL penalty in the reward, and a
+    teacher, need them in any case.
     """
     algorithm, train = config.algorithm, config.train
     has_several_steps = train.minibatches * train.epochs > 1
-    return algorithm.old_policy == "trainer" and (has_several_steps or algorithm.kl_reward > 0)
+    credit_needs_them = algorithm.kl_reward > 0 or algorithms.needs_teacher(algorithm)
+    return algorithm.old_policy == "trainer" and (has_several_steps or credit_needs_them)
+
+
+def abstract_scored(
+    shapes: RowShapes, sharding: NamedSharding
+) -> tuple[Batch[jax.ShapeDtypeStruct], ...]:
+    """Returns the shapes of batches that are only scored, one for each layout."""
+    batches = []
+    for layout, rows, microbatches in zip(*shapes, strict=True):
+        shape = (microbatches, rows, layout.tokens)
+        integers = jax.ShapeDtypeStruct(shape, np.int32, sharding=sharding)
+        batches.append(Batch(**dict.fromkeys(INTEGER_FIELDS, integers)))
+    return tuple(batches)
+
+
+def has_ce_weights(algorithm: algorithms.Algorithm) -> bool:
+    """Returns whether the tokens of the cross-entropy have weights of their own."""
+    is_other = bool(algorithm.ce_weight) or algorithm.ce_tokens == "correct"
+    return algorithm.ce_coef > 0 and is_other
 
 
 def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...]:
@@ -104,7 +140,9 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...
     They have the fields that `step.make_minibatches` packs and `step.score_and_credit` sets.
     """
     algorithm = trainer.config.algorithm
-    float_fields = ["weights", "sampler_logps", "advantages"]
+    float_fields = ["weights", "sampler_logps"]
+    if algorithm.rl_coef:
+        float_fields.append("advantages")
     if algorithm.old_policy == "sampler" or needs_old_logps(trainer.config):
         float_fields.append("old_logps")
     if algorithms.needs_reference(algorithm):
@@ -113,6 +151,8 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...
         float_fields.append("kl_weights")
     if algorithm.environment_coef:
         float_fields.append("environment_weights")
+    if has_ce_weights(algorithm):
+        float_fields.append("ce_weights")
     if trainer.critic is not None:
         float_fields += ["old_values", "returns"]
 

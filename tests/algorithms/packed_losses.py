@@ -46,6 +46,7 @@ class ModelOutputs:
     entropy: list[np.ndarray]
     old_values: list[np.ndarray]
     values: list[np.ndarray]
+    teacher_logps: list[np.ndarray]
 
 
 def random_outputs(seed: int, max_new_tokens: int = MAX_NEW_TOKENS) -> ModelOutputs:
@@ -80,6 +81,7 @@ def random_outputs(seed: int, max_new_tokens: int = MAX_NEW_TOKENS) -> ModelOutp
         entropy=[np.abs(x).astype(np.float32) for x in noise(0.2)],
         old_values=old_values,
         values=add(old_values, noise(0.2)),
+        teacher_logps=add(old_logps, noise(0.5)),
     )
 
 
@@ -114,6 +116,7 @@ def small_trainer(
     settings.algorithm = algorithm
     settings.rollout.group_size = group_size
     reference.allow_replies(settings)
+    reference.name_teacher(settings)
     config.validate(settings)
     mesh = train_mesh(devices, 1, 1, jax.devices()[:devices])
     critic = reference.MODEL if algorithms.needs_critic(algorithm) else None
@@ -144,7 +147,8 @@ def packed_minibatches(trainer: Trainer, outputs: ModelOutputs) -> list[Minibatc
     if trainer.critic is not None:
         trainer.critic.score = score
     state = State(outputs.old_logps, None, None, State(outputs.old_values, None, None))
-    score_and_credit(trainer, state, minibatches, outputs.rollouts, ref_logps)
+    teacher = reference.GivenTeacher(outputs.teacher_logps)
+    score_and_credit(trainer, state, minibatches, outputs.rollouts, ref_logps, teacher)
     return minibatches
 
 

@@ -69,7 +69,27 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
     "ipo with narrow bounds": ("ipo", {"clip_low": 0.002, "clip_high": 0.004}),
     "wide geometric rejection": ("geometric_rejection", NARROW_BOUNDS),
     "replies beside truncated responses": ("echo", {"truncated": "mask", "kl_coef": 0.01}),
+    "teacher with a bound": ("distill", {"teacher_coef": 2.0, "teacher_max": 0.5}),
+    "teacher beside whitened rewards": ("reinforce_pp", {"teacher_coef": 0.3}),
+    "teacher and the sampler's log-probs": ("distill", {"old_policy": "sampler"}),
+    "cross-entropy alone": ("grpo", {"rl_coef": 0.0, "ce_coef": 1.0, "weight": "token_mean"}),
+    "cross-entropy of correct responses": (
+        "grpo",
+        {"ce_coef": 0.1, "ce_tokens": "correct", "ce_weight": "token_mean"},
+    ),
+    "three parts with their own weights": (
+        "dr_grpo",
+        {
+            "rl_coef": 0.5,
+            "ce_coef": 0.2,
+            "ce_weight": "sequence_mean",
+            "kl_coef": 0.1,
+            "kl_weight": "token_mean",
+        },
+    ),
+    "no surrogate, entropy and KL": ("grpo", {"rl_coef": 0.0, "entropy_coef": 0.1, "kl_coef": 1.0}),
     "alone: reinforce_pp": ("reinforce_pp", {"kl_reward": 0.01}),
+    "alone: distill": ("distill", {}),
     "alone: ppo": ("ppo", {"kl_reward": 0.01}),
     "alone: decoupled_ppo": ("decoupled_ppo", {"kl_reward": 0.01}),
 }
@@ -144,6 +164,7 @@ def test_policy_loss_and_slopes_are_those_of_the_definition(
                 minibatch.members,
                 entropy=outputs.entropy,
                 values=outputs.old_values,
+                teacher=outputs.teacher_logps,
             )
             for i in set(minibatch.members) - set(minibatch.chosen):
                 assert not expected_slopes[i].any()  # it was left out: nothing was lost

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -203,12 +204,17 @@ def test_search_finds_the_largest_that_fits(num_rows, monkeypatch: pytest.Monkey
         pytest.param("grpo", 1, marks=pytest.mark.slow),  # its fields are among those of trl_018
         ("trl_018", 1),
         ("ppo", 2),
+        ("distill", 1),
+        ("three parts", 1),
     ],
 )
 def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compilation) -> None:
     """They have every field that scoring sets, and no other."""
+    presets = PRESETS | {
+        "three parts": partial(PRESETS["grpo"], ce_coef=1.0, ce_tokens="correct", kl_coef=0.1)
+    }
     settings = reference.settings(
-        algorithm=vars(PRESETS[name]()), train={"minibatches": minibatches}
+        algorithm=vars(presets[name]()), train={"minibatches": minibatches}
     )
     critic = reference.MODEL if needs_critic(settings.algorithm) else None
     mesh = train_mesh(-1, 1, 1, jax.devices()[:1])
@@ -220,7 +226,8 @@ def test_abstract_batches_are_what_a_step_makes(name, minibatches, quick_compila
     rollouts = reference.random_rollouts(0, 4, 4)
 
     minibatch, *_ = parts = make_minibatches(trainer, rollouts, 1)
-    score_and_credit(trainer, state, parts, rollouts, reference_params)
+    teacher = reference.GivenTeacher([rollout.logps for rollout in rollouts])
+    score_and_credit(trainer, state, parts, rollouts, reference_params, teacher)
 
     def shapes(tree):
         return jax.tree.map(lambda x: (x.shape, x.dtype), tree)

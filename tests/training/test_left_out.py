@@ -114,10 +114,17 @@ def test_a_group_of_one_score_is_left_out_where_nothing_else_gives_it_a_gradient
 
 @pytest.mark.parametrize(
     "changes",
-    [{"kl_coef": 0.01}, {"kl_reward": 0.01}, {"entropy_coef": 0.01}, {"entropy_coef": -0.01}],
+    [
+        {"kl_coef": 0.01},
+        {"kl_reward": 0.01},
+        {"entropy_coef": 0.01},
+        {"entropy_coef": -0.01},
+        {"ce_coef": 0.01},
+        {"teacher_coef": 0.01},
+    ],
     ids=str,
 )
-def test_a_kl_and_an_entropy_bonus_leave_nothing_out(changes: dict[str, float]) -> None:
+def test_a_kl_and_other_terms_of_the_loss_leave_nothing_out(changes: dict[str, float]) -> None:
     assert left_out(ROLLOUTS, config_of("grpo", **changes)) == set()
 
 
@@ -310,7 +317,8 @@ def test_a_step_without_a_gradient_goes_on_by_the_momentum_of_the_last_one() -> 
 def test_what_is_left_out_keeps_its_advantage_and_its_share_of_the_weights() -> None:
     trainer = adam_trainer("gspo")
     in_both = make_minibatches(trainer, ROLLOUTS, 1)
-    rollouts = score_and_credit(trainer, first_state(trainer), in_both, ROLLOUTS, reference=None)
+    credit = score_and_credit(trainer, first_state(trainer), in_both, ROLLOUTS, reference=None)
+    rollouts = credit.rollouts
 
     assert sorted(i for part in in_both for i in part.members) == list(range(len(ROLLOUTS)))
     for part in in_both:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import reference
 
+from jzero.algorithms import grpo
 from jzero.config import Config
 from jzero.distributed.mesh import train_mesh
 from jzero.model import qwen, tokenizer
@@ -15,6 +16,7 @@ from jzero.tasks import TASKS
 from jzero.training.examples import Example, encode_completion
 from jzero.training.learner import Learner, policy_learner
 from jzero.training.optimizer import learning_rate
+from jzero.training.packing import PackedBatch
 from jzero.training.supervised import SupervisedTrainer
 from jzero.training.warm_start import warm_start
 
@@ -64,6 +66,43 @@ def test_packed_losses_are_those_of_examples_alone(num_devices: int) -> None:
         sum_of_losses -= want[np.array(example.trained)].sum()
     num_trained = sum(example.num_trained for example in examples)
     assert loss == pytest.approx(sum_of_losses / num_trained, abs=1e-5)
+
+
+def test_the_cross_entropy_has_the_gradient_of_a_surrogate_with_advantage_1() -> None:
+    """Bit for bit: fine-tuning was a policy gradient before it was a part of the loss."""
+    mesh = train_mesh(1, 1, 1, jax.devices()[:1])
+    trainer = SupervisedTrainer(MODEL, mesh, reference.settings(), row_tokens=32)
+    surrogate = policy_learner(MODEL, replace(trainer.objective, algorithm=grpo()), mesh)
+    packed = trainer.pack(random_examples())
+    ones = np.ones_like(packed.batch.weights)
+    with_advantages = replace(packed, batch=replace(packed.batch, advantages=ones))
+
+    def updated(learner: Learner, packed: PackedBatch) -> dict[str, np.ndarray]:
+        state = learner.start(reference.placed(learner, reference.random_params(MODEL)))
+        batches, counts = learner.put([packed])
+        state, stats = learner.update(state, batches, counts, [trainer.layout], 1e-2)
+        return jax.device_get((state.params, stats["grad_norm"], stats["nll"]))
+
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        updated(trainer.learner, packed),
+        updated(surrogate, with_advantages),
+    )
+
+
+def test_fine_tuning_has_no_correction_for_stale_samples() -> None:
+    """Examples have no log-probs of a sampler that a correction could divide by."""
+    mesh = train_mesh(1, 1, 1, jax.devices()[:1])
+
+    def gradient_norm(max_staleness: int) -> float:
+        config = reference.settings(rollout={"max_staleness": max_staleness})
+        trainer = SupervisedTrainer(MODEL, mesh, config, row_tokens=32)
+        learner = trainer.learner
+        state = learner.start(reference.placed(learner, reference.random_params(MODEL)))
+        _, stats = trainer.step(state, trainer.pack(random_examples()), 0.0)
+        return float(stats["grad_norm"])
+
+    assert gradient_norm(max_staleness=1) == gradient_norm(max_staleness=0) > 0
 
 
 # -- the warm start --------------------------------------------------------------------------------

@@ -1,0 +1,236 @@
+"""Makes the teacher that `config.teacher` describes, and refuses one that cannot teach the policy.
+
+    check_teacher(config, base, mesh)               # before anything takes time: reads no weights
+    teacher = make_teacher(config, base, trainer)   # once there is a policy
+
+Every process of a run calls both.
+"""
+
+from pathlib import Path
+
+from jax.sharding import Mesh
+
+from jzero import algorithms
+from jzero.config import POSITIONS, Config
+from jzero.distillation.in_process import (
+    ModelTeacher,
+    Weights,
+    load_adapter,
+    load_teacher,
+    max_prompt_tokens,
+    own_row_shapes,
+    teacher_learner,
+)
+from jzero.distillation.prompts import TeacherPrompts, read_template
+from jzero.distillation.server import ScoringClient, ServerTeacher, check_tokens
+from jzero.distributed import processes
+from jzero.errors import UserError
+from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.run.base_model import BaseModel
+from jzero.training.frozen import freeze
+from jzero.training.learner import Learner
+from jzero.training.teacher import Teacher
+from jzero.training.trainer import Trainer
+from jzero.types import State
+
+
+def make_teacher(config: Config, base: BaseModel, trainer: Trainer) -> Teacher | None:
+    """Returns the teacher of a run, None if its algorithm needs none.
+
+    Loads the weights of kind=model onto the mesh of the trainer. Raises UserError if they cannot be
+    read.
+    """
+    if not algorithms.needs_teacher(config.algorithm):
+        return None
+    prompts = make_prompts(config, base.tokenizer)
+    if config.teacher.kind == "server":
+        return ServerTeacher(ScoringClient(config.teacher), prompts)
+
+    policy = trainer.policy
+    learner = policy
+    if config.teacher.kind == "model":
+        learner, weights = model_weights(config, base, policy)
+    elif config.teacher.kind == "policy":
+        weights = weights_of_policy(policy)
+    else:
+        weights = weights_of_reference
+    own_rows = own_row_shapes(config, policy.mesh)
+    return ModelTeacher(trainer, learner, weights, prompts, own_rows)
+
+
+def make_prompts(config: Config, tok: PreTrainedTokenizerFast) -> TeacherPrompts | None:
+    """Returns what makes the teacher's own prompts; None if it reads the policy's."""
+    if not config.teacher.prompt:
+        return None
+    template = read_template(config.teacher.prompt)
+    return TeacherPrompts(template, max_prompt_tokens(config), tok)
+
+
+def describe_teacher(config: Config) -> str:
+    """Returns a phrase that says who the teacher is, with its path or address."""
+    teacher = config.teacher
+    who = {
+        "model": teacher.path or config.model.path,
+        "policy": "the policy itself",
+        "reference": "the reference policy",
+        "server": f"{teacher.model or 'the model'} at {teacher.url}",
+    }[teacher.kind]
+    if teacher.adapter:
+        who += f" with the adapter {teacher.adapter}"
+    return f"{who} behind another prompt" if teacher.prompt else who
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+def weights_of_policy(policy: Learner) -> Weights:
+    """Returns a function that returns the policy's own parameters."""
+
+    def weights(state: State, reference: qwen.Params | None) -> qwen.Params:
+        return policy.weights(state)
+
+    return weights
+
+
+def weights_of_reference(state: State, reference: qwen.Params | None) -> qwen.Params:
+    """Returns the parameters of the reference policy."""
+    assert reference is not None, "teacher.kind=reference needs the reference policy"
+    return reference
+
+
+def constant_weights(params: qwen.Params) -> Weights:
+    """Returns a function that always returns `params`."""
+
+    def weights(state: State, reference: qwen.Params | None) -> qwen.Params:
+        return params
+
+    return weights
+
+
+def model_weights(config: Config, base: BaseModel, policy: Learner) -> tuple[Learner, Weights]:
+    """Returns the learner of kind=model, and a function that returns its parameters.
+
+    An adapter on the frozen base of the policy shares the arrays of that base.
+    """
+    directory = teacher_directory(config)
+    model, _ = huggingface.load_config(directory)
+    # A teacher of the policy's shape runs the policy's own program.
+    learner = policy if model == policy.model else teacher_learner(model, config, policy.mesh)
+
+    if not config.teacher.adapter:
+        return learner, constant_weights(load_teacher(directory, learner))
+
+    adapter, settings = load_adapter(config.teacher.adapter, learner)
+    if not shares_base(config):
+        params = load_teacher(directory, learner)
+        frozen = freeze(params, model, learner.mesh, learner.compute.dtype)
+        return learner, constant_weights(adapters.join(frozen, adapter, settings.scale))
+
+    def weights_on_the_policys_base(state: State, reference: qwen.Params | None) -> qwen.Params:
+        return adapters.join(state.base, adapter, settings.scale)
+
+    return learner, weights_on_the_policys_base
+
+
+def shares_base(config: Config) -> bool:
+    """Returns whether the teacher is an adapter on the frozen base of the policy."""
+    teacher = config.teacher
+    is_same_model = teacher.path in ("", config.model.path)
+    is_frozen = bool(config.model.adapter.rank) and not config.warm_start.steps
+    return bool(teacher.adapter) and is_same_model and is_frozen
+
+
+def teacher_directory(config: Config) -> Path:
+    """Returns the directory of the teacher's model, which is downloaded if it is on the hub."""
+    path = config.teacher.path or config.model.path
+    try:
+        return huggingface.resolve(path)
+    except UserError as error:
+        raise UserError(f"teacher.path={path}: {error}") from None
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+
+def check_teacher(config: Config, base: BaseModel, mesh: Mesh) -> None:
+    """Raises UserError if the teacher cannot be reached, or cannot teach this policy.
+
+    No weights are read. Says who the teacher is.
+    """
+    if not algorithms.needs_teacher(config.algorithm):
+        return
+    make_prompts(config, base.tokenizer)
+    processes.print_once(f"teacher: {describe_teacher(config)}")
+    kind = config.teacher.kind
+    if kind == "server":
+        check_tokens(ScoringClient(config.teacher), base.tokenizer)
+        return
+    model, hf_config = base.model, base.hf_config
+    if kind == "model":
+        directory = teacher_directory(config)
+        model, hf_config = huggingface.load_config(directory)
+        check_vocabulary(directory, model, base)
+        check_heads(config, model, mesh)
+        if config.teacher.adapter:
+            peft.read_settings(peft.resolve(config.teacher.adapter), model)
+    check_length(config, hf_config.get(POSITIONS))
+    own_row_shapes(config, mesh)  # of rows that train.microbatch_tokens may not hold
+
+
+def check_vocabulary(directory: Path, model: qwen.QwenConfig, base: BaseModel) -> None:
+    """Raises UserError if the teacher in `directory` has other tokens than the policy.
+
+    Models of one family pad their vocabularies differently, so the tokenizers are compared, and not
+    the sizes.
+    """
+    try:
+        tok = tokenizer.load(str(directory))
+    except UserError as error:
+        raise UserError(f"teacher.path={directory}: {error}") from None
+    check_tokenizer(str(directory), tok, base.tokenizer)
+    if model.vocab_size < base.model.vocab_size:
+        raise UserError(
+            f"teacher.path={directory} has a vocabulary of {model.vocab_size}, the policy one of "
+            f"{base.model.vocab_size}: a teacher has to know every token of the policy"
+        )
+
+
+def check_tokenizer(
+    name: str, teacher: PreTrainedTokenizerFast, policy: PreTrainedTokenizerFast
+) -> None:
+    """Raises UserError if a token of the policy is another one, or none, of the teacher."""
+    known = teacher.get_vocab()
+    for token, number in sorted(policy.get_vocab().items(), key=lambda item: item[1]):
+        if known.get(token) != number:
+            there = f"has the id {known[token]}" if token in known else "does not exist"
+            raise UserError(
+                f"teacher.path={name} has another vocabulary than the policy: token {token!r}, "
+                f"{number} of the policy, {there} there; a teacher needs the policy's tokenizer"
+            )
+
+
+def check_heads(config: Config, model: qwen.QwenConfig, mesh: Mesh) -> None:
+    """Raises UserError if the tensor axis of the mesh cannot split the teacher's heads."""
+    tensor, heads = mesh.shape["tensor"], model.num_key_value_heads
+    if heads % tensor:
+        raise UserError(
+            f"mesh.tensor={tensor} does not divide the {heads} key-value heads of "
+            f"teacher.path={config.teacher.path}; set it to one of their divisors"
+        )
+
+
+def check_length(config: Config, positions: int | None) -> None:
+    """Raises UserError if the teacher may have to read more tokens than it has positions.
+
+    `positions` is max_position_embeddings of its model, None where it does not say.
+    """
+    prompt_tokens = config.rollout.max_prompt_tokens
+    if config.teacher.prompt:
+        prompt_tokens = max_prompt_tokens(config)
+    longest = prompt_tokens + config.rollout.longest_continuation
+    if positions is not None and longest > positions:
+        raise UserError(
+            f"the teacher may have to read {longest} tokens, and its model has "
+            f"{POSITIONS}={positions}: lower teacher.max_prompt_tokens or rollout.max_new_tokens"
+        )

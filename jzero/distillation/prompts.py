@@ -1,0 +1,113 @@
+"""The prompt that a teacher reads in place of the policy's: `teacher.prompt`, filled in.
+
+It may tell the teacher what the policy has to find out, such as the answer. The values are {prompt}
+(the text of the policy's prompt, or of the last message of a chat), {gold} (what the grader
+compares a response with) and, where the gold answer is an object, its fields by name.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from jzero.errors import UserError
+from jzero.model import tokenizer
+from jzero.model.tokenizer import PreTrainedTokenizerFast
+from jzero.tasks import template_files
+from jzero.types import JsonValue, Problem, Prompt, Rollout
+
+NAME_IN_BRACES = re.compile(r"\{[A-Za-z_]+\}")
+SHOWN_CHARACTERS = 60  # of a prompt in a message
+
+
+@dataclass(frozen=True)
+class TeacherPrompts:
+    """Makes the token ids that a teacher reads of those that the policy has read and sampled."""
+
+    template: str  # the text of teacher.prompt
+    max_tokens: int  # of a prompt
+    tokenizer: PreTrainedTokenizerFast
+    # The prompts of problems, by the problem's id. A group has one prompt, and steps may repeat it.
+    known: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def tokens_of(self, problem: Problem) -> np.ndarray:
+        """Returns the token ids of the prompt that the teacher reads for a problem, i32[P].
+
+        Raises UserError if the template has a name that the problem has no value for.
+        """
+        if problem.id not in self.known:
+            prompt = fill_prompt(self.template, problem)
+            text = tokenizer.render(self.tokenizer, prompt)
+            self.known[problem.id] = np.array(tokenizer.encode(self.tokenizer, text), np.int32)
+        return self.known[problem.id]
+
+    def sequence_of(self, rollout: Rollout) -> tuple[np.ndarray, int] | None:
+        """Returns the token ids that the teacher reads, i32[T], and the length of its prompt.
+
+        What follows the prompt is the rollout's own. None: the prompt is longer than `max_tokens`.
+        """
+        prompt = self.tokens_of(rollout.problem)
+        if len(prompt) > self.max_tokens:
+            return None
+        continuation = rollout.tokens[rollout.prompt_length :]
+        return np.concatenate([prompt, continuation]), len(prompt)
+
+
+def read_template(prompt: str) -> str:
+    """Returns the text of `teacher.prompt`: the setting itself, or that of the file it names.
+
+    Raises UserError if it is neither text with a name in braces nor a file of such text.
+    """
+    if NAME_IN_BRACES.search(prompt):
+        return prompt
+    path = Path(prompt).expanduser()
+    if not path.is_file():
+        raise UserError(
+            f"teacher.prompt={prompt[:SHOWN_CHARACTERS]} is no file and holds no {{prompt}}: "
+            "write {prompt} where the question goes, and {gold} where the answer goes"
+        )
+    try:
+        text = path.read_text(encoding="utf-8").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"teacher.prompt={prompt} cannot be read as text: {error}") from None
+    if not NAME_IN_BRACES.search(text):
+        raise UserError(
+            f"teacher.prompt={prompt} does not hold the question: write {{prompt}} where it goes"
+        )
+    return text
+
+
+def fill_prompt(template: str, problem: Problem) -> Prompt:
+    """Returns the prompt of a teacher: text, or the messages of a chat with another last message.
+
+    Raises UserError if the template has a name that the problem has no value for.
+    """
+    messages = problem.prompt if isinstance(problem.prompt, list) else []
+    question = problem.prompt if isinstance(problem.prompt, str) else messages[-1]["content"]
+    values = prompt_values(question, problem.gold)
+    unknown = [name for name in NAME_IN_BRACES.findall(template) if name[1:-1] not in values]
+    if unknown:
+        known = ", ".join(f"{{{name}}}" for name in values)
+        raise UserError(
+            f"teacher.prompt has {unknown[0]}, and the problems of this task have {known}: "
+            "choose one of these"
+        )
+    text = template_files.fill_text(template, values)
+    if not messages:
+        return text
+    return [*messages[:-1], {**messages[-1], "content": text}]
+
+
+def prompt_values(question: str, gold: JsonValue) -> Mapping[str, str]:
+    """Returns what the names in a teacher's prompt stand for."""
+    fields = gold if isinstance(gold, dict) else {}
+    values = {name: as_text(value) for name, value in fields.items()}
+    return values | {"prompt": question, "gold": as_text(gold)}
+
+
+def as_text(value: JsonValue) -> str:
+    """Returns text as it is, and any other value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

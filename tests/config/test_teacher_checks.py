@@ -1,0 +1,60 @@
+"""Settings of a teacher, and of the parts of a loss, that do not fit together."""
+
+import pytest
+from settings_by_name import changed_config
+
+from jzero.config import validate
+from jzero.errors import UserError
+
+COEF = {"algorithm.teacher_coef": 1.0}
+MODEL = COEF | {"teacher.kind": "model", "teacher.path": "a/teacher"}
+MYSELF = COEF | {"teacher.kind": "policy", "teacher.prompt": "{prompt}{gold}"}
+SERVER = COEF | {"teacher.kind": "server", "teacher.url": "http://localhost:8000/v1"}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        MODEL,
+        MODEL | {"teacher.prompt": "{prompt}{gold}", "teacher.max_prompt_tokens": 99},
+        MODEL | {"algorithm.advantage": "zero", "rollout.group_size": 1},
+        COEF | {"teacher.kind": "model", "teacher.adapter": "a/lora", "model.path": "a/base"},
+        MYSELF,
+        COEF | {"teacher.kind": "reference"},
+        SERVER | {"teacher.request": "prompt_logprobs"},
+        {"algorithm.rl_coef": 0.0, "algorithm.ce_coef": 1.0, "algorithm.ce_tokens": "correct"},
+    ],
+    ids=str,
+)
+def test_a_teacher_with_its_own_settings_is_accepted(settings: dict[str, object]) -> None:
+    validate(changed_config(settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (COEF, r"teacher_coef=1.0 needs a teacher: set teacher.kind"),
+        ({"teacher.kind": "model", "teacher.path": "x"}, "no effect with algorithm.teacher_coef=0"),
+        (COEF | {"teacher.kind": "model"}, "teacher.kind=model needs teacher.path or"),
+        (COEF | {"teacher.kind": "model", "teacher.adapter": "x"}, "set teacher.path, or model"),
+        (COEF | {"teacher.kind": "policy"}, "nothing to teach: set teacher.prompt"),
+        (COEF | {"teacher.kind": "server"}, "teacher.url= is no address"),
+        (SERVER | {"rollout.temperature": 0.6}, "at temperature 1; set rollout.temperature=1"),
+        (SERVER | {"teacher.path": "x"}, "teacher.path=x has no effect without teacher.kind=model"),
+        (MODEL | {"teacher.url": "x"}, "teacher.url=x has no effect without teacher.kind=server"),
+        (MODEL | {"teacher.max_prompt_tokens": 9}, "no effect without .* teacher.prompt"),
+        ({"teacher.prompt": "{prompt}"}, "teacher.prompt=.* has no effect without teacher.kind"),
+        (MODEL | {"sft.data": "x"}, "teacher.kind=model is of RL, and this run has sft.data"),
+        (MODEL | {"algorithm.rl_coef": 0.0, "algorithm.ce_coef": 1.0}, "rl_coef=0 leaves out"),
+        ({"algorithm.rl_coef": 0.0}, "leaves no part of the loss"),
+        ({"algorithm.ce_tokens": "correct"}, "ce_tokens=correct has no effect without"),
+        ({"algorithm.advantage": "zero"}, "without algorithm.teacher_coef learns nothing"),
+    ],
+    ids=str,
+)
+def test_settings_that_do_not_fit_together_are_one_line(
+    settings: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        validate(changed_config(settings))
+    assert "\n" not in str(raised.value)
