@@ -1,0 +1,89 @@
+"""Says which operations the time of a benchmark goes to, as JSON lines.
+
+    python -m benchmarks.gpu.profile decode --model Qwen2.5-3B --slots 256
+    python -m benchmarks.gpu.profile update --model Qwen2.5-3B --rows 4
+
+What follows the name goes to benchmarks/decode.py or benchmarks/update.py. Its first measurement is
+made once more under JAX's profiler. For each line of the profile, a line of JSON has the busy time,
+and then there is one for each of the operations that took longest. Without an accelerator, the
+lines are those of XLA's threads on the host.
+"""
+
+import importlib
+import json
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+
+BENCHMARKS = Path(__file__).resolve().parents[1]
+MOST_OPERATIONS = 15  # of a line
+
+
+def without_number(name: str) -> str:
+    """Returns an operation's name without the numbers that XLA appends: fusion.12 is fusion."""
+    return re.sub(r"[._]\d+(?=[._]|$)", "", name)
+
+
+def summary(path: Path) -> Iterator[dict[str, object]]:
+    """Yields what a profile says about the devices, or about XLA's threads if there are none."""
+    planes = list(jax.profiler.ProfileData.from_file(str(path)).planes)
+    of_devices = [plane for plane in planes if plane.name.startswith("/device:")]
+    for plane in of_devices or planes:
+        for line in plane.lines:
+            if not of_devices and "XLA" not in line.name:
+                continue
+            yield from summary_of_line(plane.name, line)
+
+
+def summary_of_line(plane: str, line: "jax.profiler.ProfileLine") -> Iterator[dict[str, object]]:
+    seconds: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for event in line.events:
+        name = without_number(event.name)
+        seconds[name] += event.duration_ns / 1e9
+        counts[name] += 1
+    busy = seconds.total()
+    if not busy:
+        return
+    yield {"plane": plane, "line": line.name, "busy_ms": round(1e3 * busy, 3)}
+    for name, spent in seconds.most_common(MOST_OPERATIONS):
+        yield {
+            "line": line.name,
+            "operation": name[:120],
+            "ms": round(1e3 * spent, 3),
+            "count": counts[name],
+            "share": round(spent / busy, 4),
+        }
+
+
+def main() -> None:
+    name, *arguments = sys.argv[1:]
+    sys.path.insert(0, str(BENCHMARKS))  # scripts of that folder import each other by name
+    sys.argv = [name, *arguments]
+    measure = importlib.import_module("measure")
+    median_seconds = measure.median_seconds
+    profiles: list[Path] = []
+
+    with tempfile.TemporaryDirectory() as scratch:
+
+        def and_profile(run: Callable[[], object], repeat: int) -> float:
+            seconds = median_seconds(run, repeat)
+            if not profiles:
+                with jax.profiler.trace(scratch):
+                    jax.block_until_ready(run())
+                profiles.extend(Path(scratch).rglob("*.xplane.pb"))
+            return seconds
+
+        measure.median_seconds = and_profile
+        importlib.import_module(name).main()
+        for values in summary(profiles[0]):
+            print(json.dumps(values))
+
+
+if __name__ == "__main__":
+    main()
