@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import IO, NamedTuple, TextIO
 
 SMALLEST_SHARE = 0.25  # a job starts if this share of its seconds is left
 
@@ -79,7 +79,7 @@ def run_job(job: Job, seconds: float, lines: TextIO, log: TextIO, is_tiny: bool)
     return status
 
 
-def json_lines(output: TextIO, log: TextIO, last_lines: list[str]) -> Iterator[dict[str, object]]:
+def json_lines(output: IO[str], log: TextIO, last_lines: list[str]) -> Iterator[dict[str, object]]:
     """Yields what a job measured, as soon as it is printed, and keeps all lines.
 
     A line that is a JSON object counts, and a row of a Markdown table, with the table's headings as

@@ -20,7 +20,7 @@ class Membership(NamedTuple):
 
     coordinator: str  # "HOST:PORT" of process 0
     num_processes: int
-    index: int
+    process_id: int
 
 
 def first_host(node_list: str) -> str:
@@ -44,8 +44,8 @@ def membership(environment: Mapping[str, str]) -> Membership | None:
     )
     if not all(name in environment for name in names):
         return None
-    job, node_list, num_nodes, num_tasks, index = (environment[name] for name in names)
+    job, node_list, num_nodes, num_tasks, process_id = (environment[name] for name in names)
     if num_nodes != num_tasks:
         return None
     port = environment.get("JAX_COORDINATOR_PORT") or FIRST_PORT + int(job) % NUM_PORTS
-    return Membership(f"{first_host(node_list)}:{port}", int(num_tasks), int(index))
+    return Membership(f"{first_host(node_list)}:{port}", int(num_tasks), int(process_id))
