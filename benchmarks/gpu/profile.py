@@ -14,8 +14,9 @@ import json
 import re
 import sys
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Protocol
 
@@ -52,17 +53,18 @@ def summary(path: Path) -> Iterator[dict[str, object]]:
 
 
 def summary_of_line(plane: str, line: str, events: Iterable[Event]) -> Iterator[dict[str, object]]:
-    seconds: Counter[str] = Counter()
+    seconds: dict[str, float] = defaultdict(float)
     counts: Counter[str] = Counter()
     for event in events:
         name = without_number(event.name)
         seconds[name] += event.duration_ns / 1e9
         counts[name] += 1
-    busy = seconds.total()
+    busy = sum(seconds.values())
     if not busy:
         return
     yield {"plane": plane, "line": line, "busy_ms": round(1e3 * busy, 3)}
-    for name, spent in seconds.most_common(MOST_OPERATIONS):
+    longest_first = sorted(seconds.items(), key=itemgetter(1), reverse=True)
+    for name, spent in longest_first[:MOST_OPERATIONS]:
         yield {
             "line": line,
             "operation": name[:120],

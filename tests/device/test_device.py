@@ -85,6 +85,10 @@ ON_DEVICES = [
     pytest.param(REAL, id="tpu", marks=pytest.mark.tpu),
 ]
 on_devices = pytest.mark.parametrize("shapes", ON_DEVICES)
+# Whole programs, which compile for seconds on a CPU.
+on_devices_thorough = pytest.mark.parametrize(
+    "shapes", [pytest.param(TINY, id="cpu", marks=pytest.mark.thorough), *ON_DEVICES[1:]]
+)
 pytestmark = pytest.mark.usefixtures("interpreted")
 
 
@@ -278,7 +282,7 @@ def scores_of(config: Config, shapes: Shapes, sequences: list[Sequence]) -> list
     return scores
 
 
-@on_devices
+@on_devices_thorough
 def test_sampled_log_probs_are_those_of_the_trainer(shapes: Shapes) -> None:
     """Decoding by pages, scoring by packed rows: both with kernels in bfloat16.
 
@@ -323,7 +327,7 @@ def gradient(config: Config, shapes: Shapes) -> tuple[qwen.Params, float]:
     return found, float(jax.device_get(stats["loss"]))
 
 
-@on_devices
+@on_devices_thorough
 def test_the_update_is_the_definition(shapes: Shapes) -> None:
     found, found_loss = gradient(settings(shapes, shapes.attention, "bfloat16"), shapes)
     rounded, _ = gradient(settings(shapes, "xla", "bfloat16"), shapes)
