@@ -19,7 +19,7 @@ LAYERS = [
     ("algorithms",),
     ("config",),
     ("grading", "tasks", "attention"),
-    ("distributed.peers",),
+    ("distributed.peers", "distributed.slurm"),
     ("distributed", "distributed.processes"),
     ("distributed.collectives",),
     ("distributed.interrupt",),
