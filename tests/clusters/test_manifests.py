@@ -10,7 +10,6 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import pytest
 import yaml
 from jobset_schema import Container, JobSet, JobSpec
 from pydantic import ValidationError
-from runs import ROOT, RUN, rows, wait_for
+from runs import ROOT
 
 from jzero import main
 
@@ -271,30 +270,6 @@ def test_a_job_without_a_workdir_is_refused(slurm: Environment) -> None:
     assert err == "error: set WORKDIR to an absolute path that all nodes see\n"
 
 
-@pytest.mark.thorough
-def test_a_job_that_is_preempted_resumes_and_ends(slurm: Environment, tmp_path: Path) -> None:
-    """Two processes; SIGTERM reaches the step, the job is requeued, and runs to its end."""
-    slurm = slurm | {"JAX_NUM_CPU_DEVICES": "1"}
-    changes = ["train.steps=8", "eval.problems=0", "eval.every=0", "mesh.data=2", "mesh.fsdp=1"]
-    arguments = [*RUN, *(f"--config.{change}" for change in changes)]
-    metrics = tmp_path / "run/metrics.jsonl"
-
-    job = submit(slurm, *arguments)
-    wait_for(job, metrics, 2)
-    os.kill(int((tmp_path / "srun.pid").read_text()), signal.SIGTERM)  # to the step alone
-    out, err = job.communicate(timeout=300)
-    assert job.returncode == UNFINISHED, err[-3000:]
-    assert (tmp_path / "scontrol").read_text() == "requeue 4711\n"
-    num_steps = len(rows(metrics))
-    assert 2 <= num_steps < 8
-
-    job = submit(slurm | {"JAX_COORDINATOR_PORT": str(free_port())}, *arguments)
-    out, err = job.communicate(timeout=300)
-    assert job.returncode == 0, err[-3000:]
-    assert f"at step {num_steps}" in out
-    assert [row["step"] for row in rows(metrics)] == list(range(1, 9))
-
-
 # -- SkyPilot --------------------------------------------------------------------------------------
 
 
@@ -426,13 +401,8 @@ MANIFESTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "slurm",
-        *(pytest.param(name, marks=pytest.mark.thorough) for name in ("jobset-gpu", "sky-gpu")),
-    ],
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", MANIFESTS)
 def test_the_processes_of_a_manifest_form_one_mesh(
     environment: Environment, tmp_path: Path, name: str
 ) -> None:
