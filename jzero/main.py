@@ -9,6 +9,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 from absl import flags
@@ -19,10 +20,23 @@ from jzero import cli, config
 from jzero.distributed import collectives, peers, processes
 
 RECIPES = Path(__file__).resolve().parents[1] / "configs"
+UNFINISHED_STATUS_HELP = (
+    "exit status of a run that stops with a checkpoint before its last step. The manifests in "
+    "clusters/ set 75 and start such a run again"
+)
+
+
+class Command(NamedTuple):
+    """What a command line asks for."""
+
+    settings: config.Config
+    workdir: Path | None  # None: a directory of runs/ with the time in its name
+    unfinished_status: int  # the exit status of a run that stops before its last step
 
 
 def run() -> None:
-    settings, workdir = parse(cli.start_jax(sys.argv[1:]))
+    command = parse(cli.start_jax(sys.argv[1:]))
+    settings, workdir = command.settings, command.workdir
 
     # Not at the top: a mistake in the command shows before the seconds that these imports take.
     from jzero import sft, train
@@ -35,10 +49,10 @@ def run() -> None:
         workdir = workdir or Path(default_workdir)
         processes.print_once(f"config {settings.name}, workdir {workdir}")
         cli.keep_compiled_programs(workdir / "programs")
-        if settings.sft.data:
-            sft.train(settings, workdir)
-        else:
-            train.train(settings, workdir)
+        loop = sft.train if settings.sft.data else train.train
+        summary = loop(settings, workdir)
+        if summary["export"] is None:
+            sys.exit(command.unfinished_status)
 
 
 def start_values(settings: config.Config, workdir: Path | None) -> dict[str, object]:
@@ -51,8 +65,8 @@ def start_values(settings: config.Config, workdir: Path | None) -> dict[str, obj
     }
 
 
-def parse(arguments: list[str]) -> tuple[config.Config, Path | None]:
-    """Returns the settings that a command line asks for, and its --workdir.
+def parse(arguments: list[str]) -> Command:
+    """Returns what a command line asks for.
 
     Prints the help and exits if the arguments ask for it. A mistake ends the process.
     """
@@ -64,10 +78,15 @@ def parse(arguments: list[str]) -> tuple[config.Config, Path | None]:
     values = flags.FlagValues()
     recipe = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
     workdir = flags.DEFINE_string("workdir", None, "", flag_values=values)
+    unfinished_status = flags.DEFINE_integer(
+        "unfinished_status", 0, "", lower_bound=0, upper_bound=255, flag_values=values
+    )
     settings = cli.parse_config_flag(values, argv, recipe)
     if not isinstance(settings, config.Config):
         cli.exit_with_error("give a recipe: --config configs/countdown.py")
-    return settings, Path(workdir.value) if workdir.value else None
+    return Command(
+        settings, Path(workdir.value) if workdir.value else None, unfinished_status.value
+    )
 
 
 def usage() -> str:
@@ -80,13 +99,21 @@ def usage() -> str:
     for name, meaning in cli.PROCESS_FLAGS.items():
         process_flags.append(f"  {f'--{name}':<52}{meaning}")
 
+    end_flags = ["The end:", f"  {'--unfinished_status=0':<52}{UNFINISHED_STATUS_HELP}"]
+
     settings = ["Settings, with the defaults that a recipe overrides:"]
     for setting in config.list_settings(config.Config()):
         flag = f"--config.{setting.name}={setting.value}"
         settings.append(f"  {flag:<52}{cli.describe(setting)}".rstrip())
 
     return "\n\n".join(
-        [str(__doc__).strip(), *recipes, "\n".join(process_flags), "\n".join(settings)]
+        [
+            str(__doc__).strip(),
+            *recipes,
+            "\n".join(process_flags),
+            "\n".join(end_flags),
+            "\n".join(settings),
+        ]
     )
 
 

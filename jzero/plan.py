@@ -45,7 +45,7 @@ def print_largest(topology: str, arguments: list[str], json_file: str | None) ->
     has_recipe = any(argument.split("=")[0] == "--config" for argument in arguments)
     if not has_recipe:
         arguments = [f"--config={main.RECIPES / 'countdown.py'}:qwen2.5-3b", *arguments]
-    settings, _ = main.parse(arguments)
+    settings = main.parse(arguments).settings
     devices = described_devices(topology)
     available = memory_of(devices[0])
     cells = largest_models(settings, devices, available)
@@ -74,7 +74,7 @@ def command() -> None:
         if args.largest:
             print_largest(args.topology, rest, args.json)
             return
-        settings, _ = main.parse(rest)
+        settings = main.parse(rest).settings
         if args.model:
             settings.model.path = hub_id_of(args.model)
         report = make_report(settings, args.topology, cache_directory(), args.search)

@@ -98,7 +98,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
 
     with (
         Pool(config.task.grade_workers if config.eval.suites else 0) as pool,
-        interrupt.StopSignal() as stop,
+        interrupt.StopSignal(config.train.preemption_notice) as stop,
         closing(
             RunSession(
                 config,

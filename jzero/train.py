@@ -65,7 +65,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     config = with_steps(config)
     with (
         Pool(config.task.grade_workers) as pool,
-        interrupt.StopSignal() as stop,
+        interrupt.StopSignal(config.train.preemption_notice) as stop,
         contextlib.ExitStack() as cleanup,
     ):
         # ------------------------------------------------------------------------------------------

@@ -21,8 +21,10 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-# `JAX_PLATFORMS=cuda pytest -m gpu` runs the tests that need a GPU.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+from platforms import platform_asked_for
+
+# Workers of pytest-xdist inherit the variable.
+os.environ.setdefault("JAX_PLATFORMS", platform_asked_for(sys.argv[1:]))
 # XLA has two ways of generating code for CPUs. The older one compiles the programs of the tests
 # three times as fast. JAX 0.12 no longer has it, and an unknown flag would end the process.
 if importlib.metadata.version("jaxlib").startswith("0.10."):
@@ -73,6 +75,20 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(skips.StrictSkips(config.getoption("--without")))
 
 
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Returns one worker where the tests run on an accelerator: one process takes all of it."""
+    return None if os.environ["JAX_PLATFORMS"] == "cpu" else 1
+
+
+def default_backend() -> str:
+    """Returns JAX's default backend, or "a machine without one" where JAX finds no such device."""
+    try:
+        return jax.default_backend()
+    except RuntimeError:
+        return "a machine without one"
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips the tests whose mark asks for something that this session does not have."""
     missing = {}
@@ -86,8 +102,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         missing["peer"] = "torch is not installed"
     for backend in ("tpu", "gpu"):
         is_asked_for = any(item.get_closest_marker(backend) for item in items)
-        if is_asked_for and jax.default_backend() != backend:
-            missing[backend] = f"needs a {backend.upper()}, this is {jax.default_backend()}"
+        if is_asked_for and default_backend() != backend:
+            missing[backend] = f"needs a {backend.upper()}, this is {default_backend()}"
     for item in items:
         for mark, reason in missing.items():
             if item.get_closest_marker(mark):

@@ -30,7 +30,8 @@ ALLOWED_SKIPS = [
         "reference material beside the repository is not part of it",
     ),
     AllowedSkip(
-        "could not import '(peft|trl|lm_eval|math_verify|wandb|jetstream|grpc)[a-z0-9_.]*'.*",
+        "could not import "
+        "'(peft|trl|lm_eval|math_verify|wandb|jetstream|grpc|dockerfile_parse)[a-z0-9_.]*'.*",
         "these packages belong to other extras than dev: each is large or has a conflict",
     ),
     AllowedSkip("wandb is not installed: .*", "wandb belongs to the extra wandb"),
@@ -40,6 +41,10 @@ ALLOWED_SKIPS = [
         "JAX for NVIDIA GPUs belongs to the extra cuda12 and takes gigabytes",
     ),
     AllowedSkip("cuDNN is not installed", "cuDNN comes with JAX for NVIDIA GPUs"),
+    AllowedSkip(
+        "SKYPILOT_PATH is not set: .*",
+        "SkyPilot needs other versions than jzero, and half a gigabyte",
+    ),
     AllowedSkip("no browser: .*", "a browser is no Python package"),
     AllowedSkip(r"needs flock \(util-linux\)", "macOS does not have the program flock"),
     AllowedSkip(

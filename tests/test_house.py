@@ -20,7 +20,7 @@ LAYERS = [
     ("config",),
     ("sandbox",),
     ("grading", "tasks", "attention"),
-    ("distributed.peers",),
+    ("distributed.peers", "distributed.slurm"),
     ("distributed", "distributed.processes"),
     ("distributed.collectives",),
     ("distributed.interrupt",),

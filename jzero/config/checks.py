@@ -211,6 +211,12 @@ def check_correction(config: Config) -> Iterator[str]:
             f"full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of it: set "
             "algorithm.kl_reward=0, or rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
         )
+    if remembers_kept(config) and algorithm.teacher_coef:
+        yield (
+            f"algorithm.teacher_coef={algorithm.teacher_coef} compares with a teacher over the "
+            f"full vocabulary, and rollout.top_k={rollout.top_k} samples from a part of it: set "
+            "rollout.top_k=0 rollout.top_p=1 rollout.min_p=0"
+        )
     if algorithm.correction and uses_sampler:
         yield (
             f"algorithm.correction={algorithm.correction} is always 1 with "

@@ -613,6 +613,13 @@ class TrainConfig:
         "Minutes that this process may take, such as those of a notebook. The run ends before they "
         "are over, with a checkpoint from which the same command goes on. 0: no limit.",
     )
+    preemption_notice: str = setting(
+        "auto",
+        "Whom the run asks whether its spot machine is about to be taken away. At a notice it "
+        "saves a checkpoint and ends, as at SIGTERM. gce: the metadata server of Google Compute "
+        "Engine; auto: that server, on such a machine alone.",
+        choices=("auto", "gce", "none"),
+    )
     seed: int = setting(0, "Seed of the whole run.", at_most=2**32 - 1)  # JAX's keys take 32 bits
     checkpoint_every: int = setting(20, "RL steps between checkpoints.", at_least=1)
     export_every: int = setting(

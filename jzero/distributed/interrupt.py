@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM: every host stops at the same place, where the state of the run is whole.
+"""Ctrl-C, SIGTERM and preemption: all hosts stop at the same place, where the run's state is whole.
+
+The notice before a spot machine is taken away (`preemption.py`) is handled as a signal is.
 
 A signal reaches one process, but all hosts must dispatch the same global programs in the same
 order: a host that left by itself would leave the others waiting in their next collective. So the
@@ -25,6 +27,7 @@ from types import FrameType, TracebackType
 
 import jax
 
+from jzero.distributed import preemption
 from jzero.distributed.collectives import gather_json
 from jzero.distributed.peers import PEERS, has_peers
 
@@ -38,7 +41,7 @@ StopCheck = Callable[
 
 
 class Interrupted(Exception):
-    """The run is to stop, because a host got the signal that the message names."""
+    """The run is to stop, because a host got the signal or notice that the message names."""
 
 
 def never_stop() -> None:
@@ -53,14 +56,21 @@ def raise_if_any_host_stopped(reason_here: str = "") -> None:
 
 
 class StopSignal:
-    """Remembers Ctrl-C and SIGTERM inside a `with` block. A second signal stops the process."""
+    """Remembers Ctrl-C and SIGTERM inside a `with` block. A second signal stops the process.
 
-    def __init__(self) -> None:
-        self.reason = ""  # the signal that this host got; empty: none
+    `preemption_notice` is `train.preemption_notice`: whose notice is remembered like a signal. It
+    is not the first of two signals, because the machine's shutdown sends SIGTERM a moment later.
+    """
+
+    def __init__(self, preemption_notice: str = "none") -> None:
+        self.reason = ""  # the signal or notice that this host got; empty: none
+        self._preemption_notice = preemption_notice
+        self._is_over = threading.Event()
         self._last_look = 0.0  # time.monotonic() of the last look at the other hosts' reasons
         self._handlers_before: dict[int, signal._HANDLER] = {}
 
     def __enter__(self) -> "StopSignal":
+        preemption.watch(self._preemption_notice, self._stop_at_notice, self._is_over)
         # Python accepts signal handlers in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -73,20 +83,31 @@ class StopSignal:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._is_over.set()
         for number, handler in self._handlers_before.items():
             signal.signal(number, handler)
 
     def _remember(self, number: int, _frame: FrameType | None) -> None:
         """Handles a signal: tells the other hosts and the user. Python handles a second signal."""
-        self.reason = signal.Signals(number).name
-        if has_peers():
-            index = jax.process_index()
-            self.reason += f" on host {index}"
-            PEERS.client.key_value_set(f"{STOP_FOLDER}/{index}", self.reason, allow_overwrite=True)
+        self._remember_reason(signal.Signals(number).name)
         for handled in self._handlers_before:
             signal.signal(handled, signal.default_int_handler)
         message = f"{self.reason}: saving a checkpoint; again to stop at once"
         print(message, file=sys.stderr, flush=True)
+
+    def _stop_at_notice(self, notice: str) -> None:
+        """Handles a preemption notice, in the thread that asks for them."""
+        self._remember_reason(notice)
+        print(f"{self.reason}: saving a checkpoint", file=sys.stderr, flush=True)
+
+    def _remember_reason(self, reason: str) -> None:
+        """Keeps why this host stops, and tells the other hosts."""
+        if not has_peers():
+            self.reason = reason
+            return
+        index = jax.process_index()
+        self.reason = f"{reason} on host {index}"
+        PEERS.client.key_value_set(f"{STOP_FOLDER}/{index}", self.reason, allow_overwrite=True)
 
     def raise_if_stopped_here(self) -> None:
         """Raises Interrupted on this host alone, once any host got a signal.

@@ -4,13 +4,14 @@ JAX connects the processes through a coordinator. What they tell each other besi
 `peers.py`. Alone, without a coordinator, every function here returns at once.
 """
 
+import os
 import threading
 from pathlib import Path
 
 import jax
 from tqdm import tqdm
 
-from jzero.distributed import peers
+from jzero.distributed import peers, slurm
 from jzero.distributed.peers import has_peers
 from jzero.errors import UserError
 from jzero.files import write_atomic
@@ -31,11 +32,21 @@ def join_processes(coordinator: str | None, num_processes: int | None, index: in
             "give --coordinator HOST:PORT, --num_processes and --process_id together, "
             "or none of them"
         )
+    if not any(is_given) and (member := slurm.membership(os.environ)):
+        if member.num_processes == 1:
+            return
+        arguments = member
+    # What is known is not asked for: under SLURM, JAX would take all GPUs but one from the process.
+    detection = None if arguments[0] is None else "deactivate"
     # JAX's service would take SIGTERM away from `interrupt.StopSignal`.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         # JAX's own heartbeat is the last resort: `watch_peers` is faster and names the lost host.
-        jax.distributed.initialize(*arguments, heartbeat_timeout_seconds=3 * peers.PATIENCE)
+        jax.distributed.initialize(
+            *arguments,
+            cluster_detection_method=detection,
+            heartbeat_timeout_seconds=3 * peers.PATIENCE,
+        )
     except ValueError as error:
         is_alone = "coordinator_address should be defined" in str(error)
         if any(is_given) or not is_alone:

@@ -24,6 +24,7 @@ MAY_CHANGE = (
     "train.wandb_group",
     "train.wandb_name",
     "train.minutes",
+    "train.preemption_notice",
     "eval.every",
     "memory.check",
     "memory.device_gib",

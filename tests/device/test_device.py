@@ -1,0 +1,342 @@
+"""Kernels, engine and update on a real GPU or TPU, against the definition in float32.
+
+    pytest -m gpu        on a machine with a GPU
+    pytest -m tpu        on a machine with a TPU
+
+The same tests run on a CPU at tiny shapes. There the kernels are those of the GPU, interpreted, in
+bfloat16 as on the GPU. What they print with -s are the errors that they found.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import reference
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jzero import attention
+from jzero.attention import gpu, xla
+from jzero.attention.backend import Backend, Packed
+from jzero.config import Config
+from jzero.distributed.mesh import decode_mesh, train_mesh
+from jzero.distributed.publish import publisher
+from jzero.model import qwen
+from jzero.rollout.engine import Engine
+from jzero.rollout.scheduler import Scheduler
+from jzero.rollout.sequence import Sequence, make_groups
+from jzero.training.packing import TrainingSequence, pack
+from jzero.training.step import divide_groups, make_minibatch, score_and_credit
+from jzero.training.trainer import make_trainer
+from jzero.types import RowLayout
+
+Heads = tuple[int, int, int]  # (query heads, KV heads, head dim)
+
+INTERPRETED = "interpreted"  # the entry of attention.BACKENDS that the tests on a CPU choose
+GROUP_SIZE = 4
+# A step so long that the parameters before it are lost in rounding: what is left is the gradient.
+FAR = 2.0**40
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """How large the tests of a device are."""
+
+    attention: str  # model.attention of what is tested
+    model: qwen.QwenConfig
+    heads: tuple[Heads, ...]  # of the kernels
+    layouts: tuple[RowLayout, ...]
+    longest: int  # tokens of a slot in paged attention
+    page_size: int
+    max_prompt: int
+    max_new: int
+
+
+TINY = Shapes(
+    attention=INTERPRETED,
+    model=qwen.QwenConfig("qwen2", 64, 32, 48, 2, 2, 1, 16, True, 10000.0, 1e-6),
+    heads=((4, 2, 16),),
+    layouts=(RowLayout(8, 2, 12),),
+    longest=37,
+    page_size=16,
+    max_prompt=6,
+    max_new=6,
+)
+REAL = Shapes(
+    attention="",
+    model=qwen.QwenConfig("qwen2", 1024, 256, 512, 2, 4, 2, 64, True, 10000.0, 1e-6),
+    # Those of Qwen2.5 0.5B, 3B and 7B, and of Qwen3 4B.
+    heads=((14, 2, 64), (16, 2, 128), (28, 4, 128), (32, 8, 128)),
+    # Those of recipes, and one that no block of a kernel divides.
+    layouts=(RowLayout(256, 4, 1024), RowLayout(0, 1, 512), RowLayout(70, 3, 90)),
+    longest=2000,
+    page_size=64,
+    max_prompt=64,
+    max_new=128,
+)
+ON_DEVICES = [
+    pytest.param(TINY, id="cpu"),
+    pytest.param(REAL, id="gpu", marks=pytest.mark.gpu),
+    pytest.param(REAL, id="tpu", marks=pytest.mark.tpu),
+]
+on_devices = pytest.mark.parametrize("shapes", ON_DEVICES)
+# Whole programs, which compile for seconds on a CPU.
+on_devices_thorough = pytest.mark.parametrize(
+    "shapes", [pytest.param(TINY, id="cpu", marks=pytest.mark.thorough), *ON_DEVICES[1:]]
+)
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+
+def paged_by_interpreter(
+    q: jax.Array, k_pool: jax.Array, v_pool: jax.Array, *others: jax.Array | int
+) -> jax.Array:
+    """Interprets the GPU's kernel. On a CPU the pools of an engine hold the bits of bfloat16."""
+    k_pool, v_pool = (attention.decode_kv(pool, jnp.bfloat16) for pool in (k_pool, v_pool))
+    return gpu.paged(q, k_pool, v_pool, *others, interpret=True)
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Makes the GPU's kernels, interpreted, a backend of its own, and compiles quickly on a CPU."""
+    backend = Backend(
+        partial(gpu.packed, implementation="xla"),
+        paged_by_interpreter,
+        gpu.pool_rows,
+        attention.write,
+    )
+    monkeypatch.setitem(attention.BACKENDS, INTERPRETED, lambda: backend)
+    jax.config.update("jax_disable_most_optimizations", jax.default_backend() == "cpu")
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+def one_device() -> Mesh:
+    return train_mesh(1, 1, 1, jax.devices()[:1])
+
+
+def error(found: jax.Array, expected: jax.Array) -> float:
+    """Returns the norm of the difference, relative to that of what is expected."""
+    a, b = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    assert np.isfinite(a).all()
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def cosine(found: qwen.Params, expected: qwen.Params) -> float:
+    """Returns the cosine of the angle between two trees of parameters."""
+    a, b = (
+        np.concatenate([np.asarray(leaf, np.float64).ravel() for leaf in jax.tree.leaves(tree)])
+        for tree in (found, expected)
+    )
+    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def random_segments(rng: np.random.Generator, layout: RowLayout, num_rows: int) -> np.ndarray:
+    """Returns rows with a padded prompt, and two sequences and padding in each slot."""
+    segments = np.zeros((num_rows, layout.tokens), np.int32)
+    for row in segments:
+        if layout.prefix:
+            row[: rng.integers(1, layout.prefix + 1)] = 1
+        for start in range(layout.prefix, layout.tokens, layout.slot):
+            first, second = np.sort(rng.choice(np.arange(1, layout.slot), 2, replace=False))
+            row[start : start + first] = 1
+            row[start + first : start + second] = 2
+    return segments
+
+
+def output_and_gradients(
+    packed: Packed, inputs: list[jax.Array], segments: np.ndarray, layout: RowLayout
+) -> list[jax.Array]:
+    """Returns the output, and the gradients of q, k and v, where there is no padding."""
+    is_token = (segments > 0)[..., None, None]
+
+    @jax.jit
+    def run(q: jax.Array, k: jax.Array, v: jax.Array, w: jax.Array) -> list[jax.Array]:
+        def output(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return jnp.where(is_token, packed(q, k, v, jnp.asarray(segments), layout), 0)
+
+        out, pullback = jax.vjp(output, q, k, v)
+        return [out, *pullback(w)]
+
+    return run(*inputs)
+
+
+@on_devices
+def test_packed_attention_is_the_definition(shapes: Shapes) -> None:
+    packed = attention.choose(shapes.attention, one_device()).packed
+    for H, K, D in shapes.heads:
+        for layout in shapes.layouts:
+            rng = np.random.default_rng(layout.tokens)
+            segments = random_segments(rng, layout, 2)
+            inputs = [
+                jnp.asarray(rng.standard_normal((2, layout.tokens, n, D)), jnp.bfloat16)
+                for n in (H, K, K, H)
+            ]
+
+            found = output_and_gradients(packed, inputs, segments, layout)
+
+            exact = [x.astype(jnp.float32) for x in inputs]
+            with jax.default_matmul_precision("highest"):
+                expected = output_and_gradients(xla.packed, exact, segments, layout)
+            errors = [error(a, b) for a, b in zip(found, expected, strict=True)]
+            print("packed", (H, K, D), layout, errors)
+            assert 0 < max(errors) < 2e-2  # bfloat16 is never exact
+
+
+@on_devices
+def test_paged_attention_is_the_definition(shapes: Shapes) -> None:
+    """Of slots with one token, with whole pages, with one token more, and of random lengths."""
+    backend = attention.choose(shapes.attention, one_device())
+    num_slots, page_size = 8, shapes.page_size
+    width = -(-shapes.longest // page_size)
+    for H, K, D in shapes.heads:
+        rng = np.random.default_rng(H)
+        fixed = [1, page_size, page_size + 1, shapes.longest]
+        lengths = np.array([*fixed, *rng.integers(1, shapes.longest + 1, num_slots - 4)], np.int32)
+        table = 1 + rng.permutation(num_slots * width).reshape(num_slots, width).astype(np.int32)
+        table[np.arange(width) * page_size >= lengths[:, None]] = 0
+        num_pages = num_slots * width + 1
+        pages = rng.standard_normal((2, num_pages, page_size, K, D)).astype(np.float32)
+        q = rng.standard_normal((num_slots, H, D)).astype(np.float32)
+
+        def attend(backend: Backend, q: np.ndarray = q, pages: np.ndarray = pages) -> jax.Array:
+            kv_heads, head_dim = pages.shape[-2:]
+            rows, row_width = backend.pool_rows(kv_heads, head_dim)
+            empty = jnp.zeros((rows, pages.shape[1], page_size, row_width), jnp.bfloat16)
+            numbers = jnp.arange(pages.shape[1])
+            k_pool, v_pool = (backend.write(empty, jnp.asarray(x), numbers) for x in pages)
+            shared = jnp.zeros(num_slots, jnp.int32)
+            paged = jax.jit(backend.paged, static_argnums=6)
+            return paged(q, k_pool, v_pool, table, lengths, shared, kv_heads)  # noqa: B023
+
+        found = attend(backend)
+
+        with jax.default_matmul_precision("highest"):
+            expected = attend(Backend(xla.packed, xla.paged, xla.pool_rows, attention.write))
+        print("paged", (H, K, D), error(found, expected))
+        assert found.dtype == jnp.float32
+        assert 0 < error(found, expected) < 2e-2
+
+
+# -- the engine ------------------------------------------------------------------------------------
+
+
+def settings(shapes: Shapes, attention_name: str, dtype: str) -> Config:
+    longest_row = shapes.max_prompt + 2 * shapes.max_new
+    return reference.settings(
+        model={"dtype": dtype, "attention": attention_name},
+        rollout={
+            "max_prompt_tokens": shapes.max_prompt,
+            "max_new_tokens": shapes.max_new,
+            "num_slots": 8,
+            "page_size": shapes.page_size,
+            "decode_steps": 4,
+            "temperature": 1.0,
+        },
+        train={"microbatch_tokens": 2 * longest_row},
+        mesh={"data": 1, "fsdp": 1},
+    )
+
+
+def sampled(config: Config, shapes: Shapes, params: qwen.Params) -> list[Sequence]:
+    """Returns two samples of each of four prompts, in the order of the prompts."""
+    mesh = one_device()
+    model = shapes.model
+    dtype = config.model.dtype
+    engine = Engine(model, config.rollout, decode_mesh(mesh), (), dtype, config.model.attention)
+    weights = publisher(model, mesh, engine.mesh, engine.dtype)(params)
+    rng = np.random.default_rng(0)
+    lengths = np.linspace(1, shapes.max_prompt, 4).astype(int)
+    prompts = [rng.integers(0, model.vocab_size, length).astype(np.int32) for length in lengths]
+    seed = jax.device_put(jax.random.key(0), NamedSharding(engine.mesh, P()))
+    scheduler = Scheduler(engine, weights, lambda ids: "")
+    found = list(scheduler.run(make_groups(prompts, 2, shapes.max_new), 2, 1.0, seed))
+    return sorted(found, key=lambda sequence: (sequence.prompt_id, sequence.sample_index))
+
+
+def scores_of(config: Config, shapes: Shapes, sequences: list[Sequence]) -> list[np.ndarray]:
+    """Returns the trainer's log-probs of every token of the sequences."""
+    trainer = make_trainer(config, shapes.model, None, one_device())
+    items = []
+    for sequence in sequences:
+        is_sampled = np.arange(len(sequence)) >= len(sequence.prompt_tokens)
+        zeros = np.zeros(len(sequence), np.float32)
+        length = len(sequence.prompt_tokens)
+        weights = is_sampled.astype(np.float32)
+        items.append(TrainingSequence(sequence.all_tokens(), length, weights, zeros))
+    groups = [items[i : i + 2] for i in range(0, len(items), 2)]
+    packed = pack(groups, trainer.layouts, trainer.rows, trainer.microbatches)
+    batches, counts = trainer.policy.put(packed)
+    params = reference.placed(trainer.policy, reference.random_params(shapes.model))
+    scores = [np.zeros(len(sequence), np.float32) for sequence in sequences]
+    by_layout = trainer.policy.score(params, batches, counts, trainer.layouts)
+    for batch, rows in zip(packed, by_layout, strict=True):
+        batch.from_rows(np.asarray(rows), scores)
+    return scores
+
+
+@on_devices_thorough
+def test_sampled_log_probs_are_those_of_the_trainer(shapes: Shapes) -> None:
+    """Decoding by pages, scoring by packed rows: both with kernels in bfloat16.
+
+    The mean gap is compared with that of the definition in bfloat16, which rounds as often.
+    """
+    gaps = {}
+    for name in (shapes.attention, "xla"):
+        config = settings(shapes, name, "bfloat16")
+        trainer = make_trainer(config, shapes.model, None, one_device())
+        params = reference.placed(trainer.policy, reference.random_params(shapes.model))
+        sequences = sampled(config, shapes, params)
+        assert all(len(sequence.tokens) == shapes.max_new for sequence in sequences)
+
+        scores = scores_of(config, shapes, sequences)
+
+        pairs = zip(sequences, scores, strict=True)
+        differences = [
+            np.abs(row[len(sequence.prompt_tokens) :] - sequence.logps) for sequence, row in pairs
+        ]
+        gaps[name] = np.concatenate(differences)
+    print("log-probs", {name: (gap.mean(), gap.max()) for name, gap in gaps.items()})
+    found = gaps[shapes.attention]
+    assert 0 < found.mean() < 2 * gaps["xla"].mean() + 2e-3
+    assert found.max() < 0.5
+
+
+# -- the update ------------------------------------------------------------------------------------
+
+
+def gradient(config: Config, shapes: Shapes) -> tuple[qwen.Params, float]:
+    """Returns the gradient of one optimizer step on random rollouts, and the loss."""
+    trainer = make_trainer(config, shapes.model, None, one_device())
+    policy = trainer.policy
+    policy.optimizer = optax.identity()
+    rollouts = reference.random_rollouts(0, 4, GROUP_SIZE, shapes.max_prompt, shapes.max_new)
+    [groups] = divide_groups(config, range(len(rollouts)), 1)
+    minibatch = make_minibatch(trainer, rollouts, groups)
+    score_and_credit(trainer, policy.abstract_state(), [minibatch], rollouts)
+    state = policy.start(reference.placed(policy, reference.random_params(shapes.model)))
+    state, stats = policy.update(state, minibatch.batches, minibatch.counts, trainer.layouts, FAR)
+    found = jax.tree.map(lambda x: -np.asarray(x) / FAR, state.params)
+    return found, float(jax.device_get(stats["loss"]))
+
+
+@on_devices_thorough
+def test_the_update_is_the_definition(shapes: Shapes) -> None:
+    found, found_loss = gradient(settings(shapes, shapes.attention, "bfloat16"), shapes)
+    rounded, _ = gradient(settings(shapes, "xla", "bfloat16"), shapes)
+    with jax.default_matmul_precision("highest"):
+        exact, exact_loss = gradient(settings(shapes, "xla", "float32"), shapes)
+
+    by_kernels, by_rounding = cosine(found, exact), cosine(rounded, exact)
+    print("gradient", by_kernels, by_rounding, "loss", found_loss, exact_loss)
+    assert 0.98 < by_kernels < 1
+    assert by_kernels > by_rounding - 0.01  # as exact as the definition in bfloat16
+    norms = [float(optax.tree.norm(tree)) for tree in (found, exact)]
+    assert abs(norms[0] / norms[1] - 1) < 0.05
