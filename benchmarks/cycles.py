@@ -106,7 +106,7 @@ def compiled_decoding(model: str, topology: str) -> tuple[str, int]:
 
     recipe = f"{ROOT / 'configs/countdown.py'}:qwen2.5-3b"
     flags = plan_benchmark.setting_flags(model, topology)
-    settings, _ = command.parse(["--config", recipe, *flags])
+    settings = command.parse(["--config", recipe, *flags]).settings
     settings.model.path = hub_id_of(model)
     run = build(settings, compile_only_devices(topology))
     function, arguments = run.programs["generate"]

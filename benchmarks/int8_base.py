@@ -190,7 +190,7 @@ def parse(arguments: Sequence[str]) -> tuple[Config, int]:
     parser.add_argument("--rank", type=int, default=8, help="of the adapter")
     parser.add_argument("--steps", type=int, default=4, help="of training, for the mismatch")
     options, rest = parser.parse_known_args(arguments)
-    settings, _ = main.parse([f"--config={options.config}", *rest])
+    settings = main.parse([f"--config={options.config}", *rest]).settings
     settings.model.adapter.rank = options.rank
     if options.model:
         settings.model.path = options.model

@@ -556,11 +556,11 @@ def context_mistakes(
             f"{advice}{ways_out(longest)}"
         )
     longest_evaluation = config.eval.longest_episode(rollout)
-    if generates and longest <= positions < longest_evaluation:
+    if generates and longest <= limit < longest_evaluation:
         yield (
             f"eval.max_new_tokens={config.eval.max_new_tokens} makes sequences of "
-            f"{longest_evaluation} tokens, and {name} has {POSITIONS}={positions}: lower "
-            f"eval.max_new_tokens{beyond(longest_evaluation)}"
+            f"{longest_evaluation} tokens, and {has}: lower "
+            f"eval.max_new_tokens{ways_out(longest_evaluation)}"
         )
 
 

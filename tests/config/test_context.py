@@ -192,8 +192,10 @@ PUBLISHED = {
     "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B": 131072,
     "lkevinzc/rho-1b-sft-GSM8K": 2048,
     "lkevinzc/Llama-3.2-3B-NuminaQA": 131072,
+    "Qwen/Qwen3-8B": 40960,
     "Qwen/Qwen3-4B": 40960,
     "Qwen/Qwen3-1.7B": 40960,
+    "Qwen/Qwen3-0.6B": 40960,
 }
 
 
