@@ -434,9 +434,9 @@ def test_the_processes_of_a_manifest_form_one_mesh(
 @pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # of absl, for a recipe
 def test_the_manifests_ask_for_the_flags_that_jzero_has() -> None:
     """Of the TPU's manifests, whose processes find each other by their slice."""
-    sky = shlex.split(
-        read_yaml("sky-tpu")["run"].replace("$ARGUMENTS", read_yaml("sky-tpu")["envs"]["ARGUMENTS"])
-    )
+    task = read_yaml("sky-tpu")
+    one_line = task["run"].replace("\\\n", " ")  # shlex takes the end of a line for an argument
+    sky = shlex.split(one_line.replace("$ARGUMENTS", task["envs"]["ARGUMENTS"]))
     for arguments in (pod_arguments("jobset-tpu", 0)[4:], sky[sky.index("jzero.main") + 1 :]):
         command = main.parse(arguments)
         assert command.unfinished_status == UNFINISHED

@@ -117,9 +117,11 @@ def test_where_a_whole_model_does_not_fit_an_adapter_is_named_with_its_learning_
 
 
 def test_a_model_that_no_setting_makes_fit_is_refused() -> None:
-    settings = countdown.get_config("qwen2.5-7b")
-    with pytest.raises(UserError, match=r"weights and optimizer alone take 85\.\d GiB as it is"):
-        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), 4 * GIB)
+    least = ("rollout.num_slots=1", "rollout.max_new_tokens=256", "train.microbatch_tokens=512")
+    flags = [f"--config.{setting}" for setting in least]
+    settings = parse_settings(countdown.get_config("qwen3-8b-lora-int8"), flags)
+    with pytest.raises(UserError, match=r"weights and optimizer alone take 9\.\d GiB as it is"):
+        refuse_what_is_too_large(settings, described_devices("v5e:1x1"), 8 * GIB)
 
 
 def test_what_fits_is_not_refused() -> None:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 
 import jax
-import numpy as np
 import pytest
 import reference
 from plans import ROW_TOKENS, TOPOLOGY, needs_libtpu, small_settings
@@ -316,7 +315,6 @@ def test_the_planned_batches_of_fine_tuning_are_those_of_a_run() -> None:
         tokens=[1] * (ROW_TOKENS + 1), trained=[False] + [True] * ROW_TOKENS
     )  # it fills a row
     packed = supervised.pack([example] * 20)
-    batch = replace(packed.batch, advantages=np.ones_like(packed.batch.weights))  # as `step` does
 
     run = build(settings, compile_only_devices(TOPOLOGY))
 
@@ -324,4 +322,4 @@ def test_the_planned_batches_of_fine_tuning_are_those_of_a_run() -> None:
         return {name: x.shape for name, x in vars(batch).items() if x is not None}
 
     [planned] = run.programs["update"][1][1]
-    assert shapes(planned) == shapes(batch)
+    assert shapes(planned) == shapes(packed.batch)

@@ -69,7 +69,10 @@ def test_packed_losses_are_those_of_examples_alone(num_devices: int) -> None:
 
 
 def test_the_cross_entropy_has_the_gradient_of_a_surrogate_with_advantage_1() -> None:
-    """Bit for bit: fine-tuning was a policy gradient before it was a part of the loss."""
+    """Fine-tuning was a policy gradient before it was a part of the loss.
+
+    The two are other programs to XLA, whose sums may differ in the last digits.
+    """
     mesh = train_mesh(1, 1, 1, jax.devices()[:1])
     trainer = SupervisedTrainer(MODEL, mesh, reference.settings(), row_tokens=32)
     surrogate = policy_learner(MODEL, replace(trainer.objective, algorithm=grpo()), mesh)
@@ -84,7 +87,7 @@ def test_the_cross_entropy_has_the_gradient_of_a_surrogate_with_advantage_1() ->
         return jax.device_get((state.params, stats["grad_norm"], stats["nll"]))
 
     jax.tree.map(
-        np.testing.assert_array_equal,
+        partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7),
         updated(trainer.learner, packed),
         updated(surrogate, with_advantages),
     )

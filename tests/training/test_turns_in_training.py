@@ -3,6 +3,7 @@
 How such episodes are sampled is tested in tests/rollout/test_turns.py.
 """
 
+import statistics
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -68,12 +69,17 @@ def slow_group_advantages(episodes: Episodes, algorithm: Algorithm) -> dict[tupl
     peer_groups = [(int(episodes.group[i]), t) for i, t in keys]
     numbers = {peers: number for number, peers in enumerate(sorted(set(peer_groups)))}
     group = [numbers[peers] for peers in peer_groups]
+    normalizes_twice = algorithm.advantage == "each_group_mean_std"
+    within_group = replace(algorithm, advantage="group_mean_std") if normalizes_twice else algorithm
     advantages = {}
     for place, key in enumerate(keys):
         is_alone = group.count(group[place]) == 1
         advantages[key] = 0.0
         if not is_alone:
-            advantages[key] = reference.group_advantage(values, place, group, algorithm)
+            advantages[key] = reference.group_advantage(values, place, group, within_group)
+    if normalizes_twice:
+        deviation = statistics.stdev(advantages.values()) + algorithm.std_eps
+        advantages = {key: advantage / deviation for key, advantage in advantages.items()}
     return advantages
 
 
