@@ -84,6 +84,7 @@ def exported_weights(workdir: Path, step: int) -> bytes:
     return (workdir / f"export-{step}/model.safetensors").read_bytes()
 
 
+@pytest.mark.thorough
 def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     """The critic, both optimizers and the reference are as they were."""
     whole = tmp_path / "whole"

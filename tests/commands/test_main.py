@@ -222,6 +222,7 @@ def test_export_loads_in_transformers_and_says_the_same(finished) -> None:
     assert len(continuation) > 3
 
 
+@pytest.mark.thorough
 def test_a_run_stopped_three_times_equals_one_that_was_not(
     environment: dict[str, str], finished, tmp_path: Path
 ) -> None:
