@@ -398,7 +398,9 @@ class RemoteSampler:
         if isinstance(choice.stop_reason, str) and self.settings.rollout.keep_stop:
             text += choice.stop_reason
         key = (problem.id, sample_index)
-        self.pool.submit(key, problem.task, text, problem.gold, self.settings.task)
+        task = self.settings.task
+        episode = rewards.episode_values(problem, text, (), task.reward)
+        self.pool.submit(key, problem.task, text, problem.gold, task, episode=episode)
         num_tokens = answer.usage.completion_tokens if answer.usage else 0
         return Turn(0, num_tokens, text, choice.finish_reason or "stop")
 

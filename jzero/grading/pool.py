@@ -9,6 +9,9 @@ blame. That item gets a second try, because a machine may also kill a worker by 
 scores 0 or, where it was code of the user's that ran, has failed. The other items of the batch go
 back to the queue.
 
+If `task.reward.functions` names `judge`, a graded response then goes to a thread that asks the
+judge, and its grade comes back with the judge's reward.
+
 Trainers import this module, but it imports no jax: the workers hold no device.
 """
 
@@ -21,12 +24,16 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import connection
+from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import NamedTuple, Protocol
 
-from jzero.types import Grade
+from jzero.grading.judge import JUDGE, Judge, JudgeError, fill_rubric
+from jzero.types import Grade, JsonValue
 
 MAX_BATCH = 32  # items in one message
 # The wall limit of an item is this many times its CPU limit: the machine may be busy.
@@ -58,6 +65,13 @@ class GraderSettings(Protocol):
     def grade_seconds(self) -> float: ...
 
 
+class _Judging(NamedTuple):
+    """What a judge is to be asked once an item is graded."""
+
+    message: str
+    judge: Judge
+
+
 class _Item(NamedTuple):
     """A response that waits for its grade."""
 
@@ -66,6 +80,7 @@ class _Item(NamedTuple):
     seconds: float  # of CPU time, at most
     message: str  # the item in JSON, as `worker` describes it
     has_ended_worker: bool
+    judging: "_Judging | None" = None  # None: the reward `judge` is not asked for
 
 
 class _Stage(NamedTuple):
@@ -158,7 +173,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
     `counters` counts the graded responses, some of their reasons, and what became of the workers.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, judge_cache: Path | None = None) -> None:
+        """`judge_cache` is a file with what the judge has said; None keeps it in memory alone."""
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._items: deque[_Item] = deque()
         # Of a thread that failed, its exception.
@@ -169,6 +185,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._closed = False
         self._notes: set[tuple[str, str]] = set()  # that were shown: function, kind
         self._workers: list[_Worker | None] = [None] * workers
+        self._judge_cache = judge_cache
+        self._judge: Judge | None = None
+        self._judging_threads: ThreadPoolExecutor | None = None
         self._threads = []
         for index in range(workers):
             # A daemon, so that a main thread that fails does not wait for a hanging grader.
@@ -184,21 +203,25 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         gold: object,
         settings: GraderSettings,
         earlier: list[tuple[str, Grade | None]] | None = None,
+        episode: Mapping[str, JsonValue] | None = None,
     ) -> None:
         """Queues a response.
 
         `key` comes back with the grade. `grader` is a key of `tasks.TASKS`, or "module:function".
         `gold` and the fields of `settings` must be JSON values. `earlier` are the texts and grades
         of the episode's turns before; if they are given, the task is asked for a reply, too.
+        `episode` are values that reward functions ask for (`tasks.rewards.episode_values`).
         """
         assert not self._closed
         fields = json.dumps(vars(settings), default=vars)
+        judging = self._plan_judging(response, gold, settings, episode or {})
         with self._changed:
             number = self._num_submitted
-            content = [number, grader, response, gold, fields, earlier]
+            content = [number, grader, response, gold, fields, earlier, episode or {}]
             message = json.dumps(content, default=vars)
             seconds = settings.grade_seconds
-            self._items.append(_Item(number, key, seconds, message, has_ended_worker=False))
+            item = _Item(number, key, seconds, message, has_ended_worker=False, judging=judging)
+            self._items.append(item)
             self._num_submitted += 1
             self._changed.notify()
 
@@ -224,6 +247,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             for worker in self._workers:
                 if worker is not None:
                     worker.end()
+        if self._judge is not None and self._judging_threads is not None:
+            self._judge.end()
+            self._judging_threads.shutdown(wait=False, cancel_futures=True)
         for thread in self._threads:
             thread.join()
 
@@ -235,6 +261,51 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             raise result
         self._num_returned += 1
         return result
+
+    # The judge
+
+    def _plan_judging(
+        self,
+        response: str,
+        gold: JsonValue,
+        settings: GraderSettings,
+        episode: Mapping[str, JsonValue],
+    ) -> _Judging | None:
+        """Returns what the judge is to be asked of a response, None where nobody wants to know."""
+        # `python -m jzero.grade` has settings without rewards.
+        rewards = getattr(settings, "reward", None)
+        if rewards is None or JUDGE not in rewards.functions:
+            return None
+        with self._changed:
+            if self._judge is None:
+                self._judge = Judge(rewards.judge, rewards.seconds, self._judge_cache)
+                self._judging_threads = ThreadPoolExecutor(rewards.judge.concurrency)
+            assert self._judge.settings == rewards.judge, "one pool has one judge"
+        message = fill_rubric(rewards.judge, response, gold, episode)
+        return _Judging(message, self._judge)
+
+    def _finish(self, item: _Item, grade: Grade) -> None:
+        """Delivers a grade, after the judge has added its reward if the item asks for that."""
+        if item.judging is None or grade.failed:
+            self._deliver(item, grade)
+            return
+        with self._changed:
+            if self._closed:
+                return
+            assert self._judging_threads is not None, "set where the item was submitted"
+            self._judging_threads.submit(self._ask_judge, item, item.judging, grade)
+
+    def _ask_judge(self, item: _Item, judging: _Judging, grade: Grade) -> None:
+        try:
+            score = judging.judge.score(judging.message)
+        except JudgeError as error:
+            self._show_note(JUDGE, "failed", str(error))
+            reason = f"error: {JUDGE}: {error}"
+            self._deliver(item, replace(grade, reason=reason, failed=True))
+        except Exception as error:  # a fault of ours must not leave the run waiting
+            self._grades.put(error)
+        else:
+            self._deliver(item, replace(grade, parts=grade.parts | {JUDGE: score}))
 
     # What the threads run
 
@@ -278,7 +349,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                     # The worker began with this item when it answered the last, so that the wait
                     # is this item's time alone.
                     grade = worker.receive_grade(batch[0], self._show_note)
-                    self._deliver(batch.popleft(), grade)
+                    self._finish(batch.popleft(), grade)
         except (OSError, EOFError) as error:  # it ended, or a TimeoutError, which is an OSError
             status = worker.end()
             if not is_ready:

@@ -3,12 +3,13 @@
 Messages are JSON over one pipe. The process says "ready" once it can grade. Then it takes a list of
 items a message and answers with one message for every item, in their order:
 
-    item    [number, grader, response, gold, settings, earlier turns or null]
+    item    [number, grader, response, gold, settings, earlier turns or null, episode]
     answer  ["answer", number, fields of the Grade]
 
 `grader` is the name of a task or "module:function". `settings` are JSON in a string, because only
 they become a namespace: golds stay as they are. `earlier` are pairs of a turn's text and the fields
-of its grade; with them, the task is asked for a reply to the response, too.
+of its grade; with them, the task is asked for a reply to the response, too. `episode` are the
+values of `tasks.user_functions.FROM_EPISODE` that reward functions ask for.
 
 Two more messages may come before an answer:
 
@@ -128,9 +129,9 @@ def work(descriptor: int) -> None:
     pipe = _Pipe(descriptor)
     pipe.send("ready")
     while True:
-        for number, name, response, gold, settings, earlier in pipe.receive():
+        for number, name, response, gold, settings, earlier, episode in pipe.receive():
             task = json.loads(settings, object_hook=_namespace)
-            grade = _grade(pipe, name, response, gold, task, earlier)
+            grade = _grade(pipe, name, response, gold, task, earlier, episode)
             pipe.send("answer", number, vars(grade))
 
 
@@ -214,6 +215,7 @@ def _grade(
     gold: object,
     task: "TaskConfig",
     earlier: EarlierTurns | None,
+    episode: dict[str, JsonValue],
 ) -> Grade:
     """Returns the grade of one response, with the seconds that grading took.
 
@@ -231,7 +233,7 @@ def _grade(
     start = time.perf_counter()
     try:
         with _shown_once(pipe, name):
-            grade = _grade_and_reply(pipe, name, response, gold, task, earlier)
+            grade = _grade_and_reply(pipe, name, response, gold, task, earlier, episode)
     except MemoryError:
         os._exit(1)  # at once: a clean-up takes memory, and a new process has a clean heap
     except _FunctionFailedError as failure:
@@ -298,16 +300,24 @@ def _grade_and_reply(
     gold: object,
     task: "TaskConfig",
     earlier: EarlierTurns | None,
+    episode: dict[str, JsonValue],
 ) -> Grade:
-    from jzero.tasks import rewards
+    from jzero.tasks import rewards, user_functions
 
-    def call(function: str, response: str, gold: JsonValue, task: "TaskConfig") -> float | None:
+    def call(
+        function: str, response: str, gold: JsonValue, task: "TaskConfig"
+    ) -> user_functions.Reward | None:
         """Calls a reward function of the user's within limits of its own."""
         limits = task.reward
+        values = {"response": response, "gold": gold, "task": task, **episode}
+        if "turns" in episode:
+            turns_before = [(text, fields and Grade(**fields)) for text, fields in episode["turns"]]
+            values["turns"] = [*turns_before, (response, grade)]
         pipe.send_stage(True, function, limits.seconds, grade)
         try:
             with _users_limits(limits.memory_gib), _shown_once(pipe, function):
-                reward = rewards.call_function(function, response, gold, task)
+                rewards.check_function(function)
+                reward = user_functions.call_function(function, values)
         except (Exception, SystemExit) as error:
             raise _FunctionFailedError(function, grade) from error
         pipe.send_stage(_is_users(name), "", None, grade)

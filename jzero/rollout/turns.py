@@ -17,7 +17,7 @@ from jzero.grading.pool import Pool
 from jzero.model import tokenizer
 from jzero.rollout.engine import Engine
 from jzero.rollout.sequence import Reply, Sequence
-from jzero.tasks import find_task
+from jzero.tasks import find_task, rewards
 from jzero.types import Grade, Problem
 
 
@@ -36,17 +36,18 @@ class TurnGrader:
     def submit(self, sequence: Sequence) -> None:
         """Submits the turn that just ended, for a grade and, if a turn may follow, for a reply."""
         problem = self.problem_of(sequence.prompt_id)
+        turns_before = [(turn.text, turn.grade) for turn in sequence.turns[:-1]]
         earlier_turns = None
         # A suite may ask problems of another task. The settings are not that task's, so it is
         # answered in one turn.
         is_own_problem = problem.task == self.task.name
         if is_own_problem and len(sequence.turns) < self.engine.settings.max_turns:
-            earlier_turns = [(turn.text, turn.grade) for turn in sequence.turns[:-1]]
+            earlier_turns = turns_before
         key = sequence.prompt_id, sequence.sample_index
         self.in_grading[key] = sequence
-        self.pool.submit(
-            key, problem.task, sequence.turn_text, problem.gold, self.task, earlier_turns
-        )
+        text = sequence.turn_text
+        episode = rewards.episode_values(problem, text, turns_before, self.task.reward)
+        self.pool.submit(key, problem.task, text, problem.gold, self.task, earlier_turns, episode)
 
     def poll_replies(self, wait: bool) -> list[Reply]:
         """Stores the grades that have arrived, and returns the replies as `Scheduler.run` asks."""
