@@ -271,6 +271,12 @@ class TaskConfig:
     name: str = setting(
         "countdown", "Task: a key of jzero.tasks.TASKS, or a module that has a TASK."
     )
+    environment: str = setting(
+        "",
+        "An environment of your own for task.name=environment: module:Class or FILE.py:Class, with "
+        "the methods reset(row, seed) and step(response). Its calls have the limits "
+        "task.reward.seconds and task.reward.memory_gib.",
+    )
     data: str = setting(
         "",
         "Data set: hub id, config@id, local file or directory; several are separated by commas. "

@@ -80,6 +80,8 @@ class _Item(NamedTuple):
     seconds: float  # of CPU time, at most
     message: str  # the item in JSON, as `worker` describes it
     has_ended_worker: bool
+    episode: str = ""  # whose environment a worker holds; "" for a grader without state
+    worker: int | None = None  # the only one that may take the item
     judging: "_Judging | None" = None  # None: the reward `judge` is not asked for
 
 
@@ -185,6 +187,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._closed = False
         self._notes: set[tuple[str, str]] = set()  # that were shown: function, kind
         self._workers: list[_Worker | None] = [None] * workers
+        self._worker_of_episode: dict[str, int] = {}
         self._judge_cache = judge_cache
         self._judge: Judge | None = None
         self._judging_threads: ThreadPoolExecutor | None = None
@@ -221,9 +224,14 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             message = json.dumps(content, default=vars)
             seconds = settings.grade_seconds
             item = _Item(number, key, seconds, message, has_ended_worker=False, judging=judging)
+            if name := (episode or {}).get("episode"):
+                # An episode begins with any worker, and stays with it.
+                is_first = not (episode or {}).get("turns")
+                worker = None if is_first else self._worker_of_episode.get(name)
+                item = item._replace(episode=name, worker=worker)
             self._items.append(item)
             self._num_submitted += 1
-            self._changed.notify()
+            self._changed.notify_all()
 
     def poll(self, wait: bool = False) -> list[tuple[Hashable, Grade]]:
         """Returns the keys and grades that are ready, in no particular order.
@@ -320,7 +328,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             while not self._closed:
                 worker = self._workers[index] = _Worker()
                 try:
-                    self._serve(worker)
+                    self._serve(worker, index)
                     failed_starts = 0
                 except _NotStarted:
                     failed_starts += 1
@@ -332,7 +340,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             # For whoever polls. After `close` nobody does, and then a worker's end is no error.
             self._grades.put(error)
 
-    def _serve(self, worker: _Worker) -> None:
+    def _serve(self, worker: _Worker, index: int) -> None:
         """Hands batches to a worker, until the pool is closed or the worker ends.
 
         Raises:
@@ -343,13 +351,15 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         try:
             worker.receive(START_SECONDS)  # "ready"
             is_ready = True
-            while batch := self._next_batch():
+            while batch := self._next_batch(index):
                 worker.send(batch)
                 while batch:
                     # The worker began with this item when it answered the last, so that the wait
                     # is this item's time alone.
                     grade = worker.receive_grade(batch[0], self._show_note)
-                    self._finish(batch.popleft(), grade)
+                    item = batch.popleft()
+                    self._keep_episode(item, index, grade)
+                    self._finish(item, grade)
         except (OSError, EOFError) as error:  # it ended, or a TimeoutError, which is an OSError
             status = worker.end()
             if not is_ready:
@@ -359,17 +369,36 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             self._blame_first(batch, "timeout" if is_late else "killed", worker.stage)
         worker.end()
 
-    def _next_batch(self) -> deque[_Item]:
-        """Waits for items and takes a share of them; returns none once the pool is closed.
+    def _keep_episode(self, item: _Item, index: int, grade: Grade) -> None:
+        """Remembers the worker that holds the environment of an episode, as long as it goes on."""
+        if item.episode:
+            with self._changed:
+                self._worker_of_episode[item.episode] = index
+                if grade.reply is None:
+                    del self._worker_of_episode[item.episode]
+
+    def _next_batch(self, index: int) -> deque[_Item]:
+        """Waits for items that worker `index` may take, and takes a share of them.
+
+        Returns none once the pool is closed.
 
         A share is about half of a worker's part of the queue, so that all workers end together.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._items or self._closed)
+            self._changed.wait_for(lambda: self._closed or self._has_item_for(index))
             if self._closed:
                 return deque()
-            share = 1 + len(self._items) // (2 * len(self._workers))
-            return deque(self._items.popleft() for _ in range(min(MAX_BATCH, share)))
+            share = min(MAX_BATCH, 1 + len(self._items) // (2 * len(self._workers)))
+            batch: deque[_Item] = deque()
+            of_others: deque[_Item] = deque()
+            while self._items and len(batch) < share:
+                item = self._items.popleft()
+                (batch if item.worker in (None, index) else of_others).append(item)
+            self._items.extendleft(reversed(of_others))
+            return batch
+
+    def _has_item_for(self, index: int) -> bool:
+        return any(item.worker in (None, index) for item in self._items)
 
     def _blame_first(self, batch: deque[_Item], reason: str, stage: _Stage) -> None:
         """Queues a batch again whose first item ended its worker.

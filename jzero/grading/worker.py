@@ -9,7 +9,8 @@ items a message and answers with one message for every item, in their order:
 `grader` is the name of a task or "module:function". `settings` are JSON in a string, because only
 they become a namespace: golds stay as they are. `earlier` are pairs of a turn's text and the fields
 of its grade; with them, the task is asked for a reply to the response, too. `episode` are the
-values of `tasks.user_functions.FROM_EPISODE` that reward functions ask for.
+values of `tasks.user_functions.FROM_EPISODE` that reward functions ask for, and for an environment
+`tasks.environment.episode_values`.
 
 Two more messages may come before an answer:
 
@@ -302,37 +303,76 @@ def _grade_and_reply(
     earlier: EarlierTurns | None,
     episode: dict[str, JsonValue],
 ) -> Grade:
-    from jzero.tasks import rewards, user_functions
+    from jzero.tasks import environment, rewards, user_functions
+
+    grade = Grade(0.0, False, "")
+    is_users = _is_users(name)
 
     def call(
         function: str, response: str, gold: JsonValue, task: "TaskConfig"
     ) -> user_functions.Reward | None:
         """Calls a reward function of the user's within limits of its own."""
-        limits = task.reward
         values = {"response": response, "gold": gold, "task": task, **episode}
         if "turns" in episode:
-            turns_before = [(text, fields and Grade(**fields)) for text, fields in episode["turns"]]
-            values["turns"] = [*turns_before, (response, grade)]
-        pipe.send_stage(True, function, limits.seconds, grade)
-        try:
-            with _users_limits(limits.memory_gib), _shown_once(pipe, function):
-                rewards.check_function(function)
-                reward = user_functions.call_function(function, values)
-        except (Exception, SystemExit) as error:
-            raise _FunctionFailedError(function, grade) from error
-        pipe.send_stage(_is_users(name), "", None, grade)
-        return reward
+            values["turns"] = [*_turns(episode["turns"]), (response, grade)]
+        with _running_users(pipe, function, task, grade, is_users):
+            rewards.check_function(function)
+            return user_functions.call_function(function, values)
 
-    grader = _grader(name)
-    grade = _checked(grader.grade(response, gold, task))
+    # An environment is code of the user's, and has the limits of a reward function.
+    if name == environment.NAME and "episode" in episode:
+        earlier_turns = _turns(episode["turns"])
+        with _running_users(pipe, task.environment, task, grade, is_users):
+            result = environment.step(
+                task.environment,
+                episode["episode"],
+                gold,
+                earlier_turns,
+                response,
+                is_last=earlier is None,
+            )
+        grade = environment.to_grade(result)
+    elif name == environment.RESETTER:
+        with _running_users(pipe, task.environment, task, grade, is_users):
+            return environment.reset_for_prompt(response, gold, task)
+    else:
+        grade = _checked(_grader(name).grade(response, gold, task))
+
     grade = rewards.add_response_rewards(grade, response, gold, task, call)
-    if earlier is None or grader.reply is None:
+    reply = _grader(name).reply
+    if earlier is None or reply is None:
         return grade
-    turns = [(text, Grade(**fields)) for text, fields in earlier]
-    reply = grader.reply(gold, [*turns, (response, grade)], task)
-    if reply is not None and not isinstance(reply, str):
-        raise TypeError(f"the reply is {reply!r:.80}: it has to be text or None")
-    return replace(grade, reply=reply)
+    text = reply(gold, [*_turns(earlier), (response, grade)], task)
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"the reply is {text!r:.80}: it has to be text or None")
+    return replace(grade, reply=text)
+
+
+def _turns(fields: list[Any]) -> list[tuple[str, Grade]]:
+    """Returns turns from the pairs that a message has: a text, and the fields of its grade."""
+    return [(text, Grade(**grade)) for text, grade in fields]
+
+
+@contextlib.contextmanager
+def _running_users(
+    pipe: _Pipe, function: str, task: "TaskConfig", grade: Grade, is_users: bool
+) -> Iterator[None]:
+    """Runs code of the user's within limits of its own.
+
+    `function` is its name, `grade` the grader's verdict so far, and `is_users` says whether the
+    grader, which goes on afterwards, is the user's, too.
+
+    Raises:
+        _FunctionFailedError: the code raised.
+    """
+    limits = task.reward
+    pipe.send_stage(True, function, limits.seconds, grade)
+    try:
+        with _users_limits(limits.memory_gib), _shown_once(pipe, function):
+            yield
+    except (Exception, SystemExit) as error:
+        raise _FunctionFailedError(function, grade) from error
+    pipe.send_stage(is_users, "", None, grade)
 
 
 def _checked(grade: object) -> Grade:

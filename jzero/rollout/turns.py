@@ -17,7 +17,7 @@ from jzero.grading.pool import Pool
 from jzero.model import tokenizer
 from jzero.rollout.engine import Engine
 from jzero.rollout.sequence import Reply, Sequence
-from jzero.tasks import find_task, rewards
+from jzero.tasks import environment, find_task, rewards
 from jzero.types import Grade, Problem
 
 
@@ -47,6 +47,7 @@ class TurnGrader:
         self.in_grading[key] = sequence
         text = sequence.turn_text
         episode = rewards.episode_values(problem, text, turns_before, self.task.reward)
+        episode |= environment.episode_values(problem, sequence.sample_index, turns_before)
         self.pool.submit(key, problem.task, text, problem.gold, self.task, earlier_turns, episode)
 
     def poll_replies(self, wait: bool) -> list[Reply]:
@@ -68,9 +69,14 @@ class TurnGrader:
 
         They start with the end of the turn, unless the policy sampled it. Returns None if the
         episode is over: the task has no reply, the turn solved the problem and task.stop_on_success
-        is set, or no token of another turn would fit into the episode.
+        is set, or no token of another turn would fit into the episode. An environment of the user's
+        ends its episodes itself, whatever task.stop_on_success says.
         """
-        if grade.reply is None or (grade.correct and self.task.stop_on_success):
+        if grade.reply is None:
+            return None
+        # An environment says for itself when an episode is over.
+        stops_on_success = self.task.stop_on_success and not self.task.environment
+        if grade.correct and stops_on_success:
             return None
         task = find_task(self.problem_of(sequence.prompt_id).task)
         plain_template = task.find_template(self.task.template).reply

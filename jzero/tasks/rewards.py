@@ -192,7 +192,7 @@ BATCH_REWARDS: dict[str, BatchReward] = {
 # These count tokens, whatever `task.reward.unit` says.
 _ALWAYS_IN_TOKENS = ("soft_overlong",)
 
-NAMES = ("accuracy", JUDGE, *RESPONSE_REWARDS, *PROBLEM_REWARDS, *BATCH_REWARDS)
+NAMES = ("accuracy", *RESPONSE_REWARDS, *PROBLEM_REWARDS, *BATCH_REWARDS, JUDGE)
 
 
 # The sum.
@@ -322,7 +322,8 @@ def add_response_rewards(
             if result is not None:
                 parts[name] = result.value
                 parts |= {f"{name}.{part}": value for part, value in result.parts.items()}
-    return replace(grade, parts=parts)
+    # What an environment has named stays.
+    return replace(grade, parts=grade.parts | parts)
 
 
 def add_batch_rewards(
