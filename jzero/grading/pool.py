@@ -9,6 +9,8 @@ blame. That item gets a second try, because a machine may also kill a worker by 
 scores 0 or, where it was code of the user's that ran, has failed. The other items of the batch go
 back to the queue.
 
+An episode in an environment stays with the worker that holds the environment's state.
+
 If `task.reward.functions` names `judge`, a graded response then goes to a thread that asks the
 judge, and its grade comes back with the judge's reward.
 
@@ -309,7 +311,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         except JudgeError as error:
             self._show_note(JUDGE, "failed", str(error))
             reason = f"error: {JUDGE}: {error}"
-            self._deliver(item, replace(grade, reason=reason, failed=True))
+            # The episode has no score any more, so that nobody needs a reply.
+            self._deliver(item, replace(grade, reason=reason, failed=True, reply=None))
         except Exception as error:  # a fault of ours must not leave the run waiting
             self._grades.put(error)
         else:

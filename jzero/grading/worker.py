@@ -242,7 +242,8 @@ def _grade(
         assert cause is not None, f"{failure=}"
         reason = f"error: {failure.function}: {_describe(cause)}"
         _note_traceback(pipe, failure.function, cause)
-        grade = replace(failure.grade, reason=reason[:MAX_REASON], failed=True)
+        # The episode has no score any more, so that nobody needs a reply.
+        grade = replace(failure.grade, reason=reason[:MAX_REASON], failed=True, reply=None)
     except (Exception, SystemExit) as error:  # graders of users, and what a response makes them do
         _note_traceback(pipe, name, error)
         reason = f"error: {_describe(error)}"
@@ -338,7 +339,9 @@ def _grade_and_reply(
     else:
         grade = _checked(_grader(name).grade(response, gold, task))
 
+    parts_of_environment = grade.parts if name == environment.NAME else {}
     grade = rewards.add_response_rewards(grade, response, gold, task, call)
+    grade = replace(grade, parts=parts_of_environment | grade.parts)
     reply = _grader(name).reply
     if earlier is None or reply is None:
         return grade

@@ -322,8 +322,7 @@ def add_response_rewards(
             if result is not None:
                 parts[name] = result.value
                 parts |= {f"{name}.{part}": value for part, value in result.parts.items()}
-    # What an environment has named stays.
-    return replace(grade, parts=grade.parts | parts)
+    return replace(grade, parts=parts)
 
 
 def add_batch_rewards(
