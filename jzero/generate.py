@@ -38,7 +38,7 @@ from jzero.model import hub
 from jzero.model.hub import public_name
 from jzero.run.lock import lock_directory
 from jzero.run.workdir import claim_workdir
-from jzero.tasks import find_task, math_problems, rewards, suites
+from jzero.tasks import environment, find_task, math_problems, rewards, suites
 from jzero.tasks.prompts import MATH_TEMPLATES
 from jzero.types import Problem, Turn, grade_of
 
@@ -398,7 +398,10 @@ class RemoteSampler:
         if isinstance(choice.stop_reason, str) and self.settings.rollout.keep_stop:
             text += choice.stop_reason
         key = (problem.id, sample_index)
-        self.pool.submit(key, problem.task, text, problem.gold, self.settings.task)
+        task = self.settings.task
+        episode = rewards.episode_values(problem, text, (), task.reward)
+        episode |= environment.episode_values(problem, sample_index, ())
+        self.pool.submit(key, problem.task, text, problem.gold, task, episode=episode)
         num_tokens = answer.usage.completion_tokens if answer.usage else 0
         return Turn(0, num_tokens, text, choice.finish_reason or "stop")
 

@@ -21,7 +21,7 @@ import numpy as np
 from jzero import algorithms
 from jzero.config import Config
 from jzero.distillation.build import check_teacher, make_teacher
-from jzero.distributed import interrupt, processes
+from jzero.distributed import interrupt, peers, processes
 from jzero.distributed.publish import published_bytes
 from jzero.files import JsonObject
 from jzero.grading.pool import Pool
@@ -57,6 +57,12 @@ from jzero.types import Rollout, State
 HeldOut = dict[str, list[EncodedProblem]]
 
 
+def judge_cache(workdir: Path) -> Path:
+    """Returns the file that keeps what this host's judge has said (task.reward.judge)."""
+    host = f"-{peers.PEERS.process_id}" if peers.has_peers() else ""
+    return workdir / f"judge{host}.jsonl"
+
+
 def train(config: Config, workdir: Path) -> JsonObject:
     """Runs `config` in `workdir`, or resumes the run that is there. Returns summary.json."""
     budget = TimeBudget(config.train.minutes)
@@ -64,7 +70,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     planned_bytes = check(config, workdir)
     config = with_steps(config)
     with (
-        Pool(config.task.grade_workers) as pool,
+        Pool(config.task.grade_workers, judge_cache(workdir)) as pool,
         interrupt.StopSignal(config.train.preemption_notice) as stop,
         contextlib.ExitStack() as cleanup,
     ):

@@ -54,6 +54,8 @@ class Problem:
     task: str  # a key of tasks.TASKS, or "module:function" of a grader
     prompt: Prompt  # with the task's template applied
     gold: JsonValue  # what the grader of the task compares a response with
+    # The columns of the data set's row, where a reward asks for them; None: they are not known.
+    row: dict[str, JsonValue] | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,8 @@ class Grade:
     correct: bool  # whether the response counts as right in accuracies
     reason: str  # "correct", "wrong value", "no answer", "timeout", ...
     seconds: float = 0.0  # wall time inside the grader
-    # The named rewards of which `score` is the weighted sum.
+    # The named rewards of which `score` is the weighted sum; "function.part" is a part of such a
+    # reward, where the function names parts.
     parts: dict[str, float] = field(default_factory=dict)
     # The environment's answer to the response. None ends the episode.
     reply: str | None = None

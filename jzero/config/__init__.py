@@ -23,6 +23,7 @@ from jzero.config.schema import (
     Config,
     CriticConfig,
     EvalConfig,
+    JudgeConfig,
     MemoryConfig,
     MeshConfig,
     ModelConfig,

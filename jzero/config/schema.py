@@ -140,19 +140,55 @@ class ModelConfig:
 
 
 @dataclass
+class JudgeConfig:
+    """The judge: a model behind an OpenAI-compatible API, for the reward judge."""
+
+    url: str = setting("", "Address of the judge's API, such as http://localhost:8000/v1.")
+    model: str = setting("", "Name of the judge's model at the server.")
+    template: str = setting(
+        "",
+        "File with the rubric, the message to the judge, with {prompt}, {response}, {gold}, "
+        "{conversation}, {gold.FIELD} and {row.COLUMN} where these go. Empty: a rubric of jzero's "
+        "own.",
+    )
+    pattern: str = setting(
+        r"(?i)score\W*([0-9]+(?:\.[0-9]+)?)",
+        "Regular expression whose one group is the score in the judge's reply. The last match "
+        "counts.",
+    )
+    scale: float = setting(
+        10.0, "The highest score; the lowest is 0. The reward is the score / scale.", above=0
+    )
+    temperature: float = setting(0.0, "Temperature of the judge's reply.")
+    max_tokens: int = setting(1024, "Most tokens of the judge's reply.", at_least=1)
+    concurrency: int = setting(16, "Requests of a host that wait at the same time.", at_least=1)
+    retries: int = setting(
+        4,
+        "Times that a request is sent again, after 1/2, 1, 2, 4, ... seconds, if the server fails "
+        "or, at a temperature above 0, its reply has no score.",
+    )
+    key_variable: str = setting(
+        "",
+        "Environment variable that holds the server's API key, such as OPENAI_API_KEY. Empty: no "
+        "key is sent.",
+    )
+
+
+@dataclass
 class RewardConfig:
     """The rewards whose weighted sum is a response's score. The default numbers are open-r1's."""
 
     functions: tuple[str, ...] = setting(
         ("accuracy",),
-        "Rewards to sum: names of jzero.tasks.rewards.NAMES, or module:function that takes "
-        "(response, gold, task).",
+        "Rewards to sum: names of jzero.tasks.rewards.NAMES, or functions of your own, "
+        "module:function or FILE.py:function, whose parameters are named response, gold, task, "
+        "prompt, messages, row or turns.",
     )
     weights: tuple[float, ...] = setting((), "One weight for each function. Empty: all are 1.")
     seconds: float = setting(
         60.0,
-        "Wall-clock seconds that one call of a function of your own may take, for example to ask a "
-        "judge over the network. The first call of a process includes the import of its module.",
+        "Wall-clock seconds that one call of a function of your own may take, and one request to "
+        "the judge. The first call of a process includes the import of its module.",
         above=0,
     )
     memory_gib: float = setting(
@@ -160,6 +196,7 @@ class RewardConfig:
         "Address space in GiB that a grader process may have while it calls a function of your "
         "own. 0: no limit.",
     )
+    judge: JudgeConfig = field(default_factory=JudgeConfig)
     unit: str = setting(
         "characters",
         "Unit of lengths in the rewards length and cosine.",
@@ -233,6 +270,12 @@ class TaskConfig:
 
     name: str = setting(
         "countdown", "Task: a key of jzero.tasks.TASKS, or a module that has a TASK."
+    )
+    environment: str = setting(
+        "",
+        "An environment of your own for task.name=environment: module:Class or FILE.py:Class, with "
+        "the methods reset(row, seed) and step(response). Its calls have the limits "
+        "task.reward.seconds and task.reward.memory_gib.",
     )
     data: str = setting(
         "",

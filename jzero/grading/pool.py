@@ -9,6 +9,11 @@ blame. That item gets a second try, because a machine may also kill a worker by 
 scores 0 or, where it was code of the user's that ran, has failed. The other items of the batch go
 back to the queue.
 
+An episode in an environment stays with the worker that holds the environment's state.
+
+If `task.reward.functions` names `judge`, a graded response then goes to a thread that asks the
+judge, and its grade comes back with the judge's reward.
+
 Trainers import this module, but it imports no jax: the workers hold no device.
 """
 
@@ -21,12 +26,16 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import connection
+from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import NamedTuple, Protocol
 
-from jzero.types import Grade
+from jzero.grading.judge import JUDGE, Judge, JudgeError, fill_rubric
+from jzero.types import Grade, JsonValue
 
 MAX_BATCH = 32  # items in one message
 # The wall limit of an item is this many times its CPU limit: the machine may be busy.
@@ -58,6 +67,13 @@ class GraderSettings(Protocol):
     def grade_seconds(self) -> float: ...
 
 
+class _Judging(NamedTuple):
+    """What a judge is to be asked once an item is graded."""
+
+    message: str
+    judge: Judge
+
+
 class _Item(NamedTuple):
     """A response that waits for its grade."""
 
@@ -66,6 +82,9 @@ class _Item(NamedTuple):
     seconds: float  # of CPU time, at most
     message: str  # the item in JSON, as `worker` describes it
     has_ended_worker: bool
+    episode: str = ""  # whose environment a worker holds; "" for a grader without state
+    worker: int | None = None  # the only one that may take the item
+    judging: "_Judging | None" = None  # None: the reward `judge` is not asked for
 
 
 class _Stage(NamedTuple):
@@ -158,7 +177,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
     `counters` counts the graded responses, some of their reasons, and what became of the workers.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, judge_cache: Path | None = None) -> None:
+        """`judge_cache` is a file with what the judge has said; None keeps it in memory alone."""
         self.counters = dict.fromkeys(COUNTERS, 0)
         self._items: deque[_Item] = deque()
         # Of a thread that failed, its exception.
@@ -169,6 +189,10 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._closed = False
         self._notes: set[tuple[str, str]] = set()  # that were shown: function, kind
         self._workers: list[_Worker | None] = [None] * workers
+        self._worker_of_episode: dict[str, int] = {}
+        self._judge_cache = judge_cache
+        self._judge: Judge | None = None
+        self._judging_threads: ThreadPoolExecutor | None = None
         self._threads = []
         for index in range(workers):
             # A daemon, so that a main thread that fails does not wait for a hanging grader.
@@ -184,23 +208,32 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         gold: object,
         settings: GraderSettings,
         earlier: list[tuple[str, Grade | None]] | None = None,
+        episode: Mapping[str, JsonValue] | None = None,
     ) -> None:
         """Queues a response.
 
         `key` comes back with the grade. `grader` is a key of `tasks.TASKS`, or "module:function".
         `gold` and the fields of `settings` must be JSON values. `earlier` are the texts and grades
         of the episode's turns before; if they are given, the task is asked for a reply, too.
+        `episode` are values that reward functions ask for (`tasks.rewards.episode_values`).
         """
         assert not self._closed
         fields = json.dumps(vars(settings), default=vars)
+        judging = self._plan_judging(response, gold, settings, episode or {})
         with self._changed:
             number = self._num_submitted
-            content = [number, grader, response, gold, fields, earlier]
+            content = [number, grader, response, gold, fields, earlier, episode or {}]
             message = json.dumps(content, default=vars)
             seconds = settings.grade_seconds
-            self._items.append(_Item(number, key, seconds, message, has_ended_worker=False))
+            item = _Item(number, key, seconds, message, has_ended_worker=False, judging=judging)
+            if name := (episode or {}).get("episode"):
+                # An episode begins with any worker, and stays with it.
+                is_first = not (episode or {}).get("turns")
+                worker = None if is_first else self._worker_of_episode.get(name)
+                item = item._replace(episode=name, worker=worker)
+            self._items.append(item)
             self._num_submitted += 1
-            self._changed.notify()
+            self._changed.notify_all()
 
     def poll(self, wait: bool = False) -> list[tuple[Hashable, Grade]]:
         """Returns the keys and grades that are ready, in no particular order.
@@ -224,6 +257,9 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             for worker in self._workers:
                 if worker is not None:
                     worker.end()
+        if self._judge is not None and self._judging_threads is not None:
+            self._judge.end()
+            self._judging_threads.shutdown(wait=False, cancel_futures=True)
         for thread in self._threads:
             thread.join()
 
@@ -235,6 +271,52 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             raise result
         self._num_returned += 1
         return result
+
+    # The judge
+
+    def _plan_judging(
+        self,
+        response: str,
+        gold: JsonValue,
+        settings: GraderSettings,
+        episode: Mapping[str, JsonValue],
+    ) -> _Judging | None:
+        """Returns what the judge is to be asked of a response, None where nobody wants to know."""
+        # `python -m jzero.grade` has settings without rewards.
+        rewards = getattr(settings, "reward", None)
+        if rewards is None or JUDGE not in rewards.functions:
+            return None
+        with self._changed:
+            if self._judge is None:
+                self._judge = Judge(rewards.judge, rewards.seconds, self._judge_cache)
+                self._judging_threads = ThreadPoolExecutor(rewards.judge.concurrency)
+            assert self._judge.settings == rewards.judge, "one pool has one judge"
+        message = fill_rubric(rewards.judge, response, gold, episode)
+        return _Judging(message, self._judge)
+
+    def _finish(self, item: _Item, grade: Grade) -> None:
+        """Delivers a grade, after the judge has added its reward if the item asks for that."""
+        if item.judging is None or grade.failed:
+            self._deliver(item, grade)
+            return
+        with self._changed:
+            if self._closed:
+                return
+            assert self._judging_threads is not None, "set where the item was submitted"
+            self._judging_threads.submit(self._ask_judge, item, item.judging, grade)
+
+    def _ask_judge(self, item: _Item, judging: _Judging, grade: Grade) -> None:
+        try:
+            score = judging.judge.score(judging.message)
+        except JudgeError as error:
+            self._show_note(JUDGE, "failed", str(error))
+            reason = f"error: {JUDGE}: {error}"
+            # The episode has no score any more, so that nobody needs a reply.
+            self._deliver(item, replace(grade, reason=reason, failed=True, reply=None))
+        except Exception as error:  # a fault of ours must not leave the run waiting
+            self._grades.put(error)
+        else:
+            self._deliver(item, replace(grade, parts=grade.parts | {JUDGE: score}))
 
     # What the threads run
 
@@ -249,7 +331,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             while not self._closed:
                 worker = self._workers[index] = _Worker()
                 try:
-                    self._serve(worker)
+                    self._serve(worker, index)
                     failed_starts = 0
                 except _NotStarted:
                     failed_starts += 1
@@ -261,7 +343,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             # For whoever polls. After `close` nobody does, and then a worker's end is no error.
             self._grades.put(error)
 
-    def _serve(self, worker: _Worker) -> None:
+    def _serve(self, worker: _Worker, index: int) -> None:
         """Hands batches to a worker, until the pool is closed or the worker ends.
 
         Raises:
@@ -272,13 +354,15 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         try:
             worker.receive(START_SECONDS)  # "ready"
             is_ready = True
-            while batch := self._next_batch():
+            while batch := self._next_batch(index):
                 worker.send(batch)
                 while batch:
                     # The worker began with this item when it answered the last, so that the wait
                     # is this item's time alone.
                     grade = worker.receive_grade(batch[0], self._show_note)
-                    self._deliver(batch.popleft(), grade)
+                    item = batch.popleft()
+                    self._keep_episode(item, index, grade)
+                    self._finish(item, grade)
         except (OSError, EOFError) as error:  # it ended, or a TimeoutError, which is an OSError
             status = worker.end()
             if not is_ready:
@@ -288,17 +372,36 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             self._blame_first(batch, "timeout" if is_late else "killed", worker.stage)
         worker.end()
 
-    def _next_batch(self) -> deque[_Item]:
-        """Waits for items and takes a share of them; returns none once the pool is closed.
+    def _keep_episode(self, item: _Item, index: int, grade: Grade) -> None:
+        """Remembers the worker that holds the environment of an episode, as long as it goes on."""
+        if item.episode:
+            with self._changed:
+                self._worker_of_episode[item.episode] = index
+                if grade.reply is None:
+                    del self._worker_of_episode[item.episode]
+
+    def _next_batch(self, index: int) -> deque[_Item]:
+        """Waits for items that worker `index` may take, and takes a share of them.
+
+        Returns none once the pool is closed.
 
         A share is about half of a worker's part of the queue, so that all workers end together.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._items or self._closed)
+            self._changed.wait_for(lambda: self._closed or self._has_item_for(index))
             if self._closed:
                 return deque()
-            share = 1 + len(self._items) // (2 * len(self._workers))
-            return deque(self._items.popleft() for _ in range(min(MAX_BATCH, share)))
+            share = min(MAX_BATCH, 1 + len(self._items) // (2 * len(self._workers)))
+            batch: deque[_Item] = deque()
+            of_others: deque[_Item] = deque()
+            while self._items and len(batch) < share:
+                item = self._items.popleft()
+                (batch if item.worker in (None, index) else of_others).append(item)
+            self._items.extendleft(reversed(of_others))
+            return batch
+
+    def _has_item_for(self, index: int) -> bool:
+        return any(item.worker in (None, index) for item in self._items)
 
     def _blame_first(self, batch: deque[_Item], reason: str, stage: _Stage) -> None:
         """Queues a batch again whose first item ended its worker.

@@ -3,12 +3,14 @@
 Messages are JSON over one pipe. The process says "ready" once it can grade. Then it takes a list of
 items a message and answers with one message for every item, in their order:
 
-    item    [number, grader, response, gold, settings, earlier turns or null]
+    item    [number, grader, response, gold, settings, earlier turns or null, episode]
     answer  ["answer", number, fields of the Grade]
 
 `grader` is the name of a task or "module:function". `settings` are JSON in a string, because only
 they become a namespace: golds stay as they are. `earlier` are pairs of a turn's text and the fields
-of its grade; with them, the task is asked for a reply to the response, too.
+of its grade; with them, the task is asked for a reply to the response, too. `episode` are the
+values of `tasks.user_functions.FROM_EPISODE` that reward functions ask for, and for an environment
+`tasks.environment.episode_values`.
 
 Two more messages may come before an answer:
 
@@ -128,9 +130,9 @@ def work(descriptor: int) -> None:
     pipe = _Pipe(descriptor)
     pipe.send("ready")
     while True:
-        for number, name, response, gold, settings, earlier in pipe.receive():
+        for number, name, response, gold, settings, earlier, episode in pipe.receive():
             task = json.loads(settings, object_hook=_namespace)
-            grade = _grade(pipe, name, response, gold, task, earlier)
+            grade = _grade(pipe, name, response, gold, task, earlier, episode)
             pipe.send("answer", number, vars(grade))
 
 
@@ -214,6 +216,7 @@ def _grade(
     gold: object,
     task: "TaskConfig",
     earlier: EarlierTurns | None,
+    episode: dict[str, JsonValue],
 ) -> Grade:
     """Returns the grade of one response, with the seconds that grading took.
 
@@ -231,7 +234,7 @@ def _grade(
     start = time.perf_counter()
     try:
         with _shown_once(pipe, name):
-            grade = _grade_and_reply(pipe, name, response, gold, task, earlier)
+            grade = _grade_and_reply(pipe, name, response, gold, task, earlier, episode)
     except MemoryError:
         os._exit(1)  # at once: a clean-up takes memory, and a new process has a clean heap
     except _FunctionFailedError as failure:
@@ -239,7 +242,8 @@ def _grade(
         assert cause is not None, f"{failure=}"
         reason = f"error: {failure.function}: {_describe(cause)}"
         _note_traceback(pipe, failure.function, cause)
-        grade = replace(failure.grade, reason=reason[:MAX_REASON], failed=True)
+        # The episode has no score any more, so that nobody needs a reply.
+        grade = replace(failure.grade, reason=reason[:MAX_REASON], failed=True, reply=None)
     except (Exception, SystemExit) as error:  # graders of users, and what a response makes them do
         _note_traceback(pipe, name, error)
         reason = f"error: {_describe(error)}"
@@ -298,31 +302,80 @@ def _grade_and_reply(
     gold: object,
     task: "TaskConfig",
     earlier: EarlierTurns | None,
+    episode: dict[str, JsonValue],
 ) -> Grade:
-    from jzero.tasks import rewards
+    from jzero.tasks import environment, rewards, user_functions
 
-    def call(function: str, response: str, gold: JsonValue, task: "TaskConfig") -> float | None:
+    grade = Grade(0.0, False, "")
+    is_users = _is_users(name)
+
+    def call(
+        function: str, response: str, gold: JsonValue, task: "TaskConfig"
+    ) -> user_functions.Reward | None:
         """Calls a reward function of the user's within limits of its own."""
-        limits = task.reward
-        pipe.send_stage(True, function, limits.seconds, grade)
-        try:
-            with _users_limits(limits.memory_gib), _shown_once(pipe, function):
-                reward = rewards.call_function(function, response, gold, task)
-        except (Exception, SystemExit) as error:
-            raise _FunctionFailedError(function, grade) from error
-        pipe.send_stage(_is_users(name), "", None, grade)
-        return reward
+        values = {"response": response, "gold": gold, "task": task, **episode}
+        if "turns" in episode:
+            values["turns"] = [*_turns(episode["turns"]), (response, grade)]
+        with _running_users(pipe, function, task, grade, is_users):
+            rewards.check_function(function)
+            return user_functions.call_function(function, values)
 
-    grader = _grader(name)
-    grade = _checked(grader.grade(response, gold, task))
+    # An environment is code of the user's, and has the limits of a reward function.
+    if name == environment.NAME and "episode" in episode:
+        earlier_turns = _turns(episode["turns"])
+        with _running_users(pipe, task.environment, task, grade, is_users):
+            result = environment.step(
+                task.environment,
+                episode["episode"],
+                gold,
+                earlier_turns,
+                response,
+                is_last=earlier is None,
+            )
+        grade = environment.to_grade(result)
+    elif name == environment.RESETTER:
+        with _running_users(pipe, task.environment, task, grade, is_users):
+            return environment.reset_for_prompt(response, gold, task)
+    else:
+        grade = _checked(_grader(name).grade(response, gold, task))
+
+    parts_of_environment = grade.parts if name == environment.NAME else {}
     grade = rewards.add_response_rewards(grade, response, gold, task, call)
-    if earlier is None or grader.reply is None:
+    grade = replace(grade, parts=parts_of_environment | grade.parts)
+    reply = _grader(name).reply
+    if earlier is None or reply is None:
         return grade
-    turns = [(text, Grade(**fields)) for text, fields in earlier]
-    reply = grader.reply(gold, [*turns, (response, grade)], task)
-    if reply is not None and not isinstance(reply, str):
-        raise TypeError(f"the reply is {reply!r:.80}: it has to be text or None")
-    return replace(grade, reply=reply)
+    text = reply(gold, [*_turns(earlier), (response, grade)], task)
+    if text is not None and not isinstance(text, str):
+        raise TypeError(f"the reply is {text!r:.80}: it has to be text or None")
+    return replace(grade, reply=text)
+
+
+def _turns(fields: list[Any]) -> list[tuple[str, Grade]]:
+    """Returns turns from the pairs that a message has: a text, and the fields of its grade."""
+    return [(text, Grade(**grade)) for text, grade in fields]
+
+
+@contextlib.contextmanager
+def _running_users(
+    pipe: _Pipe, function: str, task: "TaskConfig", grade: Grade, is_users: bool
+) -> Iterator[None]:
+    """Runs code of the user's within limits of its own.
+
+    `function` is its name, `grade` the grader's verdict so far, and `is_users` says whether the
+    grader, which goes on afterwards, is the user's, too.
+
+    Raises:
+        _FunctionFailedError: the code raised.
+    """
+    limits = task.reward
+    pipe.send_stage(True, function, limits.seconds, grade)
+    try:
+        with _users_limits(limits.memory_gib), _shown_once(pipe, function):
+            yield
+    except (Exception, SystemExit) as error:
+        raise _FunctionFailedError(function, grade) from error
+    pipe.send_stage(is_users, "", None, grade)
 
 
 def _checked(grade: object) -> Grade:

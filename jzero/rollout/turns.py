@@ -17,7 +17,7 @@ from jzero.grading.pool import Pool
 from jzero.model import tokenizer
 from jzero.rollout.engine import Engine
 from jzero.rollout.sequence import Reply, Sequence
-from jzero.tasks import find_task
+from jzero.tasks import environment, find_task, rewards
 from jzero.types import Grade, Problem
 
 
@@ -36,17 +36,19 @@ class TurnGrader:
     def submit(self, sequence: Sequence) -> None:
         """Submits the turn that just ended, for a grade and, if a turn may follow, for a reply."""
         problem = self.problem_of(sequence.prompt_id)
+        turns_before = [(turn.text, turn.grade) for turn in sequence.turns[:-1]]
         earlier_turns = None
         # A suite may ask problems of another task. The settings are not that task's, so it is
         # answered in one turn.
         is_own_problem = problem.task == self.task.name
         if is_own_problem and len(sequence.turns) < self.engine.settings.max_turns:
-            earlier_turns = [(turn.text, turn.grade) for turn in sequence.turns[:-1]]
+            earlier_turns = turns_before
         key = sequence.prompt_id, sequence.sample_index
         self.in_grading[key] = sequence
-        self.pool.submit(
-            key, problem.task, sequence.turn_text, problem.gold, self.task, earlier_turns
-        )
+        text = sequence.turn_text
+        episode = rewards.episode_values(problem, text, turns_before, self.task.reward)
+        episode |= environment.episode_values(problem, sequence.sample_index, turns_before)
+        self.pool.submit(key, problem.task, text, problem.gold, self.task, earlier_turns, episode)
 
     def poll_replies(self, wait: bool) -> list[Reply]:
         """Stores the grades that have arrived, and returns the replies as `Scheduler.run` asks."""
@@ -67,9 +69,14 @@ class TurnGrader:
 
         They start with the end of the turn, unless the policy sampled it. Returns None if the
         episode is over: the task has no reply, the turn solved the problem and task.stop_on_success
-        is set, or no token of another turn would fit into the episode.
+        is set, or no token of another turn would fit into the episode. An environment of the user's
+        ends its episodes itself, whatever task.stop_on_success says.
         """
-        if grade.reply is None or (grade.correct and self.task.stop_on_success):
+        if grade.reply is None:
+            return None
+        # An environment says for itself when an episode is over.
+        stops_on_success = self.task.stop_on_success and not self.task.environment
+        if grade.correct and stops_on_success:
             return None
         task = find_task(self.problem_of(sequence.prompt_id).task)
         plain_template = task.find_template(self.task.template).reply

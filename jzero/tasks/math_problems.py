@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
 from jzero.grading import extract, verdict
-from jzero.tasks import overlap, problem_sets
+from jzero.tasks import overlap, problem_sets, rewards
 from jzero.tasks.problem_sets import Row
 from jzero.tasks.prompts import (
     BOXED,
@@ -60,7 +60,8 @@ def to_problem(
         # A file says for itself what to do: only the templates of jzero have an instruction.
         system_prompt = task.system_prompt or ("" if template.path else instruction)
         prompt = template.render(values, system_prompt=system_prompt)
-    return Problem(id, task_name, prompt, {"answer": row.answer, "question": row.problem})
+    gold = {"answer": row.answer, "question": row.problem}
+    return Problem(id, task_name, prompt, gold, row.columns)
 
 
 # Data.
@@ -94,6 +95,7 @@ def load_sets(task: TaskConfig) -> QuestionSets:
         level_max=task.level_max,
         verifier=task.verifier,
         prompt_column=math_template(task.template).column,
+        with_columns=rewards.need_columns(task.reward),
     )
 
 
@@ -111,6 +113,7 @@ def _load_sets(
     level_max: int,
     verifier: str,
     prompt_column: str = "",
+    with_columns: bool = False,
 ) -> QuestionSets:
     sources = [source.strip() for source in data.split(",") if source.strip()]
     if eval_data:
@@ -124,7 +127,12 @@ def _load_sets(
     for source in held_out_sources:
         dataset = problem_sets.choose_split(source, eval_split, "test", "task.eval_split")
         held_out += problem_sets.read_rows(
-            dataset, problem_column, answer_column, source, prompt_column
+            dataset,
+            problem_column,
+            answer_column,
+            source,
+            prompt_column,
+            with_columns=with_columns,
         )
     held_out_digests = {overlap.digest(row.problem) for row in held_out}
 
@@ -137,7 +145,14 @@ def _load_sets(
         dataset = problem_sets.select_levels(dataset, level_min, level_max, source)
         if 0 < max_train < len(dataset):
             dataset = dataset.select(range(max_train))
-        rows = problem_sets.read_rows(dataset, problem_column, answer_column, source, prompt_column)
+        rows = problem_sets.read_rows(
+            dataset,
+            problem_column,
+            answer_column,
+            source,
+            prompt_column,
+            with_columns=with_columns,
+        )
         if overlap.has_gsm8k_test_questions([row.problem for row in rows]):
             raise UserError(
                 f"task.data={source} holds GSM8K's test questions among its {len(rows)} rows: "
@@ -205,7 +220,12 @@ def split_problems(task: TaskConfig, split: str, *, with_gold: bool) -> list[Pro
         dataset = problem_sets.select_levels(dataset, task.level_min, task.level_max, source)
         if with_gold:
             rows = problem_sets.read_rows(
-                dataset, task.problem_column, task.answer_column, source, prompt_column
+                dataset,
+                task.problem_column,
+                task.answer_column,
+                source,
+                prompt_column,
+                with_columns=rewards.need_columns(task.reward),
             )
             rows = [row for row in rows if grades_itself(row.answer, task.verifier)]
         else:

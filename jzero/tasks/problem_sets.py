@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
-from jzero.errors import UserError
+from jzero.errors import UserError, shown
 from jzero.types import JsonValue, Prompt
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class Row(NamedTuple):
     problem: str
     answer: JsonValue
     prompt: Prompt | None = None
+    columns: dict[str, JsonValue] | None = None  # all of the row, where a reward asks for them
 
 
 class Stream(Protocol[RowType_co]):
@@ -294,22 +295,47 @@ def read_rows(
     answer_column: str,
     source: str,
     prompt_column: str = "",
+    *,
+    with_columns: bool = False,
 ) -> list[Row]:
     """Returns the questions and answers of a set; "" stands for the columns' usual names.
 
     Rows have a prompt where `prompt_column` names the column that holds it. The question of such a
     row is then in the column of questions or, if the set has none, the prompt's own words.
+    `with_columns` keeps all columns of every row beside these.
 
     Raises:
         UserError: the set does not have the columns, or they hold something else.
     """
+    columns = read_columns(dataset, source) if with_columns else [None] * len(dataset)
     if "." in answer_column:
         dataset = dataset.flatten()  # {"reward_model": {"ground_truth": 1}}, the layout of verl
     rows = read_rows_without_answers(dataset, problem_column, source, prompt_column)
     answer_name = find_column(dataset, "answer", source, answer_column)
     answers = [final_answer(answer) for answer in dataset[answer_name][:]]
-    pairs = zip(rows, answers, strict=True)
-    return [Row(row.problem, answer, row.prompt) for row, answer in pairs]
+    return [
+        Row(row.problem, answer, row.prompt, values)
+        for row, answer, values in zip(rows, answers, columns, strict=True)
+    ]
+
+
+def read_columns(dataset: datasets.Dataset, source: str) -> list[dict[str, JsonValue]]:
+    """Returns all columns of each row, by their names.
+
+    Raises:
+        UserError: a column holds what JSON has no value for, such as images or dates.
+    """
+    rows = [dict(row) for row in dataset]
+    for number, row in enumerate(rows):
+        for name, value in row.items():
+            try:
+                json.dumps(value)
+            except TypeError:
+                raise UserError(
+                    f"data {source} row {number}: the column {name} holds {shown(value)}, which is "
+                    "no value of JSON: a reward that asks for row needs a set without that column"
+                ) from None
+    return rows
 
 
 def read_rows_without_answers(

@@ -1,7 +1,8 @@
 """Prompt templates: what the policy reads before a response, and between one response and the next.
 
 `task.template` chooses a template by its name in the table of the task: `COUNTDOWN_TEMPLATES`,
-`MATH_TEMPLATES`, `CODE_TEMPLATES`, `GUESS_TEMPLATES`. It may also be one of these:
+`MATH_TEMPLATES`, `CODE_TEMPLATES`, `GUESS_TEMPLATES`, `ENVIRONMENT_TEMPLATES`. It may also be one
+of these:
 
 - "FILE": a file with the whole prompt, in plain text or in Jinja (`template_files`)
 - "chat:FILE": a file with the message of a user, for the tokenizer's chat template
@@ -282,6 +283,12 @@ CODE_TEMPLATES: dict[str, PromptTemplate] = {
 
 
 # Guess. The value is {largest}.
+
+# Environments of the user's. The value is {observation}, the text that `reset` returns.
+ENVIRONMENT_TEMPLATES: dict[str, PromptTemplate] = {
+    "chat": PromptTemplate(prompt="{observation}", chat=True),
+    "plain": PromptTemplate(prompt="{observation}", reply=PLAIN_REPLY),
+}
 
 GUESS_TEMPLATES: dict[str, PromptTemplate] = {
     "plain": PromptTemplate(prompt="1-{largest}\n", reply=PLAIN_REPLY),

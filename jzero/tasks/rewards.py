@@ -1,14 +1,15 @@
 """Rewards: a score is the weighted sum of the functions that `task.reward.functions` names.
 
-There are five kinds of function:
+There are six kinds of function:
 - "accuracy" is the score of the task's own grader.
 - The functions of RESPONSE_REWARDS look at one response. They run in the grader process.
 - The functions of PROBLEM_REWARDS look at one response and its problem, such as a program and its
   tests. They run in the grader process.
 - The functions of BATCH_REWARDS look at lengths, or compare the responses of a batch. They run
   where the grades of a batch are collected.
-- "module:function" is a function of the user's, called in the grader process as
-  `function(response, gold, task)`. It returns a number, or None where it does not apply.
+- "judge" is a model that is asked over the network (`jzero.grading.judge`).
+- "module:function" and "FILE.py:function" are functions of the user's, called in the grader process
+  with what their parameters ask for (`user_functions`).
 
 To add a function to jzero, write it here and add a line to one of the three tables. Names, formulas
 and defaults are those of open-r1 (github.com/huggingface/open-r1, rewards.py).
@@ -16,21 +17,22 @@ and defaults are those of open-r1 (github.com/huggingface/open-r1, rewards.py).
 
 from __future__ import annotations
 
-import math
-import pkgutil
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float, Real
 
 from jzero.errors import UserError
+from jzero.grading import judge
+from jzero.grading.judge import JUDGE
 from jzero.sandbox.client import SandboxError
-from jzero.tasks import code
-from jzero.types import Grade, JsonValue
+from jzero.tasks import code, user_functions
+from jzero.tasks.user_functions import Reward
+from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
     from jzero.config import RewardConfig, TaskConfig
@@ -190,9 +192,7 @@ BATCH_REWARDS: dict[str, BatchReward] = {
 # These count tokens, whatever `task.reward.unit` says.
 _ALWAYS_IN_TOKENS = ("soft_overlong",)
 
-UserReward = Callable[[str, JsonValue, "TaskConfig"], float | None]
-
-NAMES = ("accuracy", *RESPONSE_REWARDS, *PROBLEM_REWARDS, *BATCH_REWARDS)
+NAMES = ("accuracy", *RESPONSE_REWARDS, *PROBLEM_REWARDS, *BATCH_REWARDS, JUDGE)
 
 
 # The sum.
@@ -207,12 +207,19 @@ def check_rewards(settings: RewardConfig) -> None:
     """
     for name, count in Counter(settings.functions).items():
         if name not in NAMES:
-            _find_function(name)
+            check_function(name)
         if count > 1:
             raise UserError(
                 f"task.reward.functions names {name} {count} times: name it once, and give it a "
                 "weight in task.reward.weights"
             )
+    if JUDGE in settings.functions:
+        judge.check_judge(settings.judge)
+    elif settings.judge.url:
+        raise UserError(
+            f"task.reward.judge.url={settings.judge.url} is not used: add judge to "
+            "task.reward.functions, or leave the url empty"
+        )
     weights, count = settings.weights, len(settings.functions)
     are_numbers = all(isinstance(weight, int | float) for weight in weights)
     if weights and (len(weights) != count or not are_numbers):
@@ -221,42 +228,67 @@ def check_rewards(settings: RewardConfig) -> None:
         )
 
 
-def _find_function(name: str) -> UserReward:
-    """Returns the user's function "module:function"; raises UserError if there is none."""
+def check_function(name: str) -> None:
+    """Raises UserError if there is no function of the user's `name`, or it cannot be called."""
     try:
-        function = pkgutil.resolve_name(name)
-        if not callable(function):
-            raise TypeError("no function")
+        user_functions.parameter_names(name)
+    except UserError:
+        raise
     except Exception as error:  # the module is the user's: its import may raise anything
         raise UserError(
             f"task.reward.functions: {name!r} is not one of {', '.join(NAMES)} or a "
-            f"module:function ({type(error).__name__}: {error}); give the flag once for each"
+            f"module:function or FILE.py:function ({type(error).__name__}: {error}); give the flag "
+            "once for each"
         ) from None
-    return cast(UserReward, function)
 
 
-CallFunction = Callable[[str, str, JsonValue, "TaskConfig"], float | None]
+def users_functions(settings: RewardConfig) -> list[str]:
+    """Returns the names in `task.reward.functions` that are functions of the user's."""
+    return [name for name in settings.functions if name not in NAMES]
 
 
-def call_function(name: str, response: str, gold: JsonValue, task: TaskConfig) -> float | None:
-    """Calls the user's function "module:function"; None means that it does not apply.
+def need_columns(settings: RewardConfig) -> bool:
+    """Returns whether a reward asks for the columns of the data set; raises as `asked_for`."""
+    return "row" in asked_for(settings)
+
+
+def asked_for(settings: RewardConfig) -> frozenset[str]:
+    """Returns which values of an episode the rewards ask for, of `user_functions.FROM_EPISODE`.
 
     Raises:
-        TypeError, ValueError: the function returned something else than a finite number or None.
-        Exception: whatever the function raises.
+        UserError: a function of the user's cannot be found or called.
     """
-    reward = _find_function(name)(response, gold, task)
-    if reward is None:
-        return None
-    if isinstance(reward, str | bytes):
-        raise TypeError(f"returned {reward!r:.80}: a reward is a number or None")
-    try:
-        number = float(reward)
-    except (TypeError, ValueError):
-        raise TypeError(f"returned {reward!r:.80}: a reward is a number or None") from None
-    if not math.isfinite(number):
-        raise ValueError(f"returned {number}: a reward is a finite number or None")
-    return number
+    names = users_functions(settings)
+    for name in names:
+        check_function(name)
+    asked = user_functions.asked_for(names)
+    return asked | judge.asked_for(settings.judge) if JUDGE in settings.functions else asked
+
+
+def episode_values(
+    problem: Problem, response: str, earlier: user_functions.Turns, settings: RewardConfig
+) -> dict[str, JsonValue]:
+    """Returns what the rewards ask for of an episode, beside the response and the gold.
+
+    The arguments are those of `user_functions.episode_values`.
+    """
+    return user_functions.episode_values(problem, response, earlier, asked_for(settings))
+
+
+# The user's function `name`, called for one response: (name, response, gold, task) -> reward.
+CallFunction = Callable[[str, str, JsonValue, "TaskConfig"], Reward | None]
+
+
+def call_function(name: str, response: str, gold: JsonValue, task: TaskConfig) -> Reward | None:
+    """Calls a function of the user's that asks for nothing of the episode.
+
+    Raises:
+        UserError: there is no such function.
+        Exception: whatever `user_functions.call_function` raises.
+    """
+    check_function(name)
+    values = {"response": response, "gold": gold, "task": task}
+    return user_functions.call_function(name, values)
 
 
 def add_response_rewards(
@@ -286,9 +318,10 @@ def add_response_rewards(
             if reward is not None:
                 parts[name] = reward
         elif name not in NAMES:
-            reward = call(name, response, gold, task)
-            if reward is not None:
-                parts[name] = reward
+            result = call(name, response, gold, task)
+            if result is not None:
+                parts[name] = result.value
+                parts |= {f"{name}.{part}": value for part, value in result.parts.items()}
     return replace(grade, parts=parts)
 
 
@@ -321,6 +354,9 @@ def add_batch_rewards(
         # to a response adds nothing to its score.
         parts = {name: known[name] for name in weights if name in known}
         score = sum(weights[name] * part for name, part in parts.items())
+        # The named parts of a function's result are metrics alone: its reward has them already.
+        for name, part in grade.parts.items():
+            parts.setdefault(name, part)
         if grade.failed:  # a part is missing, and without it the sum is no score
             score = 0.0
         done.append(replace(grade, score=score, parts=parts))

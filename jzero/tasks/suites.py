@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from jzero.errors import UserError
 from jzero.grading.extract import last_box, last_number
-from jzero.tasks import countdown, math_problems, problem_sets
+from jzero.tasks import countdown, math_problems, problem_sets, rewards
 from jzero.tasks.prompts import BOXED, COUNTDOWN_TEMPLATES
 from jzero.types import Grade, JsonValue, Problem
 
@@ -139,7 +139,14 @@ def load_suite(spec: str, task: TaskConfig, limit: int, seed: int) -> tuple[str,
         ]
     else:
         prompt_column = math_problems.math_template(task.template).column
-        rows = problem_sets.read_rows(dataset, "", "", suite.data, prompt_column)
+        rows = problem_sets.read_rows(
+            dataset,
+            "",
+            "",
+            suite.data,
+            prompt_column,
+            with_columns=rewards.need_columns(task.reward),
+        )
         problems = [
             math_problems.to_problem(task, suite.kind, f"{name}/{i}", row)
             for i, row in enumerate(rows)

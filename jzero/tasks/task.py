@@ -15,11 +15,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
-from jzero.tasks import code, code_toy, countdown, countdown_warm_start, guess, math_problems
+from jzero.tasks import (
+    code,
+    code_toy,
+    countdown,
+    countdown_warm_start,
+    environment,
+    guess,
+    math_problems,
+)
 from jzero.tasks.options import read_options
 from jzero.tasks.prompts import (
     CODE_TEMPLATES,
     COUNTDOWN_TEMPLATES,
+    ENVIRONMENT_TEMPLATES,
     GUESS_TEMPLATES,
     MATH_TEMPLATES,
     PromptTemplate,
@@ -171,6 +180,16 @@ TASKS: dict[str, Task] = {
         reply=guess.reply,
         prompt_values=("largest",),
     ),
+    environment.NAME: Task(
+        train_problems=environment.train_problems,
+        eval_problems=environment.eval_problems,
+        grade=environment.grade,
+        templates=ENVIRONMENT_TEMPLATES,
+        num_train_problems=environment.num_train_problems,
+        reply=environment.reply,
+        check=environment.check,
+        prompt_values=("observation",),
+    ),
 }
 
 
@@ -224,6 +243,16 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
             f"task.options={task.options}: task.name={task.name} has no options of its own"
         )
     found.check(task)
+    if task.environment and task.name != environment.NAME:
+        raise UserError(
+            f"task.environment={task.environment} is not used by task.name={task.name}: set "
+            f"task.name={environment.NAME}, or task.environment="
+        )
+    if task.environment and max_turns > 1 and task.turn_reward != "score":
+        raise UserError(
+            f"task.turn_reward={task.turn_reward} replaces the rewards of task.environment="
+            f"{task.environment}: set task.turn_reward=score"
+        )
     if max_turns > 1 and not _has_replies(found, template):
         known = [
             f"{name} ({', '.join(entry.templates)})" for name, entry in TASKS.items() if entry.reply

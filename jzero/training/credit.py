@@ -164,7 +164,7 @@ def turn_parts(rollout: Rollout, config: Config) -> list[list[float]]:
     parts = []
     for turn in rollout.turns:
         grade = grade_of(turn)
-        known = grade.parts or {"accuracy": grade.score}
+        known = {"accuracy": grade.score} | grade.parts
         rewards = [known.get(name, np.nan) for name in names]
         if turn.finish_reason == "length" and algorithm.truncated in ("fixed", "ignore"):
             rewards = [algorithm.truncated_score] * len(rewards)

@@ -39,7 +39,7 @@ def graded(pool: Pool, function: str, **limits: float) -> Grade:
     [
         ("misspelt", "error: users_functions:misspelt: NameError: name 'respons' is not defined"),
         ("text", "error: users_functions:text: TypeError: returned '1.0'"),
-        ("table", "error: users_functions:table: TypeError: returned {'score': 1.0}"),
+        ("table", "error: users_functions:table: TypeError: returned 'high'"),
         ("nan", "error: users_functions:nan: ValueError: returned nan"),
         ("refused", "error: users_functions:refused: ConnectionRefusedError"),
         ("leave", "error: users_functions:leave: SystemExit: 3"),

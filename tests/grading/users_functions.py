@@ -25,7 +25,7 @@ def text(response, gold, task):
 
 
 def table(response, gold, task):
-    return {"score": 1.0}
+    return {"score": "high"}
 
 
 def nan(response, gold, task):

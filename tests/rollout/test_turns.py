@@ -4,6 +4,7 @@ What is trained on such episodes is tested in tests/training/test_turns_in_train
 """
 
 import json
+import re
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,7 +31,7 @@ from jzero.rollout.sequence import DecodeCounters, Reply, Sequence, make_groups
 from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.rollout.turns import TurnGrader
 from jzero.run import trajectories
-from jzero.tasks import TASKS, guess
+from jzero.tasks import TASKS, find_task, guess
 from jzero.types import Grade, Problem, Rollout, Turn, grade_of
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
@@ -139,11 +140,18 @@ def test_a_problem_of_another_task_is_answered_in_one_turn() -> None:
 
 def play(num_problems: int = 16, group_size: int = 4, **task: object) -> list[Rollout]:
     """Returns graded games of the trained player, with `task` settings changed."""
-    player = trained_player()
     task_settings = tiny_settings(task=task).task
+    problems = guess.train_problems(task_settings, 0, 0, num_problems)
+    return play_problems(task_settings, problems, group_size)
+
+
+def play_problems(
+    task: config.TaskConfig, problems: list[Problem], group_size: int = 4
+) -> list[Rollout]:
+    """Returns graded games of the trained player on given problems."""
+    player = trained_player()
     with Pool(2) as pool:
-        sampler = replace(player.sampler, pool=pool, task=task_settings)
-        problems = guess.train_problems(task_settings, 0, 0, num_problems)
+        sampler = replace(player.sampler, pool=pool, task=task)
         rollouts, _ = sampler.sample_rollouts(
             player.params, sampler.encode_problems(problems), group_size, 1.0, (0, 0), version=5
         )
@@ -202,6 +210,35 @@ def test_rewards_and_the_end_of_an_episode() -> None:
         assert grade_of(rollout).correct == any(is_right)
         num_solved += any(is_right)
     assert 0 < num_solved < len(rollouts)
+
+
+def test_an_environment_with_state_plays_as_the_task_that_keeps_none(tmp_path: Path) -> None:
+    """The class of docs/environments.md is the game of the task guess, with the same hints."""
+    page = (runs.ROOT / "docs/environments.md").read_text(encoding="utf-8")
+    [source] = re.findall(r"<!-- file: halving.py -->\n```python\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "halving.py"
+    path.write_text(source, encoding="utf-8")
+    task = tiny_settings(
+        task={
+            "name": "environment",
+            "environment": f"{path}:Guess",
+            "turn_reward": "score",
+        }
+    ).task
+    problems = find_task("environment").train_problems(task, 0, 0, 16)
+    same = [replace(p, task="guess", gold=1 + p.gold["seed"] % 7) for p in problems]
+
+    in_environment = play_problems(task, problems)
+    in_task = play_problems(tiny_settings().task, same)
+
+    assert max(len(rollout.turns) for rollout in in_environment) == 3
+    for rollout, other in zip(in_environment, in_task, strict=True):
+        assert rollout.tokens.tolist() == other.tokens.tolist()
+        assert rollout.sampled.tolist() == other.sampled.tolist()
+        grade, other_grade = grade_of(rollout), grade_of(other)
+        assert grade.correct == other_grade.correct and not grade.failed
+        found = 1 + 0.1 / len(rollout.turns) if grade.correct else 0.0
+        assert grade.score == pytest.approx(found)
 
 
 def test_turns_are_counted_in_the_metrics() -> None:
