@@ -146,8 +146,9 @@ def _rebuild(name: str, gold: JsonValue, earlier: Turns) -> _Instance:
 
 def _reset(environment: Environment, row: JsonValue, seed: int) -> Prompt:
     observation = _awaited(environment.reset(row, seed))
-    is_messages = isinstance(observation, list) and bool(observation)
-    if isinstance(observation, str) or (is_messages and all(map(_is_message, observation))):
+    if isinstance(observation, str):
+        return observation
+    if isinstance(observation, list) and observation and all(map(_is_message, observation)):
         return cast(Prompt, observation)
     raise TypeError(f"reset returned {observation!r:.80}: it has to be text or chat messages")
 
