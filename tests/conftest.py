@@ -33,6 +33,7 @@ if importlib.metadata.version("jaxlib").startswith("0.10."):
 # Tests import recipes of the folder configs.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import hypothesis
 import jax
 import jaxtyping
 import pytest
@@ -55,6 +56,10 @@ JAXTYPED = (
 jaxtyping.install_import_hook(JAXTYPED, "beartype.beartype")
 
 jax.config.update("jax_num_cpu_devices", 8)
+
+# On a busy machine any example may take long: no property fails by the clock.
+hypothesis.settings.register_profile("without deadline", deadline=None)
+hypothesis.settings.load_profile("without deadline")
 
 TESTS = Path(__file__).resolve().parent
 SHARED = Path(__file__).resolve().parents[2] / "shared"
