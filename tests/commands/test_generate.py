@@ -337,7 +337,7 @@ def test_a_mistake_of_ours_is_not_blamed_on_the_server(
 ) -> None:
     pytest.importorskip("openai")
 
-    def submit(*_) -> Never:
+    def submit(*_: object, **__: object) -> Never:
         raise mistake("a fault of jzero")
 
     monkeypatch.setattr(Pool, "submit", submit)
