@@ -66,11 +66,15 @@ def server_processes(sandbox: Sandbox) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Returns the processes below a process."""
+    """Returns the processes below a process.
+
+    A process may end between its listing and the look at it. Then opening the file fails, or
+    reading it does.
+    """
     found = []
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return []
     for child in map(int, text.split()):
         found += [child, *descendants(child)]
