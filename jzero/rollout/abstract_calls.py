@@ -54,7 +54,7 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
     """Returns the arguments of `insert` after the state."""
     model, prompts = engine.model, rows * engine.num_shards
     kv = jax.ShapeDtypeStruct(
-        (model.num_hidden_layers, prompts, width, model.num_key_value_heads, model.head_dim),
+        (len(model.attention_layers), prompts, width, model.num_key_value_heads, model.head_dim),
         engine.dtype,
         sharding=engine.get_prefix_destination_sharding().k,
     )
@@ -65,6 +65,7 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
         tokens=by_slot(engine, first_tokens),
         logps=by_slot(engine, first_tokens, jnp.float32),
         kept=by_slot(engine, (*first_tokens, engine.num_kept)) if engine.num_kept else None,
+        slot_state=engine.abstract_slot_state(rows),
     )
     arrivals = next_power_of_two(engine.slots_per_shard, SMALLEST_INSERT)
     copies = rows * width // engine.settings.page_size + arrivals

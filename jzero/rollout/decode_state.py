@@ -5,13 +5,15 @@ gives it back and returns `ResultTokens` beside it (`programs.py`). The names ar
 `Arrival` and a `ResumePoint` are what the host says about one slot; they travel as columns of an
 integer array.
 
-Dimensions: L layers, K KV heads, D head dim, T tokens of a padded prompt, G samples of a prompt.
+Dimensions: L layers with attention, or in `slot_state` those with a gated delta net, K KV heads,
+D head dim, T tokens of a padded prompt, G samples of a prompt.
 "slots" and "prompts" are those of all slot shards; inside a program they are those of one shard.
 """
 
 from typing import Generic, NamedTuple, TypeVar
 
 from jax.sharding import PartitionSpec as P
+from jaxtyping import PyTree
 
 Leaf = TypeVar("Leaf")
 """A jax.Array, or what describes one: its PartitionSpec, its sharding, its ShapeDtypeStruct."""
@@ -28,6 +30,7 @@ class Prefix(NamedTuple, Generic[Leaf]):
     tokens: Leaf  # i32[prompts, G]
     logps: Leaf  # f32[prompts, G], as in ResultTokens
     kept: Leaf | None = None  # i32[prompts, G, K], as in ResultTokens
+    slot_state: PyTree = None  # leaves [L, prompts, ...], after the last tokens; or None
 
 
 class DecodeState(NamedTuple, Generic[Leaf]):
@@ -47,6 +50,9 @@ class DecodeState(NamedTuple, Generic[Leaf]):
     requests: Leaf  # i32[slots] the number that keys the noise of the sequence
     temperature: Leaf  # f32[slots]
     active: Leaf  # bool[slots] whether the slot decodes
+    # What layers without attention keep of the sequence in a slot (`slot_state.py`): a DeltaState
+    # of leaves [L, slots, ...]. None if all layers have attention.
+    slot_state: PyTree = None
 
 
 class ResultTokens(NamedTuple, Generic[Leaf]):

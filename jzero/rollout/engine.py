@@ -32,11 +32,13 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, PyTree
 
 from jzero.config import RolloutConfig
 from jzero.errors import UserError
 from jzero.model import qwen
+from jzero.model.delta_net import DeltaState
+from jzero.rollout import slot_state
 from jzero.rollout.decode_state import (
     Arrival,
     DecodeState,
@@ -235,7 +237,14 @@ class Engine:
         kv_axis = self.program_settings.kv_axis
         kv = NamedSharding(self.mesh, P(None, "slots", None, kv_axis))
         rest = NamedSharding(self.mesh, P("slots"))
-        return Prefix(k=kv, v=kv, tokens=rest, logps=rest, kept=rest if self.num_kept else None)
+        return Prefix(
+            k=kv,
+            v=kv,
+            tokens=rest,
+            logps=rest,
+            kept=rest if self.num_kept else None,
+            slot_state=jax.tree.map(lambda x: x.sharding, self.abstract_slot_state(1)),
+        )
 
     def load_params(self, params: qwen.Params, shardings: qwen.Params) -> qwen.Params:
         """Returns weights in the decoder's dtype and layout.
@@ -250,7 +259,7 @@ class Engine:
         split = static.tensor if static.kv_axis else 1
         # A kernel may want several heads in one row, or a head padded to a wider row.
         rows, width = static.attention.pool_rows(model.num_key_value_heads // split, model.head_dim)
-        num_pages = self.num_shards * model.num_hidden_layers * self.pages_per_shard
+        num_pages = self.num_shards * len(model.attention_layers) * self.pages_per_shard
         pool = self.abstract_array(
             (split * rows, num_pages, self.settings.page_size, width),
             static.kv_storage,
@@ -269,7 +278,24 @@ class Engine:
             requests=by_slot(jnp.int32),
             temperature=by_slot(jnp.float32),
             active=by_slot(jnp.bool_),
+            slot_state=self.abstract_slot_state(self.slots_per_shard),
         )
+
+    @property
+    def has_slot_state(self) -> bool:
+        """Whether a slot keeps more of its sequence than pages: see `slot_state.py`."""
+        return self.model.delta_net is not None
+
+    def abstract_slot_state(self, rows_per_shard: int) -> DeltaState | None:
+        """Returns shapes and shardings of the states of so many sequences a shard, or None."""
+        rows = self.num_shards * rows_per_shard
+        states = jax.eval_shape(lambda: slot_state.empty_slots(self.model, rows))
+        specs = slot_state.sharding_specs(self.model, self.program_settings.tensor)
+
+        def place(array: jax.ShapeDtypeStruct, spec: P) -> jax.ShapeDtypeStruct:
+            return self.abstract_array(array.shape, array.dtype, spec)
+
+        return jax.tree.map(place, states, specs)
 
     def abstract_array(
         self, shape: tuple[int, ...], dtype: DTypeLike, spec: P
@@ -283,12 +309,11 @@ class Engine:
 
     @cached_property
     def _empty_state(self) -> jax.stages.Wrapped:
-        abstract = self.abstract_state()
+        return zeros_program(self.abstract_state())
 
-        def zeros() -> DecodeState[jax.Array]:
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
-
-        return jax.jit(zeros, out_shardings=jax.tree.map(lambda x: x.sharding, abstract))
+    @cached_property
+    def _empty_row_states(self) -> jax.stages.Wrapped:
+        return zeros_program(self.abstract_slot_state(SCORING_ROWS))
 
     # -- slots and pages --------------------------------------------------------------------------
 
@@ -507,16 +532,22 @@ class Engine:
         self,
         params: qwen.Params,
         decode_state: DecodeState[jax.Array],
+        row_states: DeltaState | None,
         inputs: ScoreInputs[np.ndarray],
         alternatives: int,
-    ) -> tuple[DecodeState[jax.Array], TokenScores[jax.Array]]:
+    ) -> tuple[DecodeState[jax.Array], DeltaState | None, TokenScores[jax.Array]]:
         """Scores one chunk of given sequences. Slots go on as if the call had not been.
 
-        The pages that it writes must be nobody else's. `alternatives` is one of
+        The pages that it writes must be nobody else's. `row_states` are those that the call before
+        has returned, or `empty_row_states`; they are donated. `alternatives` is one of
         score_program.ALTERNATIVES. Most code calls it through `scoring.Scorer`.
         """
         arrays = jax.tree.map(self._split_over_shards, inputs)
-        return self.score_program(alternatives)(params, decode_state, arrays)
+        return self.score_program(alternatives)(params, decode_state, row_states, arrays)
+
+    def empty_row_states(self) -> DeltaState | None:
+        """Returns what the rows for scoring keep beside pages, of no tokens; None: nothing."""
+        return self._empty_row_states() if self.has_slot_state else None
 
     def score_width(self, num_tokens: int) -> int:
         """Returns the padded width of the next chunk of a sequence with `num_tokens` to come."""
@@ -580,6 +611,15 @@ class Engine:
 
     def _split_over_shards(self, array: np.ndarray) -> jax.Array:
         return jax.device_put(array, NamedSharding(self.mesh, P("slots")))
+
+
+def zeros_program(abstract: PyTree) -> jax.stages.Wrapped:
+    """Returns a program that makes zeros of abstract arrays, where their shardings say."""
+
+    def zeros() -> PyTree:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), abstract)
+
+    return jax.jit(zeros, out_shardings=jax.tree.map(lambda x: x.sharding, abstract))
 
 
 def divide_up(numerator: int, denominator: int) -> int:

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jzero import attention
 from jzero.model import qwen
-from jzero.rollout import sampling
+from jzero.model.delta_net import DeltaInputs, recur_chunks, recur_step
+from jzero.rollout import sampling, slot_state
 from jzero.rollout.decode_state import (
     PREFIX_SPECS,
     STATE_SPECS,
@@ -38,6 +39,16 @@ from jzero.types import RowLayout
 Function = TypeVar("Function", bound=Callable)
 Seed = Key[Array, ""]
 KeysAndValues = tuple[jax.Array, jax.Array]
+
+
+class LayerCarry(NamedTuple):
+    """What the layers read and change, from one layer to the next."""
+
+    k: jax.Array  # the keys of all layers with attention, in pages or as in Prefix
+    v: jax.Array
+    slot_state: PyTree  # as in DecodeState or Prefix
+
+
 # Steps taken, whether another step is due, the state, and what was sampled.
 LoopCarry = tuple[int | jax.Array, jax.Array, DecodeState[jax.Array], ResultTokens[jax.Array]]
 
@@ -59,7 +70,8 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
         return compile_program(settings, mesh, function, in_specs, out_specs, donate)
 
     by_slot, everywhere = P("slots"), P()
-    prefix_specs = PREFIX_SPECS
+    state_specs = state_specs_of(settings)
+    prefix_specs = PREFIX_SPECS._replace(slot_state=slot_state.specs_of(settings.model))
     if settings.remembers_kept:
         prefix_specs = prefix_specs._replace(kept=by_slot)
     turn_inputs = (by_slot, by_slot) if settings.max_turns > 1 else ()
@@ -71,17 +83,22 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
         ),
         insert=program(
             insert,
-            in_specs=(STATE_SPECS, prefix_specs, by_slot, by_slot, by_slot),
-            out_specs=STATE_SPECS,
+            in_specs=(state_specs, prefix_specs, by_slot, by_slot, by_slot),
+            out_specs=state_specs,
             donate=(0,),
         ),
         generate=program(
             generate,
-            in_specs=(everywhere, STATE_SPECS, everywhere, by_slot, by_slot, by_slot, *turn_inputs),
-            out_specs=(STATE_SPECS, by_slot),
+            in_specs=(everywhere, state_specs, everywhere, by_slot, by_slot, by_slot, *turn_inputs),
+            out_specs=(state_specs, by_slot),
             donate=(1,),
         ),
     )
+
+
+def state_specs_of(settings: ProgramSettings) -> DecodeState[P]:
+    """Returns how the decode state of the model is split over the slot shards."""
+    return STATE_SPECS._replace(slot_state=slot_state.specs_of(settings.model))
 
 
 def compile_program(
@@ -158,19 +175,26 @@ def prefill(
         packed = attention.split_over_mesh(packed, settings.tensor)
 
     def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, kv: KeysAndValues
-    ) -> tuple[jax.Array, KeysAndValues]:
+        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: LayerCarry
+    ) -> tuple[jax.Array, LayerCarry]:
         # Prompts attend to keys and values as decoding will read them back from the pool, rounded
         # to its element type.
         k = attention.decode_kv(attention.encode_kv(k, settings.kv_storage), settings.dtype)
         v = attention.decode_kv(attention.encode_kv(v, settings.kv_storage), settings.dtype)
         out = packed(q, k, v, segments, RowLayout(0, 1, width))
-        all_k = lax.dynamic_update_index_in_dim(kv[0], k, layer, 0)
-        all_v = lax.dynamic_update_index_in_dim(kv[1], v, layer, 0)
-        return out, (all_k, all_v)
+        all_k = lax.dynamic_update_index_in_dim(carry.k, k, layer, 0)
+        all_v = lax.dynamic_update_index_in_dim(carry.v, v, layer, 0)
+        return out, carry._replace(k=all_k, v=all_v)
+
+    def recur(
+        inputs: DeltaInputs, layer: jax.Array, carry: LayerCarry
+    ) -> tuple[jax.Array, LayerCarry]:
+        out, after = recur_chunks(inputs, segments)
+        states = slot_state.with_layer(carry.slot_state, layer, after)
+        return out, carry._replace(slot_state=states)
 
     kv_shape = (
-        model.num_hidden_layers,
+        len(model.attention_layers),
         prompts,
         width,
         model.num_key_value_heads,
@@ -178,8 +202,9 @@ def prefill(
     )
     empty = jnp.zeros(kv_shape, settings.dtype)
     positions = jnp.broadcast_to(jnp.arange(width), (prompts, width))
-    hidden, (k, v) = qwen.forward(
-        model, params, tokens, positions, attend, (empty, empty), dtype=settings.dtype
+    nothing = LayerCarry(empty, empty, slot_state.empty_slots(model, prompts))
+    hidden, of_prompts = qwen.forward(
+        model, params, tokens, positions, attend, nothing, dtype=settings.dtype, recur=recur
     )
 
     def for_each_sample(x: jax.Array) -> jax.Array:
@@ -199,7 +224,14 @@ def prefill(
     )
     if kept is not None:
         kept = kept.reshape(*requests.shape, -1)
-    return Prefix(k, v, first_tokens.reshape(requests.shape), logps.reshape(requests.shape), kept)
+    return Prefix(
+        k=of_prompts.k,
+        v=of_prompts.v,
+        tokens=first_tokens.reshape(requests.shape),
+        logps=logps.reshape(requests.shape),
+        kept=kept,
+        slot_state=of_prompts.slot_state,
+    )
 
 
 def insert(
@@ -210,7 +242,7 @@ def insert(
     page_copies: Int[Array, "1 2 copies"],
     temperature: Float[Array, "1"],
 ) -> DecodeState[jax.Array]:
-    """Copies pages of a prefix into the pools and starts samples in slots.
+    """Copies pages of a prefix into the pools, states into the slots, and starts samples there.
 
     Args:
         arrivals: the fields of `Arrival`, padded with slots that do not exist.
@@ -250,6 +282,9 @@ def insert(
     first_tokens = prefix.tokens.at[arrival.prefix_row, arrival.sample_index].get(mode="clip")
     goes_on = ~is_stop(settings, first_tokens) & (arrival.length + 1 < arrival.limit)
     temperatures = jnp.broadcast_to(temperature, arrival.slot.shape)
+    states = state.slot_state
+    if states is not None:
+        states = slot_state.copy_rows(prefix.slot_state, arrival.prefix_row, states, arrival.slot)
     return DecodeState(
         k_pool=k_pool,
         v_pool=v_pool,
@@ -259,6 +294,7 @@ def insert(
         requests=set_slots(state.requests, arrival.request),
         temperature=set_slots(state.temperature, temperatures),
         active=set_slots(state.active, goes_on),
+        slot_state=states,
     )
 
 
@@ -360,7 +396,7 @@ def decode_step(
     the filters kept, if they are remembered.
 
     The key and the value of the input are written into the pool on the way. Those of idle slots go
-    to the scratch page.
+    to the scratch page, and the state of an idle slot stays as it is.
     """
     active, positions = state.active, state.positions
     page_of_token = jnp.take_along_axis(table, (positions // settings.page_size)[:, None], axis=1)
@@ -397,30 +433,39 @@ def decode_step(
     )
 
     def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, pools: KeysAndValues
-    ) -> tuple[jax.Array, KeysAndValues]:
+        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: LayerCarry
+    ) -> tuple[jax.Array, LayerCarry]:
         first_row = layer * settings.pages_per_shard
-        out, pools = write_and_attend(
+        out, (k_pool, v_pool) = write_and_attend(
             q,
             k,
             v,
-            pools,
+            (carry.k, carry.v),
             first_row + write_page,
             positions % settings.page_size,
             first_row + table,
             lengths,
             shared_pages,
         )
-        return out.astype(q.dtype), pools
+        return out.astype(q.dtype), carry._replace(k=k_pool, v=v_pool)
 
-    hidden, (k_pool, v_pool) = qwen.forward(
+    def recur(
+        inputs: DeltaInputs, layer: jax.Array, carry: LayerCarry
+    ) -> tuple[jax.Array, LayerCarry]:
+        before = slot_state.of_layer(carry.slot_state, layer)
+        out, after = recur_step(inputs, before, active)
+        states = slot_state.with_layer(carry.slot_state, layer, after)
+        return out, carry._replace(slot_state=states)
+
+    hidden, carry = qwen.forward(
         settings.model,
         params,
         state.tokens[:, None],
         positions[:, None],
         attend,
-        (state.k_pool, state.v_pool),
+        LayerCarry(state.k_pool, state.v_pool, state.slot_state),
         dtype=settings.dtype,
+        recur=recur,
     )
     token, logp, kept = sample_tokens(
         settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
@@ -431,8 +476,9 @@ def decode_step(
         token = jnp.where(forced >= 0, forced, token)
         stops = stops & (forced < 0)
     state = state._replace(
-        k_pool=k_pool,
-        v_pool=v_pool,
+        k_pool=carry.k,
+        v_pool=carry.v,
+        slot_state=carry.slot_state,
         tokens=jnp.where(active, token, state.tokens),
         positions=positions + active,
         active=active & ~stops & (positions + 2 < state.limits),

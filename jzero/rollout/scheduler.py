@@ -482,11 +482,14 @@ class Scheduler:
         elif len(sequence) >= sequence.length_limit:
             sequence.finish_reason = "length"
         if sequence.finish_reason:
-            self._end_turn(slot)
+            self._end_turn(slot, has_run_on=num_kept is not None)
             yield sequence
 
-    def _end_turn(self, slot: int) -> None:
-        """Records the turn that ended in `slot`. The episode waits for a reply or is over."""
+    def _end_turn(self, slot: int, has_run_on: bool) -> None:
+        """Records the turn that ended in `slot`. The episode waits for a reply or is over.
+
+        has_run_on: whether the slot may have decoded tokens behind the end of the turn.
+        """
         sequence = self.decoding[slot]
         text = self.decode(sequence.tokens[sequence.turn_start :])
         if not self.settings.keep_stop:
@@ -498,6 +501,11 @@ class Scheduler:
         sequence.turns.append(Turn(start, len(sequence), text, sequence.finish_reason))
 
         if self.poll_replies is not None and len(sequence.turns) < self.settings.max_turns:
+            if has_run_on and self.engine.has_slot_state:
+                # The next turn would write the pages behind the end again, but the state of the
+                # slot cannot go back: the episode continues from a prefill.
+                self._free_slot(slot)
+                return
             self.engine.placements[slot].is_paused = True
             del self.decoding[slot]
             self.waiting[slot] = WaitingEpisode(sequence, self.counters.decode_calls)

@@ -21,10 +21,18 @@ from jaxtyping import Array, Float, Int
 from jzero import attention
 from jzero.attention import pools
 from jzero.model import qwen
+from jzero.model.delta_net import DeltaInputs, DeltaState, recur_chunks
 from jzero.model.logprobs import split_columns
-from jzero.rollout.decode_state import STATE_SPECS, DecodeState
+from jzero.rollout import slot_state
+from jzero.rollout.decode_state import DecodeState
 from jzero.rollout.program_settings import ProgramSettings
-from jzero.rollout.programs import KeysAndValues, compile_program, split_over_tensor
+from jzero.rollout.programs import (
+    KeysAndValues,
+    LayerCarry,
+    compile_program,
+    split_over_tensor,
+    state_specs_of,
+)
 from jzero.types import RowLayout
 
 # Tokens whose logits exist at a time, on each shard: 160 MB for a vocabulary of 152,064.
@@ -52,6 +60,9 @@ class ScoreInputs(NamedTuple, Generic[Leaf]):
     lengths: Leaf  # i32[rows]: tokens of the chunk that are no padding
     context_pages: Leaf  # i32[rows, C]: the sequence's first pages, of which `starts` are read
     write_pages: Leaf  # i32[rows, T / page]: where the chunk's keys and values go
+    # i32[rows]: the rows of the states that the chunks go on with; SCORING_ROWS and above: padding.
+    # None in models without such states.
+    state_rows: Leaf | None = None
 
 
 class TokenScores(NamedTuple, Generic[Leaf]):
@@ -64,15 +75,20 @@ class TokenScores(NamedTuple, Generic[Leaf]):
 
 
 def compile_score(settings: ProgramSettings, mesh: Mesh, alternatives: int) -> jax.stages.Wrapped:
-    """Wraps `score` for a mesh of axes (slots, tensor). It donates the state."""
+    """Wraps `score` for a mesh of axes (slots, tensor). It donates the states."""
     by_slot = P("slots")
+    state_specs = state_specs_of(settings)
+    input_specs = ScoreInputs(*(by_slot for _ in ScoreInputs._fields))
+    if state_specs.slot_state is None:
+        input_specs = input_specs._replace(state_rows=None)
+    score_specs = TokenScores(*(by_slot for _ in TokenScores._fields))
     return compile_program(
         settings,
         mesh,
         partial(score, alternatives),
-        in_specs=(P(), STATE_SPECS, ScoreInputs(*(by_slot for _ in ScoreInputs._fields))),
-        out_specs=(STATE_SPECS, TokenScores(*(by_slot for _ in TokenScores._fields))),
-        donate=(1,),
+        in_specs=(P(), state_specs, state_specs.slot_state, input_specs),
+        out_specs=(state_specs, state_specs.slot_state, score_specs),
+        donate=(1, 2),
     )
 
 
@@ -81,9 +97,14 @@ def score(
     settings: ProgramSettings,
     params: qwen.Params,
     state: DecodeState[jax.Array],
+    row_states: DeltaState | None,
     inputs: ScoreInputs[jax.Array],
-) -> tuple[DecodeState[jax.Array], TokenScores[jax.Array]]:
-    """Scores the targets of one chunk of every row, and writes the chunk's keys and values."""
+) -> tuple[DecodeState[jax.Array], DeltaState | None, TokenScores[jax.Array]]:
+    """Scores the targets of one chunk of every row, and writes the chunk's keys and values.
+
+    row_states: the states of the rows for scoring, as `slot_state.py` has those of slots. Those of
+        the rows that are scored are replaced by the states after their chunks.
+    """
     model = settings.model
     rows, width = inputs.tokens.shape
     page_size = settings.page_size
@@ -135,24 +156,43 @@ def score(
     )
 
     def attend(
-        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, pools_of_layer: KeysAndValues
-    ) -> tuple[jax.Array, KeysAndValues]:
+        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: LayerCarry
+    ) -> tuple[jax.Array, LayerCarry]:
         first_row = layer * settings.pages_per_shard
         write_rows = first_row + inputs.write_pages.ravel()
         read_rows = first_row + inputs.context_pages.ravel()
-        return write_and_attend(q, k, v, pools_of_layer, write_rows, read_rows, segments)
+        pools_of_layer = carry.k, carry.v
+        out, (k_pool, v_pool) = write_and_attend(
+            q, k, v, pools_of_layer, write_rows, read_rows, segments
+        )
+        return out, carry._replace(k=k_pool, v=v_pool)
 
-    hidden, (k_pool, v_pool) = qwen.forward(
+    def recur(
+        inputs_of_layer: DeltaInputs, layer: jax.Array, carry: LayerCarry
+    ) -> tuple[jax.Array, LayerCarry]:
+        before = slot_state.of_layer(carry.slot_state, layer)
+        out, after = recur_chunks(inputs_of_layer, is_token.astype(jnp.int32), before)
+        states = slot_state.with_layer(carry.slot_state, layer, after)
+        return out, carry._replace(slot_state=states)
+
+    states = None
+    if row_states is not None:
+        states = slot_state.begin_rows(row_states, inputs.state_rows, inputs.starts)
+    hidden, carry = qwen.forward(
         model,
         params,
         inputs.tokens,
         inputs.starts[:, None] + jnp.arange(width)[None],
         attend,
-        (state.k_pool, state.v_pool),
+        LayerCarry(state.k_pool, state.v_pool, states),
         dtype=settings.dtype,
+        recur=recur,
     )
+    if row_states is not None:
+        all_rows = jnp.arange(rows)
+        row_states = slot_state.copy_rows(carry.slot_state, all_rows, row_states, inputs.state_rows)
     scores = score_in_chunks(settings, params, hidden, inputs, alternatives)
-    return state._replace(k_pool=k_pool, v_pool=v_pool), scores
+    return state._replace(k_pool=carry.k, v_pool=carry.v), row_states, scores
 
 
 def score_in_chunks(

@@ -11,6 +11,7 @@ in line has too few pages, no sequence is placed in a slot.
 Pages that hold the beginning of a sequence already are shared with it: those of sequences in slots,
 and those of sequences that were scored before, which are kept until somebody needs the room.
 Sequences that begin alike so compute their beginning once, as far as its own scores are not wanted.
+Models whose layers keep a state beside pages (`slot_state.py`) share nothing: pages do not hold it.
 """
 
 from collections import deque
@@ -23,6 +24,7 @@ from jaxtyping import Float32, Int32
 
 from jzero.distributed import collectives
 from jzero.model import qwen
+from jzero.model.delta_net import DeltaState
 from jzero.rollout.decode_state import DecodeState
 from jzero.rollout.engine import (
     SCORING_ROWS,
@@ -126,6 +128,8 @@ class Scorer:
         self.in_flight: deque[ScoreCall] = deque()
         self.finished: list[Scoring] = []
         self.lacks_pages = False  # the first of the queue did, when it was last looked at
+        # What the rows keep beside pages, from the first call on; `slot_state.py` says what.
+        self.row_states: DeltaState | None = None
 
     def submit(self, scoring: Scoring) -> None:
         """Takes a sequence. It must fit the engine: rollout.max_prompt_tokens + max_new_tokens."""
@@ -193,6 +197,7 @@ class Scorer:
         self.in_flight.clear()
         self.finished.clear()
         self.lacks_pages = False
+        self.row_states = None
         for rows in self.rows:
             for row in rows.copy():
                 self._free(row)
@@ -244,7 +249,8 @@ class Scorer:
 
         num_running = [sum(not row.has_ended for row in rows) for rows in self.rows]
         shard, best = int(np.argmin(num_running)), []
-        if not most_pages:
+        # Without the state at its end, a beginning that others have in pages is of no use.
+        if not most_pages or engine.has_slot_state:
             return shard, best, False
         for slot, sequence in in_slots.items():
             # A prefill has written the prompt. The tokens after it may be a reply's, which the
@@ -308,7 +314,11 @@ class Scorer:
         inputs, parts = self._take_chunks()
         wanted = max(part.scoring.alternatives for part in parts)
         alternatives = next(number for number in ALTERNATIVES if number >= wanted)
-        state, scores = self.engine.score(self.params, state, inputs, alternatives)
+        if self.row_states is None:
+            self.row_states = self.engine.empty_row_states()
+        state, self.row_states, scores = self.engine.score(
+            self.params, state, self.row_states, inputs, alternatives
+        )
         collectives.start_fetch(scores)
         self.in_flight.append(ScoreCall(scores, parts))
         self.counters.score_calls += 1
@@ -337,6 +347,9 @@ class Scorer:
             lengths=np.zeros(num_rows, np.int32),
             context_pages=np.full((num_rows, context_pages), SCRATCH_PAGE, np.int32),
             write_pages=np.full((num_rows, width // page_size), SCRATCH_PAGE, np.int32),
+            state_rows=(
+                np.full(num_rows, SCORING_ROWS, np.int32) if engine.has_slot_state else None
+            ),
         )
         parts = []
         for shard, rows in enumerate(by_shard):
@@ -352,6 +365,8 @@ class Scorer:
                 first_page, end_page = start // page_size, divide_up(end, page_size)
                 inputs.context_pages[i, :first_page] = pages[:first_page]
                 inputs.write_pages[i, : end_page - first_page] = pages[first_page:end_page]
+                if inputs.state_rows is not None:
+                    inputs.state_rows[i] = row.row
                 parts.append(Part(row.scoring, i, start, end))
                 row.position = end
                 row.has_ended = end == row.num_inputs

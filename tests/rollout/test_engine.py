@@ -23,6 +23,8 @@ from jzero.attention import tpu, xla
 from jzero.config import RolloutConfig
 from jzero.distributed.mesh import make_mesh, param_shardings
 from jzero.model import logprobs, qwen
+from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
+from jzero.model.delta_net import recur_tokens
 from jzero.model.rope import Llama3Scaling
 from jzero.rollout.abstract_calls import abstract_calls
 from jzero.rollout.engine import Engine, Placement
@@ -48,6 +50,22 @@ CONFIGS = {
         1e-5,
         False,
         Llama3Scaling(8.0, 1.0, 4.0, 16),
+    ),
+    "hybrid": qwen.QwenConfig(
+        "qwen3_5_text",
+        96,
+        32,
+        48,
+        4,
+        4,
+        2,
+        16,
+        True,
+        10000.0,
+        1e-6,
+        layer_types=2 * (DELTA_NET, ATTENTION),
+        delta_net=DeltaNetConfig(2, 4, 8, 8, kernel_size=4),
+        partial_rotary_factor=0.5,
     ),
 }
 MAX_PROMPT = 20
@@ -86,11 +104,18 @@ def slow(*values: object, id: str | None = None) -> object:
 
 @cache
 def host_params(name: str) -> qwen.Params:
-    """Every leaf is random, norms around 1, so that each of them matters."""
+    """Every leaf is random, norms around 1, so that each of them matters.
+
+    The norms of a hybrid are 1 plus their weights, but for that of its gated delta nets, which
+    forget half of what they hold in 20 tokens or so.
+    """
+    centers = {"delta_norm": 1.0, "delta_decay": -3.0}
     rng = np.random.default_rng(1)
 
     def random_leaf(path: tuple, x: jax.ShapeDtypeStruct) -> np.ndarray:
-        center = 1.0 if "norm" in path[-1].key else 0.0
+        leaf = path[-1].key
+        of_norm = 1.0 if "norm" in leaf and CONFIGS[name].delta_net is None else 0.0
+        center = centers.get(leaf, of_norm)
         return (center + 0.12 * rng.standard_normal(x.shape)).astype(np.float32)
 
     return jax.tree_util.tree_map_with_path(random_leaf, qwen.abstract(CONFIGS[name]))
@@ -116,7 +141,7 @@ def make(*args: object, **settings: object) -> Engine:
 
 
 def name_of(engine: Engine) -> str:
-    return engine.model.model_type
+    return next(name for name, config in CONFIGS.items() if config == engine.model)
 
 
 @cache
@@ -219,8 +244,13 @@ def scorer(name: str) -> Callable:
         def attend(q, k, v, layer, carry):
             return xla.packed(q, k, v, segments, RowLayout(0, 1, TOTAL)), carry
 
+        def recur(inputs, layer, carry):
+            return recur_tokens(inputs, segments)[0], carry
+
         positions = jnp.broadcast_to(jnp.arange(TOTAL), tokens.shape)
-        hidden, _ = qwen.forward(config, params, tokens, positions, attend, dtype=jnp.float32)
+        hidden, _ = qwen.forward(
+            config, params, tokens, positions, attend, dtype=jnp.float32, recur=recur
+        )
         targets = jnp.roll(tokens, -1, axis=1)
         options = {"temperature": temperature, "chunk": 64, "dtype": jnp.float32}
         logps, _ = logprobs.token_logps(config, params, hidden, targets, **options)
@@ -271,6 +301,7 @@ SHORT_PROMPTS = [PROMPTS[3][:length] for length in (17, 1, 2, 15)]
     [
         pytest.param("qwen2", None, id="qwen2"),
         pytest.param("qwen3", None, id="qwen3"),
+        pytest.param("hybrid", None, id="hybrid"),
         pytest.param("qwen2", SHORT_PROMPTS, id="qwen2-short"),
         slow("qwen3", SHORT_PROMPTS, id="qwen3-short"),
     ],
