@@ -18,12 +18,14 @@ from typing import Literal, NamedTuple, Protocol
 
 import jax
 from flax import nnx
+from jax.nn.initializers import Initializer
 from jaxtyping import PyTree
 
 from jzero.errors import UserError, shown
+from jzero.model import hybrid
 from jzero.model.architecture import QwenConfig
 from jzero.model.known_models import LLAMA_MODELS, QWEN2_MODELS, QWEN3_MODELS, KnownModels
-from jzero.model.layers import Attend, DenseLayer, Rotary
+from jzero.model.layers import ZEROS, Attend, DenseLayer, Rotary
 from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
 
@@ -55,6 +57,23 @@ class StoredTensor(NamedTuple):
     inputs: int = 1
 
 
+class Stack(NamedTuple):
+    """All layers of a family whose layers are of several kinds.
+
+    layers            makes the Flax module of the stacked parameters of all layers.
+    forward           computes all layers; see `hybrid.forward`.
+    layer_numbers     returns the numbers of the layers that have a parameter, in its stack's order.
+    norm              the norm behind the last layer: x [N, E], weight [E], eps -> [N, E].
+    norm_initializer  what makes the first values of that norm's weight.
+    """
+
+    layers: Callable[[QwenConfig, nnx.Rngs], nnx.Module]
+    forward: Callable[..., tuple[jax.Array, PyTree]]
+    layer_numbers: Callable[[QwenConfig, str], tuple[int, ...]]
+    norm: Callable[[jax.Array, jax.Array, float], jax.Array]
+    norm_initializer: Initializer
+
+
 def no_limit(hf_config: HuggingFaceConfig) -> int | None:
     """Returns None: the layers of most families attend to all tokens of any sequence."""
     return None
@@ -76,16 +95,18 @@ class Family:
     window        returns the tokens to which a layer attends at most, as a config.json says, or
                   None. `layer` attends to all of them, so longer sequences are refused.
     known_models  the sizes that can be planned without a download.
+    stack         the layers of a family whose layers are not all alike; `layer` is None then.
     """
 
     architecture: str
-    layer: Callable[[QwenConfig, nnx.Rngs], Layer]
+    layer: Callable[[QwenConfig, nnx.Rngs], Layer] | None
     tensors: Mapping[str, StoredTensor]
     refusals: Callable[[HuggingFaceConfig], Iterator[str]]
     defaults: HuggingFaceConfig = field(default_factory=dict)
     written: HuggingFaceConfig = field(default_factory=dict)
     window: Callable[[HuggingFaceConfig], int | None] = no_limit
     known_models: KnownModels = field(default_factory=dict)
+    stack: Stack | None = None
 
 
 DENSE_TENSORS = {
@@ -106,6 +127,19 @@ DENSE_TENSORS = {
     "layers.gate": StoredTensor("model.layers.{}.mlp.gate_proj.weight", "linear"),
     "layers.up": StoredTensor("model.layers.{}.mlp.up_proj.weight", "linear"),
     "layers.down": StoredTensor("model.layers.{}.mlp.down_proj.weight", "linear"),
+}
+
+
+HYBRID_TENSORS = DENSE_TENSORS | {
+    "layers.delta_qkv": StoredTensor("model.layers.{}.linear_attn.in_proj_qkv.weight", "linear"),
+    "layers.delta_z": StoredTensor("model.layers.{}.linear_attn.in_proj_z.weight", "linear"),
+    "layers.delta_b": StoredTensor("model.layers.{}.linear_attn.in_proj_b.weight", "linear"),
+    "layers.delta_a": StoredTensor("model.layers.{}.linear_attn.in_proj_a.weight", "linear"),
+    "layers.delta_out": StoredTensor("model.layers.{}.linear_attn.out_proj.weight", "linear"),
+    "layers.delta_kernel": StoredTensor("model.layers.{}.linear_attn.conv1d.weight"),
+    "layers.delta_decay": StoredTensor("model.layers.{}.linear_attn.A_log"),
+    "layers.delta_step_bias": StoredTensor("model.layers.{}.linear_attn.dt_bias"),
+    "layers.delta_norm": StoredTensor("model.layers.{}.linear_attn.norm.weight"),
 }
 
 
@@ -159,6 +193,14 @@ def sliding_window(hf_config: HuggingFaceConfig) -> int | None:
     return window
 
 
+HYBRID_STACK = Stack(
+    layers=hybrid.HybridLayers,
+    forward=hybrid.forward,
+    layer_numbers=hybrid.layer_numbers,
+    norm=hybrid.zero_centered_norm,
+    norm_initializer=ZEROS,
+)
+
 plain_layer = partial(DenseLayer, attention_bias=False, query_key_norm=False)
 
 FAMILIES: dict[str, Family] = {
@@ -194,6 +236,13 @@ FAMILIES: dict[str, Family] = {
         defaults={"num_key_value_heads": 8, "sliding_window": 4096},
         written={"sliding_window": None},
         window=sliding_window,
+    ),
+    "qwen3_5_text": Family(  # Qwen3.5, 3.6 and 3.8, without their vision
+        architecture="Qwen3_5ForCausalLM",
+        layer=None,
+        stack=HYBRID_STACK,
+        tensors=HYBRID_TENSORS,
+        refusals=dense_refusals,
     ),
 }
 
