@@ -28,6 +28,11 @@ DELTA_NET = "linear_attention"
 FP32_PARAMETERS = frozenset({"delta_decay", "delta_step_bias"})
 
 
+def kept_dtype(name: str, dtype: str) -> str:
+    """Returns the type of the parameter `name` ("layers.q") where others are cast to `dtype`."""
+    return "float32" if name.rpartition(".")[2] in FP32_PARAMETERS else dtype
+
+
 @dataclass(frozen=True)
 class DeltaNetConfig:
     """The sizes of a gated delta net (`delta_net.py`)."""

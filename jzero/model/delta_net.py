@@ -23,6 +23,7 @@ Dimension letters: B rows   T tokens of a row   C channels of the convolution   
 H value heads   G key heads   K key_dim   V value_dim
 """
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -31,6 +32,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jzero.model.architecture import DeltaNetConfig
+from jzero.types import RowLayout
 
 CHUNK = 64  # tokens that `recur_chunks` computes at once
 NORM_EPS = 1e-6  # of the lengths of q and k
@@ -141,7 +143,7 @@ def last_inputs(
 ) -> Float[Array, "B W-1 C"]:
     """Returns the inputs of the convolution that the token after the last valid one sees."""
     channels = in_fp32(inputs.channels)
-    B, T, C = channels.shape
+    B, _, C = channels.shape
     W = inputs.kernel.shape[1]
     if before is None:
         before = jnp.zeros((B, W - 1, C), channels.dtype)
@@ -277,3 +279,173 @@ def prepare(
 def time_first(x: jax.Array) -> jax.Array:
     """Swaps the axes of rows and of tokens."""
     return jnp.swapaxes(x, 0, 1)
+
+
+# -- in chunks -------------------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """The tokens that are computed at once. In `recur_chunks` every array leads with [chunks]."""
+
+    heads: Heads
+    ids: Int[Array, "B CHUNK"]
+    places: Int[Array, "B CHUNK"]
+
+
+def recur_chunks(
+    inputs: DeltaInputs, segments: Int[Array, "B T"], state: DeltaState | None = None
+) -> tuple[Float[Array, "B T H V"], DeltaState]:
+    """Computes what `recur_tokens` does with products of matrices, a chunk of tokens at a time.
+
+    This is the parallel form of Yang et al. 2024 (arXiv:2412.06464, section 3.3), for chunks in
+    which segments begin and end anywhere. The backward pass computes each chunk anew, and keeps
+    the states between the chunks alone.
+    """
+    found = read_segments(segments)
+    heads, start, convolution = prepare(inputs, found, state)
+    B, T = segments.shape
+    missing = -T % CHUNK
+
+    def split(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [chunks, B, CHUNK, ...]
+        return time_first(x.reshape(B, -1, CHUNK, *x.shape[2:]))
+
+    def extend(x: jax.Array) -> jax.Array:  # tokens that change no state: all gates are 0
+        return split(jnp.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2)))
+
+    # The added tokens belong to the row's last segment, as padding does.
+    ids = split(jnp.pad(found.ids, ((0, 0), (0, missing)), mode="edge"))
+    last_places = found.places[:, -1:] + jnp.arange(1, missing + 1)
+    places = split(jnp.concatenate([found.places, last_places], axis=1))
+    chunks = Chunk(jax.tree.map(extend, heads), ids, places)
+
+    def step(carry: tuple, chunk: Chunk) -> tuple[tuple, jax.Array]:
+        running, previous = carry
+        running, out = advance_chunk(running, previous, chunk, None if state is None else start)
+        return (running, chunk.ids[:, -1]), out
+
+    no_segment = jnp.full(B, -1, segments.dtype)
+    begin = jnp.zeros_like(start), no_segment
+    (recurrent, _), out = lax.scan(jax.checkpoint(step, prevent_cse=False), begin, chunks)
+    out = time_first(out).reshape(B, T + missing, *out.shape[3:])[:, :T]
+    return out, DeltaState(recurrent, convolution)
+
+
+def advance_chunk(
+    running: Float[Array, "B H K V"],
+    previous: Int[Array, " B"],
+    chunk: Chunk,
+    start: Float[Array, "B H K V"] | None,
+) -> tuple[Float[Array, "B H K V"], Float[Array, "B CHUNK H V"]]:
+    """Computes one chunk: the state after it, and its outputs.
+
+    running, previous: the state before the chunk, and the segment that it belongs to.
+    start: the state before every segment that begins in the chunk; None: zeros.
+    Every exponent is a sum of log decays, so at most 0; masked ones are 0, for a gradient of an
+    infinite number would not be a number.
+    """
+    q, k, v, log_decay, strength = (jnp.swapaxes(x, 1, 2) for x in chunk.heads)  # [B, H, CHUNK, .]
+    ids, columns = chunk.ids, jnp.arange(CHUNK)
+    total = jnp.cumsum(log_decay, axis=-1)  # [B, H, CHUNK] log decay of the chunk up to a token
+
+    # How much of what token j writes is left when token i reads it.
+    is_before = columns[:, None] >= columns
+    is_seen = ((ids[:, :, None] == ids[:, None]) & is_before)[:, None]
+    difference = jnp.where(is_seen, total[..., :, None] - total[..., None, :], 0)
+    decay = jnp.where(is_seen, jnp.exp(difference), 0)  # [B, H, i, j]
+
+    # How much of the state before the chunk is left, and of the state before the token's segment.
+    goes_on = (ids == previous[:, None])[:, None]
+    kept = jnp.where(goes_on, jnp.exp(total), 0)
+    first = jnp.maximum(columns - chunk.places, 0)[:, None]  # [B, 1, CHUNK]
+    before_first = jnp.take_along_axis(total - log_decay, first, axis=-1)
+    kept_start = jnp.where(goes_on, 0, jnp.exp(jnp.where(goes_on, 0, total - before_first)))
+
+    def read(x: jax.Array) -> jax.Array:  # x^T S for queries or keys [B, H, CHUNK, K]
+        found = multiply(x * kept[..., None], running)
+        return found if start is None else found + multiply(x * kept_start[..., None], start)
+
+    # The changes of all tokens depend on each other: (I + A) changes = beta (v - what is held).
+    weighted = k * strength[..., None]
+    overlap = multiply(weighted, jnp.swapaxes(k, -1, -2)) * decay
+    overlap = jnp.where(columns[:, None] > columns, overlap, 0)
+    wanted = v * strength[..., None] - read(weighted)
+    changes = multiply(inverse_of_unit_lower(overlap), wanted)
+
+    scores = multiply(q, jnp.swapaxes(k, -1, -2)) * decay
+    out = read(q) + multiply(scores, changes)
+
+    # decay[i = last] is what is left at the end of the chunk.
+    written = k * decay[:, :, -1, :, None]
+    after = kept[:, :, -1, None, None] * running + multiply(jnp.swapaxes(written, -1, -2), changes)
+    if start is not None:
+        after = after + kept_start[:, :, -1, None, None] * start
+    return after, jnp.swapaxes(out, 1, 2)
+
+
+def inverse_of_unit_lower(A: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """Returns (I + A)^-1 of strictly lower triangular A, whose size is a power of two.
+
+    Inverses of blocks on the diagonal give those of blocks of twice the size:
+    [[P, 0], [C, Q]]^-1 = [[P^-1, 0], [-Q^-1 C P^-1, Q^-1]]. Powers of A would be fewer products,
+    but they are as large as 1e18 where a text repeats itself, and fp32 would lose everything.
+    """
+    *batch, n, _ = A.shape
+    inverse = jnp.ones((*batch, n, 1, 1), A.dtype)  # [..., blocks, size, size]
+    size = 1
+    while size < n:
+        pairs = n // (2 * size)
+        blocks = A.reshape(*batch, pairs, 2 * size, pairs, 2 * size)
+        lower = jnp.einsum("...iaib->...iab", blocks)[..., size:, :size]
+        upper_left, lower_right = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        corner = -multiply(multiply(lower_right, lower), upper_left)
+        top = jnp.concatenate([upper_left, jnp.zeros_like(corner)], axis=-1)
+        bottom = jnp.concatenate([corner, lower_right], axis=-1)
+        inverse = jnp.concatenate([top, bottom], axis=-2)
+        size *= 2
+    return inverse[..., 0, :, :]
+
+
+def multiply(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Multiplies matrices in the last two axes, in fp32 on every platform."""
+    return jnp.matmul(first, second, precision=EXACT)
+
+
+# -- packed rows -----------------------------------------------------------------------------------
+
+
+def recur_packed(
+    inputs: DeltaInputs, segments: Int[Array, "B T"], layout: RowLayout
+) -> Float[Array, "B T H V"]:
+    """Computes packed rows of training.
+
+    Every sequence in a slot goes on after the row's prefix, as `attention.xla.packed` lets it see
+    the prefix: its state begins as that of the prefix's last token.
+    """
+    prefix, num_slots, slot_tokens = layout
+    B = len(segments)
+
+    def to_slots(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B * slots, slot, ...]
+        return x[:, prefix:].reshape(B * num_slots, slot_tokens, *x.shape[2:])
+
+    def of_tokens(take: Callable[[jax.Array], jax.Array]) -> DeltaInputs:
+        return inputs._replace(
+            channels=take(inputs.channels),
+            log_decay=take(inputs.log_decay),
+            strength=take(inputs.strength),
+        )
+
+    def for_slots(x: jax.Array) -> jax.Array:
+        return jnp.repeat(x, num_slots, axis=0)
+
+    def to_prefix(x: jax.Array) -> jax.Array:
+        return x[:, :prefix]
+
+    state = None
+    head: list[jax.Array] = []
+    if prefix:
+        out, after = recur_chunks(of_tokens(to_prefix), to_prefix(segments))
+        head, state = [out], jax.tree.map(for_slots, after)
+    body, _ = recur_chunks(of_tokens(to_slots), to_slots(segments), state)
+    return jnp.concatenate(
+        [*head, body.reshape(B, num_slots * slot_tokens, *body.shape[2:])], axis=1
+    )

@@ -36,6 +36,7 @@ from jaxtyping import Array, Float, PyTree
 from jzero.model.architecture import (
     ATTENTION,
     DELTA_NET,
+    FP32_PARAMETERS,
     DeltaNetConfig,
     Params,
     QwenConfig,
@@ -46,6 +47,7 @@ from jzero.model.linear import linear
 
 ATTENTION_NAMES = frozenset({"q", "k", "v", "o", "q_norm", "k_norm"})
 DELTA_PREFIX = "delta_"
+EXACT_NAMES = FP32_PARAMETERS | {"delta_norm"}  # the hub has them in fp32
 FASTEST_DECAY = 16.0  # of the heads of a new model, as `transformers` draws them
 SLOWEST_DECAY = 0.01
 
@@ -267,7 +269,9 @@ def delta_layer(
     assert mixers.recur is not None, "a hybrid needs `recur`"
     mixed, carry = mixers.recur(inputs, layer, carry)
 
-    normed = rms_norm(mixed.reshape(-1, sizes.value_dim), weights["delta_norm"], config.rms_norm_eps)
+    normed = rms_norm(
+        mixed.reshape(-1, sizes.value_dim), weights["delta_norm"], config.rms_norm_eps
+    )
     z = in_fp32(linear(h, weights["delta_z"]))
     gated = in_fp32(normed).reshape(N, -1) * jax.nn.silu(z)
     x = x + linear(gated.astype(x.dtype), weights["delta_out"])

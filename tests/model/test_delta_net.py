@@ -1,5 +1,6 @@
 """The gated delta net: its definition against a loop in NumPy, and every other form against it."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -10,10 +11,9 @@ import pytest
 from jzero.model import delta_net
 from jzero.model.architecture import DeltaNetConfig
 from jzero.model.delta_net import DeltaInputs, DeltaState
+from jzero.types import RowLayout
 
-SIZES = DeltaNetConfig(
-    num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=6, kernel_size=4
-)
+SIZES = DeltaNetConfig(num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=6, kernel_size=4)
 
 
 def random_inputs(seed: int, rows: int, tokens: int, dtype: type = np.float32) -> DeltaInputs:
@@ -79,7 +79,10 @@ def packed(lengths: list[int], tokens: int) -> np.ndarray:
     return np.array(ids + [0] * (tokens - len(ids)))
 
 
-FORMS = [pytest.param(delta_net.recur_tokens, id="tokens")]
+FORMS = [
+    pytest.param(delta_net.recur_tokens, id="tokens"),
+    pytest.param(delta_net.recur_chunks, id="chunks"),
+]
 ROWS = [[5, 1, 2, 9], [20], [], [3, 14]]  # lengths of the sequences; padding behind them
 
 
@@ -129,3 +132,118 @@ def test_a_step_leaves_the_state_of_idle_slots_alone():
     for old, new in zip(state, after, strict=True):
         np.testing.assert_array_equal(np.asarray(new)[0], np.asarray(old)[0])
         assert (np.asarray(new)[1] != np.asarray(old)[1]).any()
+
+
+# Sequences that begin and end anywhere in chunks of 64, and exactly between two of them.
+LONG_ROWS = [[64, 1, 63, 10], [3, 130], [100, 30, 20], []]
+LONG = 150
+
+
+@pytest.mark.parametrize("goes_on", [False, True], ids=["new", "goes_on"])
+def test_chunks_are_the_definition_forward_and_backward(goes_on):
+    rows = len(LONG_ROWS)
+    with jax.enable_x64(True):
+        inputs = random_inputs(5, rows, LONG, np.float64)
+        state = random_state(6, rows, np.float64) if goes_on else None
+        segments = jnp.asarray(np.stack([packed(lengths, LONG) for lengths in LONG_ROWS]))
+        random = np.random.default_rng(7)
+        weights = jnp.asarray(random.normal(size=(rows, LONG, 4, 6)))
+        weights = weights * (segments > 0)[..., None, None]
+        state_weights = random_state(8, rows, np.float64)
+
+        def loss(recur, arrays, state):
+            given = inputs._replace(**arrays)
+            out, after = recur(given, segments, state)
+            of_state = sum(jnp.sum(x * w) for x, w in zip(after, state_weights, strict=True))
+            return jnp.sum(out * weights) + of_state, (out, after)
+
+        arrays = {name: getattr(inputs, name) for name in inputs._fields if name != "sizes"}
+        argnums = (0, 1) if goes_on else 0
+        results = []
+        for recur in (delta_net.recur_tokens, delta_net.recur_chunks):
+            gradient_of = jax.value_and_grad(partial(loss, recur), argnums, has_aux=True)
+            (_, (out, after)), gradient = jax.jit(gradient_of)(arrays, state)
+            results.append(jax.tree.map(np.asarray, (out * (weights != 0), after, gradient)))
+    expected, actual = results
+    jax.tree.map(near, actual, expected)
+
+
+def near(actual: np.ndarray, expected: np.ndarray) -> None:
+    scale = max(1.0, np.abs(expected).max())
+    np.testing.assert_allclose(actual / scale, expected / scale, rtol=0, atol=1e-12)
+
+
+def test_a_sequence_does_not_see_its_neighbors_in_a_chunk():
+    segments = jnp.asarray(packed([20, 30, 14], 64))[None]
+    inputs = random_inputs(9, 1, 64)
+    other = random_inputs(10, 1, 64)
+    is_second = (segments == 2)[..., None]
+    mixed = inputs._replace(
+        channels=jnp.where(is_second, inputs.channels, other.channels),
+        log_decay=jnp.where(is_second, inputs.log_decay, other.log_decay),
+        strength=jnp.where(is_second, inputs.strength, other.strength),
+    )
+
+    def second(inputs: DeltaInputs) -> jax.Array:
+        out, _ = delta_net.recur_chunks(inputs, segments)
+        return jnp.where(is_second[..., None], out, 0)
+
+    def loss(channels: jax.Array) -> jax.Array:
+        return jnp.sum(second(inputs._replace(channels=channels)) ** 2)
+
+    np.testing.assert_allclose(second(inputs), second(mixed), rtol=0, atol=1e-6)
+    gradient = np.asarray(jax.grad(loss)(inputs.channels))
+    assert (gradient[~np.asarray(segments == 2)] == 0).all()
+    assert (gradient[np.asarray(segments == 2)] != 0).any()
+
+
+def test_a_text_that_repeats_itself_is_computed_in_fp32():
+    # All keys are alike and nothing fades: powers of the matrix of their products reach 1e18.
+    inputs = random_inputs(11, 1, 128)
+    same = inputs._replace(
+        channels=jnp.broadcast_to(inputs.channels[:, :1], inputs.channels.shape),
+        log_decay=jnp.zeros_like(inputs.log_decay),
+        strength=jnp.full_like(inputs.strength, 0.98),
+    )
+    segments = jnp.ones((1, 128), jnp.int32)
+
+    expected, _ = delta_net.recur_tokens(same, segments)
+    actual, _ = delta_net.recur_chunks(same, segments)
+
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+def test_strong_decay_gives_finite_gradients():
+    inputs = random_inputs(12, 1, 70)
+    segments = jnp.asarray(packed([33, 30], 70))[None]
+
+    def loss(log_decay: jax.Array) -> jax.Array:
+        out, _ = delta_net.recur_chunks(inputs._replace(log_decay=log_decay), segments)
+        return jnp.sum(out**2)
+
+    gradient = jax.grad(loss)(inputs.log_decay * 300)
+
+    assert np.isfinite(np.asarray(gradient)).all()
+
+
+def test_responses_go_on_after_the_prefix_of_their_row():
+    layout = RowLayout(prefix=10, slots=2, slot=12)
+    prompt, responses = 7, [[5, 6], [12]]
+    slots = [packed(lengths, 12) for lengths in responses]
+    row = np.concatenate([packed([prompt], 10), *slots])
+    inputs = random_inputs(13, 1, len(row))
+
+    out = delta_net.recur_packed(inputs, jnp.asarray(row)[None], layout)
+
+    for slot, lengths in enumerate(responses):
+        first = 10 + 12 * slot
+        for length in lengths:
+            columns = np.r_[0:prompt, first : first + length]
+            alone = inputs._replace(
+                channels=inputs.channels[:, columns],
+                log_decay=inputs.log_decay[:, columns],
+                strength=inputs.strength[:, columns],
+            )
+            expected = slow_sequence(alone, 0, 0, len(columns), delta_net.empty_state(SIZES, 1))
+            close(out[0, first : first + length], expected.outputs[prompt:])
+            first += length

@@ -74,6 +74,14 @@ def checkpoint_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
     return tensors
 
 
+def is_skipped(config: QwenConfig, name: str) -> bool:
+    """Returns whether a tensor belongs to a part of the checkpoint that jzero does not compute.
+
+    Such tensors are not read, and an export takes them over from the checkpoint it began with.
+    """
+    return name.startswith(family_of(config.model_type).skipped)
+
+
 def shape_in_checkpoint(stored: StoredTensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Returns the checkpoint's shape of a parameter with our `shape`."""
     if stored.layout == "same":
