@@ -501,7 +501,10 @@ def positions_of(hf_config: JsonObject) -> int | None:
     YaRN multiplies the positions that the model was first trained with. Those who add it to a
     config.json, as model cards say, seldom change max_position_embeddings.
     """
+    text_config = hf_config.get("text_config")  # beside that of a vision tower
     positions = hf_config.get(POSITIONS)
+    if positions is None and isinstance(text_config, dict):
+        return positions_of(text_config)
     if not isinstance(positions, int):
         return None
     rope = hf_config.get("rope_scaling") or hf_config.get("rope_parameters")

@@ -26,6 +26,7 @@ RULES: dict[str, str | None] = {
     "heads": "tensor",
     "kv_heads": "tensor",
     "head_dim": None,
+    "channels": None,  # of a gated delta net's convolution: heads of q, of k and of v in a row
     "layers": None,
     "norm": None,
     "rank": None,

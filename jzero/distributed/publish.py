@@ -71,13 +71,16 @@ def abstract_decoder_weights(
 ) -> qwen.Params:
     """Returns shapes, types and shardings of weights that lie as the decoder's, on any mesh."""
 
-    def place(leaf: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    def place(
+        path: tuple, leaf: jax.ShapeDtypeStruct, sharding: NamedSharding
+    ) -> jax.ShapeDtypeStruct:
         shape = leaf.shape
         if len(sharding.spec) < len(shape):  # heads and head_dim are one axis
             shape = (*shape[:-2], shape[-2] * shape[-1])
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        kept = qwen.dtype_of(path, dtype)
+        return jax.ShapeDtypeStruct(shape, kept, sharding=sharding)
 
-    weights = jax.tree.map(place, qwen.abstract(config), decoder_shardings(config, mesh))
+    weights = jax.tree.map_with_path(place, qwen.abstract(config), decoder_shardings(config, mesh))
     return adapters.map_linear(config, weights, abstract_quantized) if has_int8_base else weights
 
 
@@ -104,9 +107,10 @@ def gather_program(
 
     def gather_layer(weights: qwen.Params) -> qwen.Params:
         if not has_int8_base:  # which is flat already
-            flat = {name: weights[name].reshape(config.hidden_size, -1) for name in FLAT}
+            names = [name for name in FLAT if name in weights]
+            flat = {name: weights[name].reshape(config.hidden_size, -1) for name in names}
             weights = weights | flat
-        return gather(weights, layer_places)
+        return gather(weights, {name: layer_places[name] for name in weights})
 
     def program(params: qwen.Params) -> qwen.Params:
         outer = {
@@ -114,9 +118,24 @@ def gather_program(
             for name, weight in params.items()
             if name != "layers"
         }
-        return outer | {"layers": jax.lax.map(gather_layer, params["layers"])}
+        layers = {}
+        for stacks in by_length(params["layers"]):
+            layers |= jax.lax.map(gather_layer, stacks)
+        return outer | {"layers": layers}
 
     return jax.jit(program, out_shardings=places)
+
+
+def by_length(stacks: qwen.Params) -> list[qwen.Params]:
+    """Returns the stacks of layers in dicts of stacks of one length.
+
+    There is one dict, unless a parameter belongs to some of the layers alone.
+    """
+    groups: dict[int, qwen.Params] = {}
+    for name, stack in stacks.items():
+        length = len(jax.tree.leaves(stack)[0])
+        groups.setdefault(length, {})[name] = stack
+    return list(groups.values())
 
 
 def publisher(

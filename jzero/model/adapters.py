@@ -42,6 +42,7 @@ class Target(NamedTuple):
     outputs: tuple[int, ...]
     input_axes: tuple[str, ...]  # logical names, see `distributed.mesh.RULES`
     output_axes: tuple[str, ...]
+    num_layers: int  # that have this weight
 
     @property
     def highest_rank(self) -> int:
@@ -60,8 +61,9 @@ def linear_layers(config: QwenConfig) -> dict[str, Target]:
     for leaf, stored in family_of(config.model_type).tensors.items():
         name = leaf.removeprefix("layers.")
         # The table may name more parameters than the family has.
-        if leaf.startswith("layers.") and name in weights and stored.layout == "linear":
-            _, *shape = weights[name].shape
+        is_linear = stored.layout == "linear" and stored.is_adaptable
+        if leaf.startswith("layers.") and name in weights and is_linear:
+            num_layers, *shape = weights[name].shape
             _, *names = axes[name]
             inputs = stored.inputs
             layers[name] = Target(
@@ -69,6 +71,7 @@ def linear_layers(config: QwenConfig) -> dict[str, Target]:
                 outputs=tuple(shape[inputs:]),
                 input_axes=tuple(names[:inputs]),
                 output_axes=tuple(names[inputs:]),
+                num_layers=num_layers,
             )
     return layers
 
@@ -141,7 +144,7 @@ def init(config: QwenConfig, adapter: AdapterConfig, key: jax.Array) -> Params:
     """
     draw = INITIALIZERS[adapter.init]
     chosen = targets(config, adapter)
-    num_layers, rank = config.num_hidden_layers, adapter.rank
+    rank = adapter.rank
     layers = {}
     for place, name in enumerate(linear_layers(config)):
         if name in chosen:
@@ -149,10 +152,10 @@ def init(config: QwenConfig, adapter: AdapterConfig, key: jax.Array) -> Params:
             layers[name] = {
                 "a": draw(
                     jax.random.fold_in(key, place),
-                    (num_layers, *target.inputs, rank),
+                    (target.num_layers, *target.inputs, rank),
                     math.prod(target.inputs),
                 ),
-                "b": jnp.zeros((num_layers, rank, *target.outputs), jnp.float32),
+                "b": jnp.zeros((target.num_layers, rank, *target.outputs), jnp.float32),
             }
     head = {HEAD: qwen.init(config, key)[HEAD]} if config.value_head else {}
     return {"layers": layers, **head}

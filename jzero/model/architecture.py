@@ -19,6 +19,42 @@ from jzero.model.rope import RopeScaling
 Params = dict[str, PyTree]
 
 
+# The values of `QwenConfig.layer_types`, as a config.json has them.
+ATTENTION = "full_attention"
+DELTA_NET = "linear_attention"
+
+# Parameters that stay in fp32 where the others are cast: the gates of a gated delta net are the
+# exponents of exponents, and bf16 would change how fast the state fades by a percent.
+FP32_PARAMETERS = frozenset({"delta_decay", "delta_step_bias"})
+
+
+def kept_dtype(name: str, dtype: str) -> str:
+    """Returns the type of the parameter `name` ("layers.q") where others are cast to `dtype`."""
+    return "float32" if name.rpartition(".")[2] in FP32_PARAMETERS else dtype
+
+
+@dataclass(frozen=True)
+class DeltaNetConfig:
+    """The sizes of a gated delta net (`delta_net.py`)."""
+
+    num_key_heads: int  # of queries, too
+    num_value_heads: int  # a multiple of `num_key_heads`
+    key_dim: int
+    value_dim: int
+    kernel_size: int  # inputs that the causal convolution sees
+
+    @property
+    def num_channels(self) -> int:
+        """The channels of the convolution: those of q, of k and of v."""
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    @property
+    def state_numbers(self) -> int:
+        """The fp32 numbers that one layer keeps of one sequence."""
+        recurrent = self.num_value_heads * self.key_dim * self.value_dim
+        return recurrent + (self.kernel_size - 1) * self.num_channels
+
+
 @dataclass(frozen=True)
 class QwenConfig:
     """The settings that shape the computation, under the names of Hugging Face's config.json.
@@ -41,3 +77,28 @@ class QwenConfig:
     value_head: bool = False
     # How rotary frequencies are scaled; None: not at all. It is `rope_parameters` in a config.json.
     rope_scaling: RopeScaling | None = None
+    # What a hybrid of attention and gated delta nets has beside the above: the kind of every layer,
+    # the sizes of its delta nets, and the share of a head's dimensions that RoPE rotates.
+    layer_types: tuple[str, ...] | None = None
+    delta_net: DeltaNetConfig | None = None
+    partial_rotary_factor: float = 1.0
+
+    @property
+    def rotary_dim(self) -> int:
+        """The leading dimensions of a head that RoPE rotates."""
+        return int(self.head_dim * self.partial_rotary_factor)
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that have attention, and so keys and values to keep."""
+        return self.layers_of(ATTENTION)
+
+    @property
+    def delta_layers(self) -> tuple[int, ...]:
+        """The numbers of the layers that have a gated delta net, and so a state to keep."""
+        return self.layers_of(DELTA_NET)
+
+    def layers_of(self, kind: str) -> tuple[int, ...]:
+        """Returns the numbers of the layers of a kind. By default all layers have attention."""
+        kinds = self.layer_types or (ATTENTION,) * self.num_hidden_layers
+        return tuple(number for number, of_layer in enumerate(kinds) if of_layer == kind)

@@ -12,18 +12,21 @@ in the package works on any entry. A new family is one more entry, from outside 
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import jax
 from flax import nnx
+from jax.nn.initializers import Initializer
 from jaxtyping import PyTree
 
 from jzero.errors import UserError, shown
+from jzero.model import hybrid, hybrid_config
 from jzero.model.architecture import QwenConfig
+from jzero.model.hybrid_models import QWEN3_5_MODELS
 from jzero.model.known_models import LLAMA_MODELS, QWEN2_MODELS, QWEN3_MODELS, KnownModels
-from jzero.model.layers import Attend, DenseLayer, Rotary
+from jzero.model.layers import ZEROS, Attend, DenseLayer, Rotary
 from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
 
@@ -48,16 +51,55 @@ class StoredTensor(NamedTuple):
             "linear": the tensor is a torch Linear weight [outputs, inputs]. Our array is
             [*inputs, *outputs] with the heads kept apart, so it is transposed and reshaped.
     inputs  how many leading axes of our array are the inputs of a "linear" tensor.
+    is_adaptable  whether a "linear" tensor may have an adapter, and 8 bits.
     """
 
     name: str
     layout: Literal["same", "flat", "linear"] = "same"
     inputs: int = 1
+    is_adaptable: bool = True
+
+
+class Stack(NamedTuple):
+    """All layers of a family whose layers are of several kinds.
+
+    layers            makes the Flax module of the stacked parameters of all layers.
+    forward           computes all layers; see `hybrid.forward`.
+    layer_numbers     returns the numbers of the layers that have a parameter, in its stack's order.
+    norm              the norm behind the last layer: x [N, E], weight [E], eps -> [N, E].
+    norm_initializer  what makes the first values of that norm's weight.
+    """
+
+    layers: Callable[[QwenConfig, nnx.Rngs], nnx.Module]
+    forward: Callable[..., tuple[jax.Array, PyTree]]
+    layer_numbers: Callable[[QwenConfig, str], tuple[int, ...]]
+    norm: Callable[[jax.Array, jax.Array, float], jax.Array]
+    norm_initializer: Initializer
 
 
 def no_limit(hf_config: HuggingFaceConfig) -> int | None:
     """Returns None: the layers of most families attend to all tokens of any sequence."""
     return None
+
+
+def no_fields(hf_config: HuggingFaceConfig) -> dict[str, Any]:
+    """Returns nothing: most families have no settings of their own."""
+    return {}
+
+
+def no_entries(config: QwenConfig, extra: HuggingFaceConfig) -> dict[str, Any]:
+    """Returns nothing: most families write no entries of their own."""
+    return {}
+
+
+def as_it_is(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
+    """Returns the config.json of most families: its entries are at the top."""
+    return hf_config
+
+
+def without_file(entries: dict[str, Any], extra: HuggingFaceConfig) -> dict[str, Any]:
+    """Returns the entries of most families: they are the whole file."""
+    return entries
 
 
 @dataclass(frozen=True)
@@ -76,16 +118,33 @@ class Family:
     window        returns the tokens to which a layer attends at most, as a config.json says, or
                   None. `layer` attends to all of them, so longer sequences are refused.
     known_models  the sizes that can be planned without a download.
+    stack         the layers of a family whose layers are not all alike; `layer` is None then.
+    own_fields    returns the fields of `QwenConfig` that only this family reads.
+    own_entries   returns the entries of a config.json that only this family has; the second
+                  argument are the entries of the file that the model came from.
+    flat          returns a config.json with the model's entries at the top.
+    nested        undoes `flat`: entries of the model, and the file that it came from -> the file.
+    skipped       what the names of tensors begin with that are not read, such as those of a vision
+                  tower. An export takes them over from the checkpoint that the model came from.
+    exact_names   parameters that an export in bfloat16 leaves in fp32, unless the checkpoint that
+                  the model came from has them in bfloat16 itself.
     """
 
     architecture: str
-    layer: Callable[[QwenConfig, nnx.Rngs], Layer]
+    layer: Callable[[QwenConfig, nnx.Rngs], Layer] | None
     tensors: Mapping[str, StoredTensor]
     refusals: Callable[[HuggingFaceConfig], Iterator[str]]
     defaults: HuggingFaceConfig = field(default_factory=dict)
     written: HuggingFaceConfig = field(default_factory=dict)
     window: Callable[[HuggingFaceConfig], int | None] = no_limit
     known_models: KnownModels = field(default_factory=dict)
+    stack: Stack | None = None
+    own_fields: Callable[[HuggingFaceConfig], dict[str, Any]] = no_fields
+    own_entries: Callable[[QwenConfig, HuggingFaceConfig], dict[str, Any]] = no_entries
+    flat: Callable[[HuggingFaceConfig], HuggingFaceConfig] = as_it_is
+    nested: Callable[[dict[str, Any], HuggingFaceConfig], dict[str, Any]] = without_file
+    skipped: tuple[str, ...] = ()
+    exact_names: frozenset[str] = frozenset()
 
 
 DENSE_TENSORS = {
@@ -107,6 +166,35 @@ DENSE_TENSORS = {
     "layers.up": StoredTensor("model.layers.{}.mlp.up_proj.weight", "linear"),
     "layers.down": StoredTensor("model.layers.{}.mlp.down_proj.weight", "linear"),
 }
+
+
+HYBRID_TENSORS = DENSE_TENSORS | {
+    "layers.delta_qkv": StoredTensor("model.layers.{}.linear_attn.in_proj_qkv.weight", "linear"),
+    "layers.delta_z": StoredTensor("model.layers.{}.linear_attn.in_proj_z.weight", "linear"),
+    # One number a head: an adapter would be as large as the weight.
+    "layers.delta_b": StoredTensor(
+        "model.layers.{}.linear_attn.in_proj_b.weight", "linear", is_adaptable=False
+    ),
+    "layers.delta_a": StoredTensor(
+        "model.layers.{}.linear_attn.in_proj_a.weight", "linear", is_adaptable=False
+    ),
+    "layers.delta_out": StoredTensor("model.layers.{}.linear_attn.out_proj.weight", "linear"),
+    "layers.delta_kernel": StoredTensor("model.layers.{}.linear_attn.conv1d.weight"),
+    "layers.delta_decay": StoredTensor("model.layers.{}.linear_attn.A_log"),
+    "layers.delta_step_bias": StoredTensor("model.layers.{}.linear_attn.dt_bias"),
+    "layers.delta_norm": StoredTensor("model.layers.{}.linear_attn.norm.weight"),
+}
+
+
+def below_language_model(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the table of a checkpoint with a vision tower beside its language model."""
+    below = {}
+    for leaf, stored in tensors.items():
+        name = stored.name
+        if name.startswith("model."):
+            name = f"model.language_model.{name.removeprefix('model.')}"
+        below[leaf] = stored._replace(name=name)
+    return below
 
 
 def dense_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
@@ -159,6 +247,14 @@ def sliding_window(hf_config: HuggingFaceConfig) -> int | None:
     return window
 
 
+HYBRID_STACK = Stack(
+    layers=hybrid.HybridLayers,
+    forward=hybrid.forward,
+    layer_numbers=hybrid.layer_numbers,
+    norm=hybrid.zero_centered_norm,
+    norm_initializer=ZEROS,
+)
+
 plain_layer = partial(DenseLayer, attention_bias=False, query_key_norm=False)
 
 FAMILIES: dict[str, Family] = {
@@ -195,14 +291,37 @@ FAMILIES: dict[str, Family] = {
         written={"sliding_window": None},
         window=sliding_window,
     ),
+    "qwen3_5_text": Family(  # Qwen3.5, 3.6 and 3.8, without their vision
+        architecture="Qwen3_5ForCausalLM",
+        layer=None,
+        stack=HYBRID_STACK,
+        tensors=HYBRID_TENSORS,
+        refusals=hybrid_config.refusals,
+        defaults=hybrid_config.DEFAULTS,
+        own_fields=hybrid_config.own_fields,
+        own_entries=hybrid_config.own_entries,
+        skipped=("mtp.",),
+        exact_names=hybrid.EXACT_NAMES,
+    ),
 }
+
+# The same model beside a vision tower, as the hub has it.
+FAMILIES["qwen3_5"] = replace(
+    FAMILIES["qwen3_5_text"],
+    architecture="Qwen3_5ForConditionalGeneration",
+    tensors=below_language_model(HYBRID_TENSORS),
+    known_models=QWEN3_5_MODELS,
+    flat=hybrid_config.flat,
+    nested=hybrid_config.nested,
+    skipped=("mtp.", "model.visual."),
+)
 
 
 def with_defaults(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
     """Returns a config.json with the entries that its family takes where they are absent."""
     model_type = hf_config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
-    return {**family.defaults, **hf_config} if family else hf_config
+    return {**family.defaults, **family.flat(hf_config)} if family else hf_config
 
 
 def window_of(hf_config: HuggingFaceConfig) -> int | None:

@@ -48,11 +48,11 @@ def rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary:
 
     `config.rope_scaling` changes the frequencies, and YaRN the length of the rotated pairs too.
     """
-    half, scaling = config.head_dim // 2, config.rope_scaling
+    half, scaling = config.rotary_dim // 2, config.rope_scaling
     if scaling is None:
         frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     else:
-        frequencies = jnp.asarray(scaling.frequencies(config.rope_theta, config.head_dim))
+        frequencies = jnp.asarray(scaling.frequencies(config.rope_theta, config.rotary_dim))
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
     if scaling is None:
         return Rotary(jnp.cos(angles), jnp.sin(angles))

@@ -23,8 +23,10 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree
 
-from jzero.model.architecture import Params, QwenConfig
+from jzero.model.architecture import FP32_PARAMETERS, Params, QwenConfig
+from jzero.model.delta_net import Recur
 from jzero.model.families import Layer, family_of
+from jzero.model.hybrid import Mixers
 from jzero.model.layers import NORMAL, ONES, Attend, parameter, rms_norm, rotary
 from jzero.model.linear import ADAPTED_OUTPUT, LOW_RANK_PRODUCT
 from jzero.model.quantized import QuantizedWeight, is_quantized
@@ -56,7 +58,8 @@ class Qwen(nnx.Module):
 
     def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
         V, E = config.vocab_size, config.hidden_size
-        make_layer = family_of(config.model_type).layer
+        family = family_of(config.model_type)
+        make_layer = family.layer
 
         # Every leaf below `layers` leads with an axis [L], which `forward` scans.
         @partial(nnx.vmap, transform_metadata={nnx.PARTITION_NAME: None})
@@ -64,8 +67,12 @@ class Qwen(nnx.Module):
             return make_layer(config, rngs)
 
         self.embed = parameter(rngs, (V, E), ("vocab", "embed"), NORMAL)
-        self.layers = stack(rngs.split(config.num_hidden_layers))
-        self.norm = parameter(rngs, (E,), ("norm",), ONES)
+        if family.stack is None:
+            self.layers = stack(rngs.split(config.num_hidden_layers))
+        else:
+            self.layers = family.stack.layers(config, nnx.Rngs(params=rngs.params()))
+        of_norm = ONES if family.stack is None else family.stack.norm_initializer
+        self.norm = parameter(rngs, (E,), ("norm",), of_norm)
         if config.value_head:
             as_openrlhf = initializers.normal(1 / (E + 1))
             self.value = parameter(rngs, (E,), ("embed",), as_openrlhf)
@@ -114,12 +121,23 @@ def num_params(config: QwenConfig) -> int:
 
 
 def cast(tree: Params, dtype: DTypeLike) -> Params:
-    """Converts every leaf to `dtype`, but for weights in 8 bits and their scales."""
+    """Converts every leaf to `dtype`, but for weights in 8 bits and their scales.
 
-    def convert(leaf: jax.Array | QuantizedWeight) -> jax.Array | QuantizedWeight:
-        return leaf if isinstance(leaf, QuantizedWeight) else leaf.astype(dtype)
+    The parameters of FP32_PARAMETERS are never narrower than fp32.
+    """
 
-    return jax.tree.map(convert, tree, is_leaf=is_quantized)
+    def convert(path: tuple, leaf: jax.Array | QuantizedWeight) -> jax.Array | QuantizedWeight:
+        if isinstance(leaf, QuantizedWeight):
+            return leaf
+        return leaf.astype(dtype_of(path, dtype))
+
+    return jax.tree_util.tree_map_with_path(convert, tree, is_leaf=is_quantized)
+
+
+def dtype_of(path: tuple, dtype: DTypeLike) -> DTypeLike:
+    """Returns the type that `cast` gives to the leaf at a path of JAX's in a tree of parameters."""
+    names = {key.key for key in path if isinstance(key, jax.tree_util.DictKey)}
+    return dtype if names.isdisjoint(FP32_PARAMETERS) else jnp.promote_types(dtype, jnp.float32)
 
 
 # -- recomputation in the backward pass ------------------------------------------------------------
@@ -171,6 +189,7 @@ def forward(
     *,
     dtype: DTypeLike,
     remat: str = "none",
+    recur: Recur | None = None,
 ) -> tuple[Float[Array, "B T E"], PyTree]:
     """Computes the hidden states after the final norm.
 
@@ -179,9 +198,19 @@ def forward(
     dtype: the type of activations and weights; norms, angles and softmax are in fp32. Weights in 8
         bits stay as they are: `linear` multiplies by them.
     remat: a key of REMAT, which says what the backward pass of a layer recomputes.
+    recur: what computes the gated delta nets of a hybrid (`delta_net.Recur`), with the same carry.
     Returns the hidden states, and `carry` as the last layer's attention left it.
     """
     rope = rotary(config, positions)
+    stack = family_of(config.model_type).stack
+    if stack is not None:
+        layers = cast(params["layers"], dtype)
+        x = params["embed"][tokens.ravel()].astype(dtype)
+        mixers = Mixers(attend, recur)
+        x, carry = stack.forward(config, layers, x, rope, mixers, carry, REMAT[remat])
+        x = stack.norm(x, params["norm"].astype(dtype), config.rms_norm_eps)
+        return x.reshape(*tokens.shape, -1), carry
+
     graph = layer_graph(config)
 
     def step(state: tuple, scanned: tuple) -> tuple[tuple, None]:

@@ -39,7 +39,7 @@ def matmul_flops_per_token(model: QwenConfig) -> int:
 
 def attention_flops_per_pair(model: QwenConfig) -> int:
     """Returns the FLOPs of one query with one key and value, in all layers of a forward pass."""
-    return 4 * model.num_hidden_layers * model.num_attention_heads * model.head_dim
+    return 4 * len(model.attention_layers) * model.num_attention_heads * model.head_dim
 
 
 def roofline(run: PlannedRun) -> dict[str, PhaseCost]:

@@ -49,6 +49,7 @@ def export_model(
         dtype=dtype,
         hf_config_extra=hf_config,
         read_original=read_original,
+        original=base.directory,
     )
     if processes.is_first_process():
         base.tokenizer.save_pretrained(str(directory))

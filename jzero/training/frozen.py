@@ -25,6 +25,7 @@ from jzero.distributed import collectives
 from jzero.distributed.mesh import param_shardings
 from jzero.distributed.publish import abstract_decoder_weights
 from jzero.model import adapters, huggingface, qwen
+from jzero.model.architecture import kept_dtype
 from jzero.model.quantized import QuantizedWeight, quantize
 
 
@@ -88,7 +89,8 @@ def freeze(
 def fetch_each(params: qwen.Params, dtype: DTypeLike) -> Iterator[tuple[str, np.ndarray]]:
     """Yields the name and the values of every parameter in `dtype`, and frees the parameter."""
     for name, leaf in huggingface.flatten(params).items():
-        host = collectives.fetch_global(leaf).astype(jnp.dtype(dtype))  # a copy in any case
+        kept = kept_dtype(name, jnp.dtype(dtype).name)
+        host = collectives.fetch_global(leaf).astype(jnp.dtype(kept))  # a copy in any case
         leaf.delete()
         yield name, host
 

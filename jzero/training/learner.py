@@ -42,6 +42,7 @@ from jzero.config import Config, ModelConfig, OptimizerConfig
 from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
 from jzero.model import adapters, huggingface, peft, qwen
+from jzero.model.delta_net import DeltaInputs, recur_packed
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
     Head,
@@ -333,6 +334,9 @@ class Learner:
         ) -> tuple[jax.Array, object]:
             return self.packed_attention(q, k, v, batch.segments, layout), carry
 
+        def recur(inputs: DeltaInputs, _: jax.Array, carry: object) -> tuple[jax.Array, object]:
+            return recur_packed(inputs, batch.segments, layout), carry
+
         hidden, _ = qwen.forward(
             self.model,
             params,
@@ -341,6 +345,7 @@ class Learner:
             attend,
             dtype=jnp.dtype(self.compute.dtype),
             remat=self.compute.remat,
+            recur=recur,
         )
         if not self.is_data_parallel:
             # Left alone, XLA splits the activations as fsdp splits the weights, and sums

@@ -36,14 +36,14 @@ def optimizer(settings: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def decayed_parameters(params: qwen.Params) -> qwen.Params:
-    """Returns a tree of booleans: True for matrices, which decay, False for biases and norms.
+    """Returns a tree of booleans: True for matrices, which decay, and False for the rest.
 
     The name decides and not the number of axes: a bias of q is [H, D].
     """
 
     def decays(path: jax.tree_util.KeyPath, _leaf: jax.Array) -> bool:
         name = path[-1].key
-        return not name.endswith(("bias", "norm"))
+        return not name.endswith(("bias", "norm", "decay"))
 
     return jax.tree.map_with_path(decays, params)
 

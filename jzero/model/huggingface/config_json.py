@@ -11,7 +11,7 @@ from jzero.model.huggingface.schema import problems, shape_problems
 from jzero.model.rope_entries import read_rope, written_rope
 
 # Fields of QwenConfig that a config.json does not have under their names.
-OUR_OWN = {"value_head", "rope_scaling"}
+OUR_OWN = {"value_head", "rope_scaling", "layer_types", "delta_net", "partial_rotary_factor"}
 
 
 def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json") -> QwenConfig:
@@ -51,6 +51,7 @@ def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json
         rope_theta=rope.theta,
         rms_norm_eps=float(hf_config["rms_norm_eps"]),
         rope_scaling=rope.scaling,
+        **family.own_fields(hf_config),
     )
 
 
@@ -64,9 +65,10 @@ def config_json(
     """
     model = {name: value for name, value in asdict(config).items() if name not in OUR_OWN}
     family = family_of(config.model_type)
-    return {
+    extra = extra or {}
+    entries = {
         **family.written,
-        **with_defaults(extra or {}),
+        **with_defaults(extra),
         **model,
         "architectures": [family.architecture],
         "hidden_act": "silu",
@@ -75,4 +77,6 @@ def config_json(
         **written_rope(config.rope_theta, config.rope_scaling),
         "dtype": dtype,
         "torch_dtype": dtype,
+        **family.own_entries(config, with_defaults(extra)),
     }
+    return family.nested(entries, extra)

@@ -14,12 +14,18 @@ from jzero.config.checks import is_hub_id, positions_of, read_cached_config
 from jzero.distributed import collectives
 from jzero.errors import UserError, reason_of
 from jzero.model import hub
-from jzero.model.architecture import Params, QwenConfig
+from jzero.model.architecture import Params, QwenConfig, kept_dtype
 from jzero.model.directory import AGAIN, file_in, read_json
 from jzero.model.families import window_of
 from jzero.model.huggingface.config_json import parse_config
 from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, stored_tensors
-from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten, unflatten
+from jzero.model.huggingface.tensors import (
+    Tensor,
+    checkpoint_tensors,
+    flatten,
+    is_skipped,
+    unflatten,
+)
 
 DOWNLOADS = ("*.json", "*.safetensors", "*.txt", "*.jinja")  # config, weights, tokenizer
 HEAD = "lm_head.weight"
@@ -136,7 +142,7 @@ def reader(path: str | Path, config: QwenConfig, dtype: str) -> Callable[[str], 
     handles = open_files(stored)
 
     def read(leaf: str) -> np.ndarray:
-        return read_parameter(stored, handles, tensors[leaf], dtype)
+        return read_parameter(stored, handles, tensors[leaf], kept_dtype(leaf, dtype))
 
     return read
 
@@ -170,7 +176,7 @@ def read_parameters(
     handles = open_files(stored)
     params = {}
     for leaf, layers in tensors.items():
-        host = read_parameter(stored, handles, layers, dtype)
+        host = read_parameter(stored, handles, layers, kept_dtype(leaf, dtype))
         if leaf in shardings:
             params[leaf] = collectives.put_global(host, shardings[leaf])
         else:
@@ -212,12 +218,15 @@ def check_tensors(
     missing = expected.keys() - stored.keys()
     if missing:
         raise UserError(f"{path} lacks {name_some(missing)}: config.json describes another model")
-    unexpected = stored.keys() - expected.keys() - redundant
+    skipped = {name for name in stored if is_skipped(config, name)}
+    unexpected = stored.keys() - expected.keys() - redundant - skipped
     if unexpected:
         raise UserError(
             f"{path} holds unexpected {name_some(unexpected)}: config.json describes another model"
         )
     for name, found in stored.items():
+        if name in skipped:
+            continue
         wanted = expected[name if name in expected else embedding].stored_shape
         if found.shape != wanted:
             raise UserError(

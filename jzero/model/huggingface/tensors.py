@@ -51,23 +51,35 @@ class Tensor(NamedTuple):
 
 def checkpoint_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
     """Returns the tensors of every parameter ("embed", "layers.q", ...): one per layer, or one."""
-    table = family_of(config.model_type).tensors
+    family = family_of(config.model_type)
+    table = family.tensors
     tensors = {}
     for leaf, array in flatten(abstract(config)).items():
         stored = table[leaf]
         if leaf.startswith("layers."):
             num_layers, *shape = array.shape
-            layers = list(range(num_layers))
+            numbers: list[int | None] = list(range(num_layers))  # of the layers in the checkpoint
+            if family.stack is not None:
+                numbers = list(family.stack.layer_numbers(config, leaf.removeprefix("layers.")))
+            places: list[int | None] = list(range(num_layers))
         else:
-            layers, shape = [None], array.shape
+            numbers, places, shape = [None], [None], array.shape
         shape = tuple(shape)
         stored_shape = shape_in_checkpoint(stored, shape)
         is_linear = stored.layout == "linear"
         tensors[leaf] = [
-            Tensor(stored.name.format(layer), layer, shape, stored_shape, is_linear)
-            for layer in layers
+            Tensor(stored.name.format(number), place, shape, stored_shape, is_linear)
+            for number, place in zip(numbers, places, strict=True)
         ]
     return tensors
+
+
+def is_skipped(config: QwenConfig, name: str) -> bool:
+    """Returns whether a tensor belongs to a part of the checkpoint that jzero does not compute.
+
+    Such tensors are not read, and an export takes them over from the checkpoint it began with.
+    """
+    return name.startswith(family_of(config.model_type).skipped)
 
 
 def shape_in_checkpoint(stored: StoredTensor, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
@@ -14,20 +14,54 @@ import jax
 import ml_dtypes
 import numpy as np
 from huggingface_hub import split_state_dict_into_shards_factory
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from jzero.distributed import collectives, processes
 from jzero.errors import UserError
 from jzero.model.architecture import Params, QwenConfig
-from jzero.model.families import HuggingFaceConfig
+from jzero.model.families import HuggingFaceConfig, family_of
 from jzero.model.huggingface.config_json import config_json
-from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten
+from jzero.model.huggingface.headers import HeaderEntry, stored_tensors
+from jzero.model.huggingface.tensors import Tensor, checkpoint_tensors, flatten, is_skipped
 from jzero.model.linear import AdaptedWeight, LinearWeight
 from jzero.model.quantized import QuantizedWeight, dequantize
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
 ReadParameter = Callable[[str], np.ndarray]  # by name ("layers.q"), as `reading.reader` returns it
 MAX_FILE_BYTES = 5 * 10**9  # transformers' own limit; a single larger tensor has a file of its own
+
+
+class KeptTensors:
+    """What an export keeps of the checkpoint that the model came from.
+
+    skipped: the tensors that jzero does not read.
+    """
+
+    def __init__(self, original: Path | None, config: QwenConfig) -> None:
+        family = family_of(config.model_type)
+        self.exact_names = family.exact_names
+        self.stored: Mapping[str, HeaderEntry] = {}
+        if original is not None and (family.skipped or family.exact_names):
+            self.stored = stored_tensors(original)
+        self.skipped = {
+            name: entry for name, entry in self.stored.items() if is_skipped(config, name)
+        }
+
+    def read(self, name: str) -> np.ndarray:
+        """Returns a skipped tensor, in its own type."""
+        with safe_open(self.skipped[name].file, framework="np") as file:
+            return file.get_tensor(name)
+
+    def dtype_of(self, name: str, leaf: str, dtype: str) -> str:
+        """Returns the type of a tensor: `dtype`, or fp32 where bf16 would change the model.
+
+        A tensor of `Family.exact_names` has its type of the original, and fp32 without one.
+        """
+        if leaf.removeprefix("layers.") not in self.exact_names:
+            return dtype
+        found = self.stored.get(name)
+        return dtype if found is not None and found.dtype != "F32" else "float32"
 
 
 def save(
@@ -39,6 +73,7 @@ def save(
     hf_config_extra: HuggingFaceConfig,
     max_shard_bytes: int = MAX_FILE_BYTES,
     read_original: ReadParameter | None = None,
+    original: Path | None = None,
 ) -> None:
     """Writes config.json and the parameters in `dtype` to the directory `path`.
 
@@ -49,12 +84,15 @@ def save(
     Every host calls this function, as sharded parameters are gathered from all of them; the first
     host writes. The directory appears under its name only when it is complete.
     hf_config_extra: entries of config.json beside the model's own, such as eos_token_id.
+    original: the directory of the checkpoint that the model came from. Tensors of it that jzero
+        does not read, such as those of a vision tower, are copied as they are.
     max_shard_bytes: the size from which the tensors are split over several files and an index.
     Raises UserError where `dtype` is unknown or `path` exists and is not an empty directory.
     """
     check_dtype(dtype)
     with new_directory(path) as directory:
-        write_weights(directory, config, params, dtype, max_shard_bytes, read_original)
+        kept = KeptTensors(original, config)
+        write_weights(directory, config, params, dtype, max_shard_bytes, read_original, kept)
         entries = config_json(config, dtype, hf_config_extra)
         processes.write_once(directory / "config.json", json.dumps(entries, indent=2) + "\n")
 
@@ -95,26 +133,36 @@ def write_weights(
     dtype: str,
     max_shard_bytes: int,
     read_original: ReadParameter | None = None,
+    kept: KeptTensors | None = None,
 ) -> None:
     """Writes safetensors files of at most `max_shard_bytes`, and an index if there are several."""
-    stored_dtype = check_dtype(dtype)
+    check_dtype(dtype)
     leaves = flatten(params)
     tensors: dict[str, tuple[str, Tensor]] = {}  # name in the checkpoint -> parameter, tensor
     for leaf, layers in checkpoint_tensors(config).items():
         for tensor in layers:
             tensors[tensor.name] = leaf, tensor
 
-    def stored_bytes(entry: tuple[str, Tensor]) -> int:
-        return math.prod(entry[1].shape) * stored_dtype.itemsize
+    kept = kept or KeptTensors(None, config)
+    stored_dtypes = {
+        name: np.dtype(DTYPES[kept.dtype_of(name, leaf, dtype)])
+        for name, (leaf, _) in tensors.items()
+    }
+    everything: dict[str, tuple[str, Tensor] | HeaderEntry] = {**tensors, **kept.skipped}
+
+    def stored_bytes(entry: tuple[str, Tensor] | HeaderEntry) -> int:
+        if isinstance(entry, HeaderEntry):
+            return entry.end - entry.begin
+        _, tensor = entry
+        return math.prod(tensor.shape) * stored_dtypes[tensor.name].itemsize
 
     # The tensors of a parameter follow each other, so each parameter is fetched about once.
     @lru_cache(1)
     def fetch(leaf: str) -> np.ndarray:
-        host = fetch_weight(leaves[leaf], leaf, read_original)
-        return host.astype(stored_dtype)
+        return fetch_weight(leaves[leaf], leaf, read_original)
 
     plan = split_state_dict_into_shards_factory(
-        tensors,
+        everything,
         get_storage_size=stored_bytes,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_shard_bytes,
@@ -122,9 +170,13 @@ def write_weights(
     for file, names in plan.filename_to_tensors.items():
         block = {}
         for name in names:
+            if name in kept.skipped:
+                block[name] = kept.read(name)
+                continue
             leaf, tensor = tensors[name]
             host = fetch(leaf)  # every host takes part, although only the first one writes
-            block[name] = tensor.to_stored(host if tensor.layer is None else host[tensor.layer])
+            of_layer = host if tensor.layer is None else host[tensor.layer]
+            block[name] = tensor.to_stored(of_layer.astype(stored_dtypes[name]))
         if processes.is_first_process():
             write_tensors(path / file, block)
     if plan.is_sharded:

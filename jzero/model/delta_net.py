@@ -1,0 +1,451 @@
+"""The gated delta net (Yang et al. 2024, arXiv:2412.06464): linear attention with a state.
+
+Three of four layers of Qwen3.5 mix the tokens of a sequence with it. A value head has a matrix S
+[key_dim, value_dim] as its memory. At every token the memory fades, and what it holds under the
+token's key moves toward the token's value:
+
+    S <- exp(g) S
+    S <- S + k (beta (v - S^T k))^T
+    out = S^T q
+
+The queries, keys and values come from one causal convolution over the last few inputs, so a
+sequence that goes on needs two arrays in every such layer: `DeltaState`.
+
+    out, state = recur_tokens(inputs, segments, state)    # the definition: token by token
+    out, state = recur_chunks(inputs, segments, state)    # the same in chunks: training and prefill
+    out, state = recur_step(inputs, state, active)        # one token of every slot: decoding
+
+`hybrid.py` has the layer around these functions, and calls one of them through a function that the
+caller brings along (`Recur`). Everything here is computed in fp32 at least, whatever the type of
+the activations.
+
+Dimension letters: B rows   T tokens of a row   C channels of the convolution   W its width
+H value heads   G key heads   K key_dim   V value_dim
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jzero.model.architecture import DeltaNetConfig
+from jzero.types import RowLayout
+
+CHUNK = 64  # tokens that `recur_chunks` computes at once
+NORM_EPS = 1e-6  # of the lengths of q and k
+
+# A TPU would multiply in bf16 by default; the state would lose what the model has learned to keep.
+EXACT = lax.Precision.HIGHEST
+
+
+class DeltaState(NamedTuple):
+    """What a sequence that goes on needs of one gated delta net, or of several with an axis [L].
+
+    A sequence without tokens has zeros. The state does not grow with the sequence, and it is
+    overwritten by every token: whoever wants to go back to an earlier token keeps a copy.
+    """
+
+    recurrent: Float[Array, "B H K V"]  # fp32 always
+    convolution: Float[Array, "B W-1 C"]  # the last inputs of the convolution, oldest first
+
+
+class DeltaInputs(NamedTuple):
+    """What a layer computes of every token for its gated delta net."""
+
+    channels: Float[Array, "B T C"]  # q | k | v of all heads, before the convolution
+    kernel: Float[Array, "C W"]  # of the convolution; the last column multiplies the token itself
+    log_decay: Float[Array, "B T H"]  # g, at most 0; fp32
+    strength: Float[Array, "B T H"]  # beta, between 0 and 1; fp32
+    sizes: DeltaNetConfig
+
+
+@runtime_checkable  # so that tests check annotations
+class Recur(Protocol):
+    """A gated delta net from the outside: inputs of all tokens in, one vector a value head out.
+
+    Shapes: inputs [B, T, ...], layer i32[], output [B, T, H, V]. `layer` counts the gated delta
+    nets alone. `carry` is the same tree as that of attention (`layers.Attend`).
+    """
+
+    def __call__(
+        self, inputs: DeltaInputs, layer: jax.Array, carry: PyTree, /
+    ) -> tuple[jax.Array, PyTree]: ...
+
+
+def empty_state(sizes: DeltaNetConfig, *leading: int) -> DeltaState:
+    """Returns the state of sequences without tokens, fp32. `leading`: the axes [B], or [L, B]."""
+    recurrent = (*leading, sizes.num_value_heads, sizes.key_dim, sizes.value_dim)
+    convolution = (*leading, sizes.kernel_size - 1, sizes.num_channels)
+    return DeltaState(jnp.zeros(recurrent, jnp.float32), jnp.zeros(convolution, jnp.float32))
+
+
+# -- segments --------------------------------------------------------------------------------------
+
+
+class Segments(NamedTuple):
+    """The sequences of packed rows. Padding belongs to the sequence before it, and is not valid."""
+
+    ids: Int[Array, "B T"]
+    valid: Bool[Array, "B T"]
+    places: Int[Array, "B T"]  # of the tokens in their own segments, from 0 on
+    lengths: Int[Array, " B"]  # valid tokens of a row
+
+
+def read_segments(segments: Int[Array, "B T"]) -> Segments:
+    """Returns where the sequences of packed rows begin.
+
+    segments: 1, 2, 3, ... for the tokens of the first, second, third sequence of a row, and 0 for
+        padding, which stands at the end of the row.
+    """
+    valid = segments > 0
+    ids = lax.cummax(segments, axis=1)
+    before = jnp.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    columns = jnp.arange(segments.shape[1])
+    starts = lax.cummax(jnp.where(ids != before, columns, 0), axis=1)
+    return Segments(ids, valid, columns - starts, valid.sum(axis=1))
+
+
+# -- the convolution -------------------------------------------------------------------------------
+
+
+def convolve(
+    inputs: DeltaInputs, segments: Segments, before: Float[Array, "B W-1 C"] | None
+) -> Float[Array, "B T C"]:
+    """Computes the causal convolution of every channel with its own kernel, and SiLU.
+
+    No token sees one of another segment. Every segment goes on after the inputs `before`.
+    """
+    channels, kernel = in_fp32(inputs.channels), in_fp32(inputs.kernel)
+    T, W = channels.shape[1], kernel.shape[1]
+    taps = [kernel[:, W - 1 - distance] for distance in range(W)]
+
+    out = channels * taps[0]
+    for distance in range(1, min(W, T)):
+        earlier = jnp.pad(channels[:, :-distance], ((0, 0), (distance, 0), (0, 0)))
+        is_seen = segments.places >= distance
+        out = out + jnp.where(is_seen[..., None], earlier, 0) * taps[distance]
+
+    if before is not None:
+        before = in_fp32(before)
+        for place in range(W - 1):  # the first tokens of a segment still see inputs before it
+            seen = range(place + 1, W)  # distances
+            of_before = sum(before[:, W - 1 + place - far] * taps[far] for far in seen)
+            is_there = segments.places == place
+            out = out + jnp.where(is_there[..., None], of_before[:, None], 0)
+    return jax.nn.silu(out)
+
+
+def last_inputs(
+    inputs: DeltaInputs, segments: Segments, before: Float[Array, "B W-1 C"] | None
+) -> Float[Array, "B W-1 C"]:
+    """Returns the inputs of the convolution that the token after the last valid one sees."""
+    channels = in_fp32(inputs.channels)
+    B, _, C = channels.shape
+    W = inputs.kernel.shape[1]
+    if before is None:
+        before = jnp.zeros((B, W - 1, C), channels.dtype)
+    columns = segments.lengths[:, None] + jnp.arange(1 - W, 0)  # [B, W-1]
+    last = jnp.maximum(segments.lengths - 1, 0)[:, None]
+    last_place = jnp.take_along_axis(segments.places, last, axis=1)
+    start = jnp.where(segments.lengths[:, None] > 0, last - last_place, 0)
+
+    # In the array [inputs before the segment | inputs of the row], an input of the row stands
+    # W - 1 columns further to the right.
+    joined = jnp.concatenate([in_fp32(before), channels], axis=1)
+    place = columns - start
+    indices = jnp.where(place >= 0, W - 1 + columns, W - 1 + place)
+    return jnp.take_along_axis(joined, indices[..., None], axis=1)
+
+
+# -- heads -----------------------------------------------------------------------------------------
+
+
+class Heads(NamedTuple):
+    """The convolved channels as heads, and the two gates, in fp32. Padding changes no state."""
+
+    q: Float[Array, "B T H K"]
+    k: Float[Array, "B T H K"]
+    v: Float[Array, "B T H V"]
+    log_decay: Float[Array, "B T H"]
+    strength: Float[Array, "B T H"]
+
+
+def split_heads(
+    inputs: DeltaInputs, convolved: Float[Array, "B T C"], valid: Bool[Array, "B T"]
+) -> Heads:
+    """Splits channels into q, k and v, normalizes q and k, and repeats them for the value heads."""
+    sizes = inputs.sizes
+    B, T, _ = convolved.shape
+    width = sizes.num_key_heads * sizes.key_dim
+    q = normalize(convolved[..., :width].reshape(B, T, -1, sizes.key_dim)) * sizes.key_dim**-0.5
+    k = normalize(convolved[..., width : 2 * width].reshape(B, T, -1, sizes.key_dim))
+    v = convolved[..., 2 * width :].reshape(B, T, -1, sizes.value_dim)
+    served = sizes.num_value_heads // sizes.num_key_heads
+    return Heads(
+        q=jnp.repeat(q, served, axis=2),
+        k=jnp.repeat(k, served, axis=2),
+        v=v,
+        log_decay=jnp.where(valid[..., None], in_fp32(inputs.log_decay), 0),
+        strength=jnp.where(valid[..., None], in_fp32(inputs.strength), 0),
+    )
+
+
+def normalize(x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
+    """Divides vectors by their lengths."""
+    return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + NORM_EPS)
+
+
+def in_fp32(x: jax.Array) -> jax.Array:
+    """Converts an array to fp32, unless it is wider, as in tests."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+# -- token by token --------------------------------------------------------------------------------
+
+
+def advance(
+    state: Float[Array, "B H K V"],
+    q: Float[Array, "B H K"],
+    k: Float[Array, "B H K"],
+    v: Float[Array, "B H V"],
+    log_decay: Float[Array, "B H"],
+    strength: Float[Array, "B H"],
+) -> tuple[Float[Array, "B H K V"], Float[Array, "B H V"]]:
+    """Computes one token: the state after it, and its output (Yang et al. 2024, eq. 10)."""
+    state = jnp.exp(log_decay)[..., None, None] * state
+    held = jnp.einsum("bhkv,bhk->bhv", state, k, precision=EXACT)
+    change = strength[..., None] * (v - held)
+    state = state + k[..., None] * change[..., None, :]
+    return state, jnp.einsum("bhkv,bhk->bhv", state, q, precision=EXACT)
+
+
+def recur_tokens(
+    inputs: DeltaInputs, segments: Int[Array, "B T"], state: DeltaState | None = None
+) -> tuple[Float[Array, "B T H V"], DeltaState]:
+    """Computes packed rows token by token. This is the definition of the gated delta net.
+
+    segments: as `read_segments` takes them. A row may be padding alone.
+    state: the state after which every segment of a row begins, [B, ...]; None: that of no tokens.
+    Returns the outputs, and the state after the last valid token of every row. In rows without
+    valid tokens that is `state`. Outputs of padding are finite, and mean nothing.
+    """
+    found = read_segments(segments)
+    heads, start, convolution = prepare(inputs, found, state)
+    is_first = found.places == 0
+
+    def step(running: jax.Array, token: tuple[Heads, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        of_token, begins = token
+        running = jnp.where(begins[:, None, None, None], start, running)
+        return advance(running, *of_token)
+
+    by_token = jax.tree.map(time_first, (heads, is_first))
+    recurrent, out = lax.scan(step, start, by_token)
+    return time_first(out), DeltaState(recurrent, convolution)
+
+
+def recur_step(
+    inputs: DeltaInputs, state: DeltaState, active: Bool[Array, " B"]
+) -> tuple[Float[Array, "B 1 H V"], DeltaState]:
+    """Computes one token of every slot. The state of a slot that is not active stays as it is."""
+    window = jnp.concatenate([in_fp32(state.convolution), in_fp32(inputs.channels)], axis=1)
+    kernel = in_fp32(inputs.kernel)
+    convolved = jax.nn.silu(jnp.sum(window * kernel.T, axis=1, keepdims=True))
+    heads = split_heads(inputs, convolved, jnp.ones(convolved.shape[:2], bool))
+    recurrent, out = advance(state.recurrent, *(x[:, 0] for x in heads))
+    return out[:, None], DeltaState(
+        recurrent=jnp.where(active[:, None, None, None], recurrent, state.recurrent),
+        convolution=jnp.where(
+            active[:, None, None], window[:, 1:].astype(state.convolution.dtype), state.convolution
+        ),
+    )
+
+
+def prepare(
+    inputs: DeltaInputs, segments: Segments, state: DeltaState | None
+) -> tuple[Heads, Float[Array, "B H K V"], Float[Array, "B W-1 C"]]:
+    """Returns the heads, the recurrent state before every segment, and the last inputs."""
+    before = None if state is None else state.convolution
+    heads = split_heads(inputs, convolve(inputs, segments, before), segments.valid)
+    convolution = last_inputs(inputs, segments, before)
+    if state is not None:
+        return heads, in_fp32(state.recurrent), convolution
+    B, _, H, K = heads.k.shape
+    return heads, jnp.zeros((B, H, K, heads.v.shape[-1]), heads.v.dtype), convolution
+
+
+def time_first(x: jax.Array) -> jax.Array:
+    """Swaps the axes of rows and of tokens."""
+    return jnp.swapaxes(x, 0, 1)
+
+
+# -- in chunks -------------------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """The tokens that are computed at once. In `recur_chunks` every array leads with [chunks]."""
+
+    heads: Heads
+    ids: Int[Array, "B CHUNK"]
+    places: Int[Array, "B CHUNK"]
+
+
+def recur_chunks(
+    inputs: DeltaInputs, segments: Int[Array, "B T"], state: DeltaState | None = None
+) -> tuple[Float[Array, "B T H V"], DeltaState]:
+    """Computes what `recur_tokens` does with products of matrices, a chunk of tokens at a time.
+
+    This is the parallel form of Yang et al. 2024 (arXiv:2412.06464, section 3.3), for chunks in
+    which segments begin and end anywhere. The backward pass computes each chunk anew, and keeps
+    the states between the chunks alone.
+    """
+    found = read_segments(segments)
+    heads, start, convolution = prepare(inputs, found, state)
+    B, T = segments.shape
+    missing = -T % CHUNK
+
+    def split(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [chunks, B, CHUNK, ...]
+        return time_first(x.reshape(B, -1, CHUNK, *x.shape[2:]))
+
+    def extend(x: jax.Array) -> jax.Array:  # tokens that change no state: all gates are 0
+        return split(jnp.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2)))
+
+    # The added tokens belong to the row's last segment, as padding does.
+    ids = split(jnp.pad(found.ids, ((0, 0), (0, missing)), mode="edge"))
+    last_places = found.places[:, -1:] + jnp.arange(1, missing + 1)
+    places = split(jnp.concatenate([found.places, last_places], axis=1))
+    chunks = Chunk(jax.tree.map(extend, heads), ids, places)
+
+    def step(carry: tuple, chunk: Chunk) -> tuple[tuple, jax.Array]:
+        running, previous = carry
+        running, out = advance_chunk(running, previous, chunk, None if state is None else start)
+        return (running, chunk.ids[:, -1]), out
+
+    no_segment = jnp.full(B, -1, segments.dtype)
+    begin = jnp.zeros_like(start), no_segment
+    (recurrent, _), out = lax.scan(jax.checkpoint(step, prevent_cse=False), begin, chunks)
+    out = time_first(out).reshape(B, T + missing, *out.shape[3:])[:, :T]
+    return out, DeltaState(recurrent, convolution)
+
+
+def advance_chunk(
+    running: Float[Array, "B H K V"],
+    previous: Int[Array, " B"],
+    chunk: Chunk,
+    start: Float[Array, "B H K V"] | None,
+) -> tuple[Float[Array, "B H K V"], Float[Array, "B CHUNK H V"]]:
+    """Computes one chunk: the state after it, and its outputs.
+
+    running, previous: the state before the chunk, and the segment that it belongs to.
+    start: the state before every segment that begins in the chunk; None: zeros.
+    Every exponent is a sum of log decays, so at most 0; masked ones are 0, for a gradient of an
+    infinite number would not be a number.
+    """
+    q, k, v, log_decay, strength = (jnp.swapaxes(x, 1, 2) for x in chunk.heads)  # [B, H, CHUNK, .]
+    ids, columns = chunk.ids, jnp.arange(CHUNK)
+    total = jnp.cumsum(log_decay, axis=-1)  # [B, H, CHUNK] log decay of the chunk up to a token
+
+    # How much of what token j writes is left when token i reads it.
+    is_before = columns[:, None] >= columns
+    is_seen = ((ids[:, :, None] == ids[:, None]) & is_before)[:, None]
+    difference = jnp.where(is_seen, total[..., :, None] - total[..., None, :], 0)
+    decay = jnp.where(is_seen, jnp.exp(difference), 0)  # [B, H, i, j]
+
+    # How much of the state before the chunk is left, and of the state before the token's segment.
+    goes_on = (ids == previous[:, None])[:, None]
+    kept = jnp.where(goes_on, jnp.exp(total), 0)
+    first = jnp.maximum(columns - chunk.places, 0)[:, None]  # [B, 1, CHUNK]
+    before_first = jnp.take_along_axis(total - log_decay, first, axis=-1)
+    kept_start = jnp.where(goes_on, 0, jnp.exp(jnp.where(goes_on, 0, total - before_first)))
+
+    def read(x: jax.Array) -> jax.Array:  # x^T S for queries or keys [B, H, CHUNK, K]
+        found = multiply(x * kept[..., None], running)
+        return found if start is None else found + multiply(x * kept_start[..., None], start)
+
+    # The changes of all tokens depend on each other: (I + A) changes = beta (v - what is held).
+    weighted = k * strength[..., None]
+    overlap = multiply(weighted, jnp.swapaxes(k, -1, -2)) * decay
+    overlap = jnp.where(columns[:, None] > columns, overlap, 0)
+    wanted = v * strength[..., None] - read(weighted)
+    changes = multiply(inverse_of_unit_lower(overlap), wanted)
+
+    scores = multiply(q, jnp.swapaxes(k, -1, -2)) * decay
+    out = read(q) + multiply(scores, changes)
+
+    # decay[i = last] is what is left at the end of the chunk.
+    written = k * decay[:, :, -1, :, None]
+    after = kept[:, :, -1, None, None] * running + multiply(jnp.swapaxes(written, -1, -2), changes)
+    if start is not None:
+        after = after + kept_start[:, :, -1, None, None] * start
+    return after, jnp.swapaxes(out, 1, 2)
+
+
+def inverse_of_unit_lower(A: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """Returns (I + A)^-1 of strictly lower triangular A, whose size is a power of two.
+
+    Inverses of blocks on the diagonal give those of blocks of twice the size:
+    [[P, 0], [C, Q]]^-1 = [[P^-1, 0], [-Q^-1 C P^-1, Q^-1]]. Powers of A would be fewer products,
+    but they are as large as 1e18 where a text repeats itself, and fp32 would lose everything.
+    """
+    *batch, n, _ = A.shape
+    inverse = jnp.ones((*batch, n, 1, 1), A.dtype)  # [..., blocks, size, size]
+    size = 1
+    while size < n:
+        pairs = n // (2 * size)
+        blocks = A.reshape(*batch, pairs, 2 * size, pairs, 2 * size)
+        lower = jnp.einsum("...iaib->...iab", blocks)[..., size:, :size]
+        upper_left, lower_right = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        corner = -multiply(multiply(lower_right, lower), upper_left)
+        top = jnp.concatenate([upper_left, jnp.zeros_like(corner)], axis=-1)
+        bottom = jnp.concatenate([corner, lower_right], axis=-1)
+        inverse = jnp.concatenate([top, bottom], axis=-2)
+        size *= 2
+    return inverse[..., 0, :, :]
+
+
+def multiply(first: jax.Array, second: jax.Array) -> jax.Array:
+    """Multiplies matrices in the last two axes, in fp32 on every platform."""
+    return jnp.matmul(first, second, precision=EXACT)
+
+
+# -- packed rows -----------------------------------------------------------------------------------
+
+
+def recur_packed(
+    inputs: DeltaInputs, segments: Int[Array, "B T"], layout: RowLayout
+) -> Float[Array, "B T H V"]:
+    """Computes packed rows of training.
+
+    Every sequence in a slot goes on after the row's prefix, as `attention.xla.packed` lets it see
+    the prefix: its state begins as that of the prefix's last token.
+    """
+    prefix, num_slots, slot_tokens = layout
+    B = len(segments)
+
+    def to_slots(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B * slots, slot, ...]
+        return x[:, prefix:].reshape(B * num_slots, slot_tokens, *x.shape[2:])
+
+    def of_tokens(take: Callable[[jax.Array], jax.Array]) -> DeltaInputs:
+        return inputs._replace(
+            channels=take(inputs.channels),
+            log_decay=take(inputs.log_decay),
+            strength=take(inputs.strength),
+        )
+
+    def for_slots(x: jax.Array) -> jax.Array:
+        return jnp.repeat(x, num_slots, axis=0)
+
+    def to_prefix(x: jax.Array) -> jax.Array:
+        return x[:, :prefix]
+
+    state = None
+    head: list[jax.Array] = []
+    if prefix:
+        out, after = recur_chunks(of_tokens(to_prefix), to_prefix(segments))
+        head, state = [out], jax.tree.map(for_slots, after)
+    body, _ = recur_chunks(of_tokens(to_slots), to_slots(segments), state)
+    return jnp.concatenate(
+        [*head, body.reshape(B, num_slots * slot_tokens, *body.shape[2:])], axis=1
+    )

@@ -1,0 +1,285 @@
+"""The layers of Qwen3.5: gated delta nets, and gated attention in every fourth layer.
+
+Both kinds of layer have the same MLP. The parameters of all layers lie side by side in one dict of
+stacks, of three lengths: what every layer has leads with an axis [L], what layers with attention
+have with [number of attention layers], and `delta_*` with [number of gated delta nets].
+
+    x, carry = forward(config, weights, x, rope, Mixers(attend, recur), carry, remat)
+
+As in `layers.py` the caller brings what mixes the tokens along: `attend` is `layers.Attend`,
+`recur` is `delta_net.Recur`. The `layer` that they get counts the layers of their own kind, so that
+a pool of keys and values has room for `config.attention_layers` alone, and the states are
+[len(config.delta_layers), slots, ...]. Whoever decodes keeps, for every sequence:
+
+    keys and values of the attention layers     as of any model, in pages
+    delta_net.DeltaState of every delta layer   `recurrent` and `convolution`, both in fp32
+
+and, with a prompt that several sequences share, a copy of the state for each of them.
+
+Norms multiply by 1 + weight, but for the norm behind a gated delta net, which multiplies by its
+weight. Sources: Qwen3-Next's model in transformers, Yang et al. 2024 (arXiv:2412.06464), and for
+the gate behind attention Qiu et al. 2025 (arXiv:2505.06708).
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.nn.initializers import Initializer
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, PyTree
+
+from jzero.model.architecture import (
+    ATTENTION,
+    DELTA_NET,
+    FP32_PARAMETERS,
+    DeltaNetConfig,
+    Params,
+    QwenConfig,
+)
+from jzero.model.delta_net import DeltaInputs, Recur, in_fp32
+from jzero.model.layers import NORMAL, ONES, ZEROS, Attend, Rotary, project, rms_norm, rotate
+from jzero.model.linear import linear
+
+ATTENTION_NAMES = frozenset({"q", "k", "v", "o", "q_norm", "k_norm"})
+DELTA_PREFIX = "delta_"
+EXACT_NAMES = FP32_PARAMETERS | {"delta_norm"}  # the hub has them in fp32
+FASTEST_DECAY = 16.0  # of the heads of a new model, as `transformers` draws them
+SLOWEST_DECAY = 0.01
+
+
+class Mixers(NamedTuple):
+    """The two functions that mix the tokens of a hybrid."""
+
+    attend: Attend
+    recur: Recur | None  # None: of a model without gated delta nets
+
+
+# -- parameters ------------------------------------------------------------------------------------
+
+
+def zero_centered_norm(
+    x: Float[Array, "*batch width"], weight: Float[Array, " width"], eps: float
+) -> Float[Array, "*batch width"]:
+    """Divides x by its root mean square over the last axis and multiplies by 1 + weight."""
+    return rms_norm(x, 1 + weight.astype(jnp.float32), eps)
+
+
+def log_of_decay(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """Draws log A for heads that forget at different speeds, with A from U(0.01, 16)."""
+    return jnp.log(jax.random.uniform(key, shape, dtype, SLOWEST_DECAY, FASTEST_DECAY))
+
+
+def kernel_initializer(kernel_size: int) -> Initializer:
+    """Returns the initializer of a depthwise convolution in torch, U(-1/sqrt(W), 1/sqrt(W))."""
+    bound = 1 / math.sqrt(kernel_size)
+
+    def draw(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return draw
+
+
+class HybridLayers(nnx.Module):
+    """The stacked parameters of all layers. `forward` computes with them."""
+
+    def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
+        E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
+        H, K = config.num_attention_heads, config.num_key_value_heads
+        sizes = sizes_of(config)
+        heads, values = sizes.num_value_heads, sizes.num_value_heads * sizes.value_dim
+        channels, width = sizes.num_channels, sizes.kernel_size
+
+        def stacked(
+            layers: int, shape: tuple[int, ...], axes: tuple[str, ...], initializer: Initializer
+        ) -> nnx.Param[jax.Array]:
+            value = initializer(rngs.params(), (layers, *shape), jnp.float32)
+            return nnx.Param(value, axes=axes)
+
+        every = partial(stacked, config.num_hidden_layers)
+        self.attn_norm = every((E,), ("norm",), ZEROS)  # before the mixer, whichever it is
+        self.mlp_norm = every((E,), ("norm",), ZEROS)
+        self.gate = every((E, F), ("embed", "mlp"), NORMAL)
+        self.up = every((E, F), ("embed", "mlp"), NORMAL)
+        self.down = every((F, E), ("mlp", "embed"), NORMAL)
+
+        attention = partial(stacked, len(config.attention_layers))
+        # The query and the gate of a head lie side by side.
+        self.q = attention((E, H, 2 * D), ("embed", "heads", "head_dim"), NORMAL)
+        self.k = attention((E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL)
+        self.v = attention((E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL)
+        self.o = attention((H, D, E), ("heads", "head_dim", "embed"), NORMAL)
+        self.q_norm = attention((D,), ("norm",), ZEROS)
+        self.k_norm = attention((D,), ("norm",), ZEROS)
+
+        delta = partial(stacked, len(config.delta_layers))
+        of_kernel = kernel_initializer(width)
+        # q, k and v have different numbers of heads: a split of their channels would cut heads.
+        self.delta_qkv = delta((E, channels), ("embed", "channels"), NORMAL)
+        self.delta_z = delta((E, values), ("embed", "heads"), NORMAL)
+        self.delta_b = delta((E, heads), ("embed", "heads"), NORMAL)
+        self.delta_a = delta((E, heads), ("embed", "heads"), NORMAL)
+        self.delta_out = delta((values, E), ("heads", "embed"), NORMAL)
+        self.delta_kernel = delta((channels, 1, width), ("channels", "norm", "norm"), of_kernel)
+        self.delta_decay = delta((heads,), ("norm",), log_of_decay)
+        self.delta_step_bias = delta((heads,), ("norm",), ONES)
+        self.delta_norm = delta((sizes.value_dim,), ("norm",), ONES)
+
+
+def sizes_of(config: QwenConfig) -> DeltaNetConfig:
+    """Returns the sizes of the gated delta nets."""
+    assert config.delta_net is not None, f"{config.model_type} has no gated delta net"
+    return config.delta_net
+
+
+def layer_numbers(config: QwenConfig, name: str) -> tuple[int, ...]:
+    """Returns which layers of the model have the parameter `name`, in the order of its stack."""
+    if name in ATTENTION_NAMES:
+        return config.attention_layers
+    if name.startswith(DELTA_PREFIX):
+        return config.delta_layers
+    return tuple(range(config.num_hidden_layers))
+
+
+# -- the forward pass ------------------------------------------------------------------------------
+
+
+def forward(
+    config: QwenConfig,
+    weights: Params,
+    x: Float[Array, "N E"],
+    rope: Rotary,
+    mixers: Mixers,
+    carry: PyTree,
+    remat: Callable[[Callable], Callable],
+) -> tuple[Float[Array, "N E"], PyTree]:
+    """Computes all layers: returns the hidden states and what the mixers left in `carry`.
+
+    The layers repeat in blocks, such as three gated delta nets and one attention. A scan goes over
+    the blocks, and a block is written out. remat: an entry of `qwen.REMAT`, for every layer.
+    """
+    kinds = repeated_kinds(config)
+    blocks = config.num_hidden_layers // len(kinds)
+
+    def in_blocks(leaf: jax.Array) -> jax.Array:
+        return leaf.reshape(blocks, -1, *leaf.shape[1:])
+
+    def step(state: tuple, scanned: tuple) -> tuple[tuple, None]:
+        x, carry = state
+        block, of_block = scanned
+        for place, kind in enumerate(kinds):
+            place_in_kind = kinds[:place].count(kind)
+            of_layer = weights_of_layer(of_block, kind, place, place_in_kind)
+            index = block * kinds.count(kind) + place_in_kind
+            compute = delta_layer if kind == DELTA_NET else attention_layer
+            x, carry = remat(partial(compute, config, rope, mixers))(of_layer, x, index, carry)
+        return (x, carry), None
+
+    indices = jnp.arange(blocks, dtype=jnp.int32)
+    stacked = jax.tree.map(in_blocks, weights)
+    (x, carry), _ = jax.lax.scan(step, (x, carry), (indices, stacked))
+    return x, carry
+
+
+def repeated_kinds(config: QwenConfig) -> tuple[str, ...]:
+    """Returns the shortest list of kinds that all layers repeat."""
+    kinds = config.layer_types or (ATTENTION,) * config.num_hidden_layers
+    for period in range(1, len(kinds) + 1):
+        if kinds == kinds[:period] * (len(kinds) // period):
+            return kinds[:period]
+    raise AssertionError(f"no period in {kinds=}")
+
+
+def weights_of_layer(of_block: Params, kind: str, place: int, place_in_kind: int) -> Params:
+    """Returns the weights of one layer of a block: its own, and those of its kind of mixer."""
+
+    def take(leaf: jax.Array, index: int) -> jax.Array:
+        return leaf[index]
+
+    chosen = {}
+    for name, stack in of_block.items():
+        is_delta, is_attention = name.startswith(DELTA_PREFIX), name in ATTENTION_NAMES
+        if not is_delta and not is_attention:
+            chosen[name] = jax.tree.map(partial(take, index=place), stack)
+        elif is_delta == (kind == DELTA_NET):
+            chosen[name] = jax.tree.map(partial(take, index=place_in_kind), stack)
+    return chosen
+
+
+def attention_layer(
+    config: QwenConfig,
+    rope: Rotary,
+    mixers: Mixers,
+    weights: Params,
+    x: Float[Array, "N E"],
+    layer: jax.Array,
+    carry: PyTree,
+) -> tuple[Float[Array, "N E"], PyTree]:
+    """Computes a layer whose attention has a gate, sigmoid(g), on every output of a head."""
+    B, T = rope.cos.shape[:2]
+    N, D, eps = len(x), config.head_dim, config.rms_norm_eps
+    h = zero_centered_norm(x, weights["attn_norm"], eps)
+    q, gate = jnp.split(project(h, weights["q"], 2 * D), 2, axis=-1)
+    q = zero_centered_norm(q, weights["q_norm"], eps)
+    k = zero_centered_norm(project(h, weights["k"], D), weights["k_norm"], eps)
+    v = project(h, weights["v"], D).reshape(B, T, -1, D)
+    q = rotate_part(q.reshape(B, T, -1, D), rope)
+    k = rotate_part(k.reshape(B, T, -1, D), rope)
+
+    mixed, carry = mixers.attend(q, k, v, layer, carry)
+    gated = mixed.reshape(N, -1) * jax.nn.sigmoid(gate.reshape(N, -1))
+    x = x + linear(gated, weights["o"])
+    return mlp(config, weights, x), carry
+
+
+def rotate_part(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T heads D"]:
+    """Rotates the leading dimensions of every head, as many as `rope` has angles for."""
+    rotary_dim = 2 * rope.cos.shape[-1]
+    rotated = rotate(x[..., :rotary_dim], rope)
+    return jnp.concatenate([rotated, x[..., rotary_dim:]], axis=-1)
+
+
+def delta_layer(
+    config: QwenConfig,
+    rope: Rotary,
+    mixers: Mixers,
+    weights: Params,
+    x: Float[Array, "N E"],
+    layer: jax.Array,
+    carry: PyTree,
+) -> tuple[Float[Array, "N E"], PyTree]:
+    """Computes a layer with a gated delta net, which knows order without any rotation."""
+    B, T = rope.cos.shape[:2]
+    N, sizes = len(x), sizes_of(config)
+    h = zero_centered_norm(x, weights["attn_norm"], config.rms_norm_eps)
+    step = in_fp32(linear(h, weights["delta_a"])) + weights["delta_step_bias"]
+    log_decay = -jnp.exp(weights["delta_decay"]) * jax.nn.softplus(step)
+    strength = jax.nn.sigmoid(in_fp32(linear(h, weights["delta_b"])))
+    inputs = DeltaInputs(
+        channels=linear(h, weights["delta_qkv"]).reshape(B, T, -1),
+        kernel=weights["delta_kernel"][:, 0],
+        log_decay=log_decay.reshape(B, T, -1),
+        strength=strength.reshape(B, T, -1),
+        sizes=sizes,
+    )
+    assert mixers.recur is not None, "a hybrid needs `recur`"
+    mixed, carry = mixers.recur(inputs, layer, carry)
+
+    normed = rms_norm(
+        mixed.reshape(-1, sizes.value_dim), weights["delta_norm"], config.rms_norm_eps
+    )
+    z = in_fp32(linear(h, weights["delta_z"]))
+    gated = in_fp32(normed).reshape(N, -1) * jax.nn.silu(z)
+    x = x + linear(gated.astype(x.dtype), weights["delta_out"])
+    return mlp(config, weights, x), carry
+
+
+def mlp(config: QwenConfig, weights: Params, x: Float[Array, "N E"]) -> Float[Array, "N E"]:
+    """Adds the gated MLP (Shazeer 2020, SwiGLU) behind its norm."""
+    h = zero_centered_norm(x, weights["mlp_norm"], config.rms_norm_eps)
+    gate = jax.nn.silu(linear(h, weights["gate"]))
+    return x + linear(gate * linear(h, weights["up"]), weights["down"])

@@ -1,0 +1,156 @@
+"""config.json of Qwen3.5: its own entries, read and written.
+
+A checkpoint with a vision tower has the language model's entries below `text_config`
+(model_type=qwen3_5); one without has them at the top (qwen3_5_text). `flat` brings the first into
+the shape of the second, so that everything else reads one kind of file.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jzero.errors import shown
+from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig, QwenConfig
+from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
+
+NESTED, TEXT = "qwen3_5", "qwen3_5_text"
+SHARE = "partial_rotary_factor"
+DEFAULT_SHARE = 0.25
+DEFAULT_INTERVAL = 4  # layers from one attention to the next
+# Entries of rope_parameters about images. For text the three positions of a token are one.
+OF_IMAGES = {"mrope_section", "mrope_interleaved"}
+
+SIZES = {  # our names of the sizes -> those of a config.json
+    "num_key_heads": "linear_num_key_heads",
+    "num_value_heads": "linear_num_value_heads",
+    "key_dim": "linear_key_head_dim",
+    "value_dim": "linear_value_head_dim",
+    "kernel_size": "linear_conv_kernel_dim",
+}
+DEFAULTS: HuggingFaceConfig = {  # of `transformers`
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "head_dim": 256,
+}
+
+
+def flat(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
+    """Returns the entries of the language model at the top, where they are below text_config.
+
+    model_type stays that of the whole file, and so does tie_word_embeddings.
+    """
+    text = hf_config.get("text_config")
+    if not isinstance(text, Mapping):
+        return hf_config
+    whole = {name: value for name, value in hf_config.items() if name != "text_config"}
+    return {**text, **whole}
+
+
+def layer_types(hf_config: HuggingFaceConfig) -> tuple[str, ...]:
+    """Returns the kind of every layer, as `transformers` reads them."""
+    given = hf_config.get("layer_types")
+    if given is not None:
+        return tuple(given)
+    interval = hf_config.get("full_attention_interval") or DEFAULT_INTERVAL
+    numbers = range(1, hf_config["num_hidden_layers"] + 1)
+    return tuple(DELTA_NET if number % interval else ATTENTION for number in numbers)
+
+
+def rotated_share(hf_config: HuggingFaceConfig) -> float:
+    """Returns the share of a head's dimensions that RoPE rotates."""
+    rope = hf_config.get("rope_parameters") or {}
+    return float(rope.get(SHARE) or hf_config.get(SHARE) or DEFAULT_SHARE)
+
+
+def own_fields(hf_config: HuggingFaceConfig) -> dict[str, Any]:
+    """Returns the fields of `QwenConfig` that only a hybrid has."""
+    sizes = {name: hf_config[entry] for name, entry in SIZES.items()}
+    return {
+        "layer_types": layer_types(hf_config),
+        "delta_net": DeltaNetConfig(**sizes),
+        "partial_rotary_factor": rotated_share(hf_config),
+    }
+
+
+def own_entries(config: QwenConfig, extra: HuggingFaceConfig) -> dict[str, Any]:
+    """Returns the entries of a config.json that only a hybrid has, but for those of `extra`."""
+    assert config.delta_net is not None and config.layer_types is not None
+    sizes = {entry: getattr(config.delta_net, name) for name, entry in SIZES.items()}
+    old_rope = extra.get("rope_parameters") or {}
+    of_images = {name: value for name, value in old_rope.items() if name in OF_IMAGES}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": config.rope_theta,
+        SHARE: config.partial_rotary_factor,
+        **of_images,
+    }
+    return {**sizes, "layer_types": list(config.layer_types), "rope_parameters": rope}
+
+
+def nested(entries: dict[str, Any], extra: HuggingFaceConfig) -> dict[str, Any]:
+    """Returns the entries of the language model in the file `extra` that they came from.
+
+    Undoes `flat`: what stood below text_config stands there again.
+    """
+    text = extra.get("text_config")
+    if not isinstance(text, Mapping):
+        return entries
+    top = {name: entries.get(name, value) for name, value in extra.items()}
+    for name in ("architectures", "model_type", "dtype", "torch_dtype", "eos_token_id"):
+        if name in entries:
+            top[name] = entries[name]
+    top["tie_word_embeddings"] = entries["tie_word_embeddings"]
+    only_top = {"architectures", "torch_dtype", *(extra.keys() - text.keys() - {"eos_token_id"})}
+    below = {name: value for name, value in entries.items() if name not in only_top}
+    top["text_config"] = {**text, **below, "model_type": TEXT}
+    return top
+
+
+def refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields what the layers of `hybrid.py` would silently compute differently."""
+    yield from rope_refusals(without_own_rope(hf_config))
+    if hf_config.get("hidden_act") not in (None, "silu"):
+        yield f"hidden_act={shown(hf_config['hidden_act'])}: only silu is implemented"
+    if hf_config.get("attention_bias"):
+        yield "attention_bias=true on qwen3_5: only false is implemented"
+    if hf_config.get("attn_output_gate") is False:
+        yield "attn_output_gate=false: attention has a gate on its output here"
+    rope = hf_config.get("rope_parameters") or {}
+    if rope.get("rope_type", "default") != "default":
+        yield f"rope_type={shown(rope['rope_type'])} on qwen3_5: only default is implemented"
+    kinds = set(layer_types(hf_config))
+    if other := kinds - {ATTENTION, DELTA_NET}:
+        yield (
+            f"layer_types with {shown(min(other))}: only {ATTENTION} and {DELTA_NET} are "
+            "implemented"
+        )
+    elif kinds != {ATTENTION, DELTA_NET}:
+        yield f"layer_types with {shown(min(kinds))} alone: a hybrid has both kinds of layer"
+    if hf_config.get("quantization_config"):
+        yield "quantization_config: load the unquantized checkpoint"
+    if hf_config.get("auto_map"):
+        yield (
+            "auto_map: the model has Python code of its own, and jzero runs no code of a model "
+            "directory"
+        )
+    key_heads, value_heads = (
+        hf_config[SIZES[name]] for name in ("num_key_heads", "num_value_heads")
+    )
+    if value_heads % key_heads:
+        yield f"linear_num_key_heads={key_heads} does not divide {value_heads} value heads"
+    rotated = hf_config["head_dim"] * rotated_share(hf_config)
+    if rotated % 2 or not 0 < rotated <= hf_config["head_dim"]:
+        yield f"{SHARE}={rotated_share(hf_config)} of head_dim={hf_config['head_dim']}: no pairs"
+
+
+def without_own_rope(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
+    """Returns a config.json without the entries on RoPE that the other families refuse."""
+    entries = {name: value for name, value in hf_config.items() if name != SHARE}
+    for place in ("rope_parameters", "rope_scaling"):
+        rope = entries.get(place)
+        if isinstance(rope, Mapping):
+            own = OF_IMAGES | {SHARE}
+            entries[place] = {name: value for name, value in rope.items() if name not in own}
+    return entries
