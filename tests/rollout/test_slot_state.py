@@ -137,7 +137,9 @@ def each_alone() -> dict[tuple[int, int], Sequence]:
 # -- the state of one sequence ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stop", [(), STOP], ids=["ids", "strings"])
+@pytest.mark.parametrize(
+    "stop", [STOP, pytest.param((), marks=pytest.mark.thorough)], ids=["strings", "ids"]
+)
 def test_turns_go_on_with_the_state_of_all_tokens_before(stop: tuple[str, ...]) -> None:
     """Also after a stop string, which the device does not know: the slot decodes on behind it."""
     engine = small_engine()
@@ -192,7 +194,7 @@ def test_a_carried_sequence_goes_on_under_new_weights() -> None:
 # -- the states of several sequences ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(4))  # they share their programs
 def test_no_sequence_sees_the_state_of_another(seed: int) -> None:
     """Whatever the order of admission, the tokens are those of the same sequence alone."""
     engine = small_engine()
@@ -231,13 +233,13 @@ def test_shards_and_tensor_parallel_devices_compute_the_same() -> None:
 def test_scores_of_long_sequences_carry_the_state_from_chunk_to_chunk() -> None:
     """Of sequences that begin alike, too: pages are shared with nobody who lacks the state."""
     engine = small_engine()
-    engine.score_tokens = 32
-    sequence = np.resize(np.concatenate(PROMPTS), 49)
-    scorings = [Scoring(sequence), Scoring(sequence, first=40, temperature=TEMPERATURE)]
+    engine.score_tokens = 16
+    sequence = np.resize(np.concatenate(PROMPTS), 33)
+    scorings = [Scoring(sequence), Scoring(sequence, first=30, temperature=TEMPERATURE)]
 
     counters = score_all(engine, params_on(engine), scorings)
 
-    assert counters.score_calls == 3 and counters.shared_tokens == 0
+    assert counters.score_calls == 4 and counters.shared_tokens == 0
     assert_empty(engine)
     for scoring in scorings:
         want = expected_logps(scoring.tokens, scoring.temperature)[scoring.first - 1 :]
@@ -257,6 +259,7 @@ def test_only_layers_with_attention_have_pages() -> None:
     assert make("qwen2").abstract_state().slot_state is None
 
 
+@pytest.mark.thorough  # XLA compiles with all of its optimizations
 def test_states_are_planned_as_they_are_and_written_in_place() -> None:
     """XLA keeps no second copy of the states, and takes what `abstract_calls` describes."""
     jax.config.update("jax_disable_most_optimizations", False)
