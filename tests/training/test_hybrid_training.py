@@ -9,8 +9,13 @@ import pytest
 import reference
 from test_learner import gradient_of, packed_minibatch, trainer_on
 
-from jzero.model import qwen
+from jzero.config import AdapterConfig
+from jzero.distributed.mesh import decode_mesh, param_shardings, train_mesh
+from jzero.distributed.publish import publisher
+from jzero.model import adapters, qwen
 from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
+from jzero.model.quantized import is_quantized
+from jzero.training.learner import policy_learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -60,3 +65,37 @@ def test_neither_packing_nor_mesh_changes_the_gradient(train, sizes):
         assert np.abs(wanted).max() > 0, path
         limit = 1e-4 * np.abs(wanted).max() + 1e-7
         assert np.abs(found - wanted).max() <= limit, jax.tree_util.keystr(path)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (1, 2, 2)], ids=str)
+def test_the_decoder_gets_the_weights_and_exact_gates(sizes):
+    mesh = train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
+    params = qwen.init(HYBRID, jax.random.key(0))
+    placed = jax.device_put(params, param_shardings(HYBRID, mesh))
+
+    published = publisher(HYBRID, mesh, decode_mesh(mesh), "bfloat16")(placed)
+
+    expected = qwen.cast(params, "bfloat16")
+    for name, weight in published["layers"].items():
+        wanted = np.asarray(expected["layers"][name])
+        np.testing.assert_array_equal(np.asarray(weight).reshape(wanted.shape), wanted)
+        assert weight.dtype == wanted.dtype
+    gates = np.asarray(published["layers"]["delta_decay"])
+    np.testing.assert_array_equal(gates, params["layers"]["delta_decay"])
+    assert gates.dtype == np.float32
+
+
+def test_a_base_in_8_bits_keeps_its_gates_exact():
+    adapter = AdapterConfig(rank=2)
+    settings = reference.settings(model={"adapter": adapter, "base": "int8", "dtype": "bfloat16"})
+    policy = policy_learner(HYBRID, settings, train_mesh(1, 1, 1, jax.devices()[:1]))
+    params = jax.tree.map(np.asarray, policy.init_params(0))
+
+    base = policy.freeze(policy.init_params(0))
+
+    quantized = {name for name, leaf in base["layers"].items() if is_quantized(leaf)}
+    assert quantized == adapters.linear_layers(HYBRID).keys()
+    np.testing.assert_array_equal(base["layers"]["delta_decay"], params["layers"]["delta_decay"])
+    described = policy.abstract_base()
+    for array, like in zip(jax.tree.leaves(base), jax.tree.leaves(described), strict=True):
+        assert (array.shape, array.dtype) == (like.shape, like.dtype)
