@@ -6,7 +6,8 @@
     python -m jzero.main --config configs/countdown.py:oat-3b        # oat's published run
     python -m jzero.main --config configs/countdown.py:tiny,dr_grpo  # a preset, another algorithm
 
-Presets: tiny, qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, oat-3b, and qwen3-8b-lora-int8,
+Presets: tiny, tiny-hybrid (the same with three gated delta nets and one attention, as Qwen3.5 has
+them), qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, oat-3b, and qwen3-8b-lora-int8,
 qwen3-4b-lora and qwen3-1.7b-lora, which train an adapter on one device; -int8 has the frozen model
 in 8 bits. Without a preset it is the first of LARGEST_FIRST that the attached accelerators hold,
 and tiny on a CPU.
@@ -59,6 +60,11 @@ LARGEST_FIRST = QWEN_LARGEST_FIRST
 
 def get_config(preset: str = "") -> Config:
     """Returns the config of "preset", "preset,algorithm" or ""."""
+    name, comma, algorithm = preset.partition(",")
+    if name == "tiny-hybrid":
+        return choose_fitting_preset(
+            f"tiny{comma}{algorithm}", tiny_hybrid, qwen, HUB, LARGEST_FIRST
+        )
     return choose_fitting_preset(preset, tiny, qwen, HUB, LARGEST_FIRST)
 
 
@@ -150,3 +156,11 @@ def tiny() -> Config:
         eval=EvalConfig(every=20),
         mesh=MeshConfig(data=-1, fsdp=1),
     )
+
+
+def tiny_hybrid() -> Config:
+    """The problems of `tiny`, and a model of three gated delta nets and one attention."""
+    config = tiny()
+    config.name = "countdown-tiny-hybrid"
+    config.model.arch = ArchitectureConfig(model_type="qwen3_5_text")
+    return config

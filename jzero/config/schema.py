@@ -29,7 +29,8 @@ class ArchitectureConfig:
     model_type: str = setting(
         "qwen2",
         "Model family, an entry of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
-        "qwen3 normalizes q and k instead; llama and mistral do neither.",
+        "qwen3 normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes gated "
+        "delta nets with attention.",
     )
     hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
     intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
@@ -42,6 +43,29 @@ class ArchitectureConfig:
     tie_word_embeddings: bool = setting(True, "Uses the embedding matrix as output matrix too.")
     rope_theta: float = setting(10000.0, "Base of the rotary position embedding.")
     rms_norm_eps: float = setting(1e-6, "Epsilon of the RMS norms.")
+    full_attention_interval: int = setting(
+        4,
+        "Layers of qwen3_5_text from one attention to the next; the others are gated delta nets.",
+        at_least=2,
+    )
+    partial_rotary_factor: float = setting(
+        0.25, "Share of a head that RoPE rotates in qwen3_5_text.", above=0, at_most=1
+    )
+    linear_num_key_heads: int = setting(
+        4, "Heads of queries and keys of a gated delta net (qwen3_5_text).", at_least=1
+    )
+    linear_num_value_heads: int = setting(
+        4, "Value heads of a gated delta net: a multiple of linear_num_key_heads.", at_least=1
+    )
+    linear_key_head_dim: int = setting(
+        32, "Width of a query and of a key of a gated delta net.", at_least=1
+    )
+    linear_value_head_dim: int = setting(
+        32, "Width of a value head of a gated delta net.", at_least=1
+    )
+    linear_conv_kernel_dim: int = setting(
+        4, "Tokens that the causal convolution of a gated delta net sees.", at_least=2
+    )
 
 
 @dataclass

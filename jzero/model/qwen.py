@@ -64,6 +64,7 @@ class Qwen(nnx.Module):
         # Every leaf below `layers` leads with an axis [L], which `forward` scans.
         @partial(nnx.vmap, transform_metadata={nnx.PARTITION_NAME: None})
         def stack(rngs: nnx.Rngs) -> Layer:
+            assert make_layer is not None
             return make_layer(config, rngs)
 
         self.embed = parameter(rngs, (V, E), ("vocab", "embed"), NORMAL)
@@ -112,6 +113,7 @@ def is_parameter(value: object) -> bool:
 def layer_graph(config: QwenConfig) -> nnx.GraphDef:
     """Returns the structure of one layer's module, into which `forward` merges the parameters."""
     make_layer = family_of(config.model_type).layer
+    assert make_layer is not None, f"the layers of {config.model_type} are of several kinds"
     return nnx.graphdef(nnx.eval_shape(lambda: make_layer(config, nnx.Rngs(0))))
 
 

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jzero.model import adapters
 from jzero.model.qwen import QwenConfig
 from jzero.planning.compiling import device_bytes
+from jzero.planning.hybrids import delta_work_bytes, mean_mixer_numbers
 from jzero.planning.memory import PHASES, STATE
 from jzero.planning.planned_run import PlannedRun, PlannedTeacher, kv_bytes_per_token
 from jzero.rollout.engine import Engine
@@ -228,6 +229,8 @@ def _kept_bytes(learner: Learner, tokens: int) -> float:
     """Returns the bytes of what the backward pass keeps of all layers, by model.remat."""
     model, tensor = learner.model, learner.mesh.shape["tensor"]
     heads = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim / tensor
+    if model.delta_net is not None:
+        heads = mean_mixer_numbers(model)
     mlp = model.intermediate_size / tensor
     inputs = model.hidden_size
     products = heads + 2 * mlp + 2 * model.hidden_size
@@ -250,7 +253,7 @@ def _layer_work(learner: Learner, state: State, tokens: int) -> float:
     model, mesh = learner.model, learner.mesh
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     activations = tokens * _layer_numbers(model, mesh.shape["tensor"]) * itemsize
-    activations += _dequantized_bytes(learner)
+    activations += _dequantized_bytes(learner) + delta_work_bytes(model, tokens)
     if mesh.shape["fsdp"] == 1:
         return activations
     if learner.adapter.rank:  # a frozen weight has no gradient
@@ -277,6 +280,8 @@ def _dequantized_bytes(learner: Learner) -> float:
 def _layer_numbers(model: QwenConfig, tensor: int) -> float:
     """Returns the numbers of one token that exist at a time in the forward pass of a layer."""
     heads = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+    if model.delta_net is not None:
+        heads = max(heads, model.delta_net.num_channels)
     return 2 * model.hidden_size + (2 * heads + 2 * model.intermediate_size) / tensor
 
 

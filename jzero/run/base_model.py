@@ -16,6 +16,7 @@ from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
 from jzero.model.families import window_of
+from jzero.model.new_model import new_model
 
 POSITIONS_FROM_SCRATCH = 32768  # max_position_embeddings of a model from random weights
 
@@ -51,7 +52,7 @@ def read_base_model(config: ModelConfig) -> BaseModel:
         adapters.check(model, config.adapter)
         return BaseModel(directory, model, hf_config, tok)
     tok = tokenizer.load(config.tokenizer)
-    model = qwen.QwenConfig(vocab_size=tokenizer.num_ids(tok), **vars(config.arch))
+    model = new_model(tokenizer.num_ids(tok), config.arch)
     adapters.check(model, config.adapter)
     # Rotary embeddings have no last position: the limit is the architecture's claim, and not the
     # longest episode of one run.

@@ -13,6 +13,8 @@ from jzero.model.architecture import DeltaNetConfig
 from jzero.model.delta_net import DeltaInputs, DeltaState
 from jzero.types import RowLayout
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 SIZES = DeltaNetConfig(num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=6, kernel_size=4)
 
 

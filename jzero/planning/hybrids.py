@@ -1,0 +1,66 @@
+"""What hybrids of attention and gated delta nets need in memory, beside what every model needs.
+
+    sequence = bytes_of_sequence(model, num_tokens=8192)
+    sequence.keys_and_values, sequence.state
+
+A gated delta net keeps a state of one size for every sequence, and attention keys and values of
+every token. So a hybrid pays more for a short sequence than a model with attention alone, and less
+for a long one.
+"""
+
+from typing import NamedTuple
+
+from jzero.model.architecture import QwenConfig
+from jzero.model.delta_net import CHUNK
+
+FP32_BYTES = 4
+FP32_COPIES = 3  # of q, k and v of a layer: convolved, normalized, and their gradients
+
+
+class SequenceBytes(NamedTuple):
+    """The bytes that the decoder keeps of one sequence."""
+
+    keys_and_values: int
+    state: int
+
+    @property
+    def total(self) -> int:
+        return self.keys_and_values + self.state
+
+
+def bytes_of_sequence(model: QwenConfig, num_tokens: int, kv_bytes: int = 2) -> SequenceBytes:
+    """Returns what a sequence of `num_tokens` takes on all devices that share it.
+
+    kv_bytes: of a number of a key or a value.
+    """
+    of_token = 2 * len(model.attention_layers) * model.num_key_value_heads * model.head_dim
+    state = 0
+    if model.delta_net is not None:
+        state = len(model.delta_layers) * model.delta_net.state_numbers * FP32_BYTES
+    return SequenceBytes(num_tokens * of_token * kv_bytes, state)
+
+
+def mean_mixer_numbers(model: QwenConfig) -> float:
+    """Returns the numbers of a token that the products of a mixer make, as a mean over layers.
+
+    Attention has a gate as wide as its queries; a gated delta net has q, k, v and z.
+    """
+    assert model.delta_net is not None
+    attention = 2 * (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
+    sizes = model.delta_net
+    delta = sizes.num_channels + sizes.num_value_heads * sizes.value_dim
+    num_attention, num_delta = len(model.attention_layers), len(model.delta_layers)
+    return (num_attention * attention + num_delta * delta) / model.num_hidden_layers
+
+
+def delta_work_bytes(model: QwenConfig, num_tokens: int) -> float:
+    """Returns the bytes that the backward pass of one gated delta net takes: 0 without any.
+
+    These are the states between the chunks, and q, k and v of all value heads in fp32.
+    """
+    if model.delta_net is None:
+        return 0.0
+    sizes = model.delta_net
+    state = sizes.num_value_heads * sizes.key_dim * sizes.value_dim
+    heads = sizes.num_value_heads * (2 * sizes.key_dim + sizes.value_dim)
+    return FP32_BYTES * num_tokens * (state / CHUNK + FP32_COPIES * heads)
