@@ -359,4 +359,5 @@ def _prefix_bytes(engine: Engine) -> float:
     """Returns the bytes on a device of the prompts that wait for their slots after a prefill."""
     num_prompts = -(-engine.slots_per_shard // engine.settings.group_size)
     width, _ = prefill_shape(engine, engine.settings.max_prompt_tokens)
-    return num_prompts * width * kv_bytes_per_token(engine)
+    states = device_bytes(engine.abstract_slot_state(num_prompts))
+    return num_prompts * width * kv_bytes_per_token(engine) + states
