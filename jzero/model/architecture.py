@@ -5,7 +5,7 @@ Nothing here computes. `layers.py` defines the parameters and the computation of
 
 Dimension letters in this package:
   B rows   T tokens of a row   N = B * T tokens, flattened   L layers   V vocabulary
-  E hidden size   F width of the MLP   H query heads   K KV heads   D dimensions of a head
+  E hidden size   F width of the MLP   X experts   H query heads   K KV heads   D dimensions of a head
 """
 
 from dataclasses import dataclass
@@ -41,3 +41,20 @@ class QwenConfig:
     value_head: bool = False
     # How rotary frequencies are scaled; None: not at all. It is `rope_parameters` in a config.json.
     rope_scaling: RopeScaling | None = None
+    # Experts of a layer (`experts.py`), how many of them a token goes to, the width of one, and
+    # whether the weights of a token's experts are divided by their sum. 0 experts: a dense MLP.
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
+
+    @property
+    def mlp_width_of_a_token(self) -> int:
+        """Returns the columns of the MLP that one token is multiplied by."""
+        if not self.num_experts:
+            return self.intermediate_size
+        return self.num_experts_per_tok * self.moe_intermediate_size
+
+
+# The fields of QwenConfig that only a family with experts has in its config.json.
+EXPERT_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")

@@ -21,8 +21,16 @@ from flax import nnx
 from jaxtyping import PyTree
 
 from jzero.errors import UserError, shown
+from jzero.model import expert_entries
 from jzero.model.architecture import QwenConfig
-from jzero.model.known_models import LLAMA_MODELS, QWEN2_MODELS, QWEN3_MODELS, KnownModels
+from jzero.model.experts import ExpertLayer
+from jzero.model.known_models import (
+    LLAMA_MODELS,
+    QWEN2_MODELS,
+    QWEN3_MODELS,
+    QWEN3_MOE_MODELS,
+    KnownModels,
+)
 from jzero.model.layers import Attend, DenseLayer, Rotary
 from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
@@ -43,15 +51,18 @@ class Layer(Protocol):
 class StoredTensor(NamedTuple):
     """Name and layout of a parameter in a Hugging Face checkpoint.
 
-    name    the tensor's name; "{}" stands for the number of the layer.
+    name    the tensor's name; "{}" stands for the number of the layer, and a second one for the
+            number of the expert.
     layout  "same": the tensor has our shape. "flat": the tensor is our array, flattened.
             "linear": the tensor is a torch Linear weight [outputs, inputs]. Our array is
             [*inputs, *outputs] with the heads kept apart, so it is transposed and reshaped.
+            "router": the tensor is [outputs, inputs] as well, and never has an adapter or 8 bits.
+            "expert": one tensor [outputs, inputs] for every expert; our array leads with them.
     inputs  how many leading axes of our array are the inputs of a "linear" tensor.
     """
 
     name: str
-    layout: Literal["same", "flat", "linear"] = "same"
+    layout: Literal["same", "flat", "linear", "router", "expert"] = "same"
     inputs: int = 1
 
 
@@ -73,6 +84,7 @@ class Family:
                   `transformers` takes then.
     written       entries of a config.json beside those of `QwenConfig`, without which
                   `transformers` would compute something else.
+    has_experts   whether the layers have experts in place of one MLP.
     window        returns the tokens to which a layer attends at most, as a config.json says, or
                   None. `layer` attends to all of them, so longer sequences are refused.
     known_models  the sizes that can be planned without a download.
@@ -86,6 +98,7 @@ class Family:
     written: HuggingFaceConfig = field(default_factory=dict)
     window: Callable[[HuggingFaceConfig], int | None] = no_limit
     known_models: KnownModels = field(default_factory=dict)
+    has_experts: bool = False
 
 
 DENSE_TENSORS = {
@@ -106,6 +119,23 @@ DENSE_TENSORS = {
     "layers.gate": StoredTensor("model.layers.{}.mlp.gate_proj.weight", "linear"),
     "layers.up": StoredTensor("model.layers.{}.mlp.up_proj.weight", "linear"),
     "layers.down": StoredTensor("model.layers.{}.mlp.down_proj.weight", "linear"),
+}
+
+
+EXPERT_TENSORS = {
+    **{
+        leaf: stored
+        for leaf, stored in DENSE_TENSORS.items()
+        if leaf not in ("layers.gate", "layers.up", "layers.down")
+    },
+    "layers.router": StoredTensor("model.layers.{}.mlp.gate.weight", "router"),
+    "layers.experts_gate": StoredTensor(
+        "model.layers.{}.mlp.experts.{}.gate_proj.weight", "expert"
+    ),
+    "layers.experts_up": StoredTensor("model.layers.{}.mlp.experts.{}.up_proj.weight", "expert"),
+    "layers.experts_down": StoredTensor(
+        "model.layers.{}.mlp.experts.{}.down_proj.weight", "expert"
+    ),
 }
 
 
@@ -138,6 +168,17 @@ def qwen3_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
         yield "attention_bias=true on qwen3: only false is implemented"
     if hf_config.get("head_dim") is None:
         yield "no head_dim on qwen3: transformers takes 128 then, write the number that is meant"
+
+
+def qwen3_moe_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields what `dense_refusals` does, and what else the layer of Qwen3's experts lacks here.
+
+    Where head_dim is absent, `transformers` takes hidden_size / num_attention_heads as jzero does.
+    """
+    yield from dense_refusals(hf_config)
+    if hf_config.get("attention_bias"):
+        yield "attention_bias=true on qwen3_moe: only false is implemented"
+    yield from expert_entries.expert_refusals(hf_config)
 
 
 def llama_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
@@ -177,6 +218,16 @@ FAMILIES: dict[str, Family] = {
         refusals=qwen3_refusals,
         written={"use_sliding_window": False},
         known_models=QWEN3_MODELS,
+    ),
+    "qwen3_moe": Family(  # the models of Qwen3 with experts, such as Qwen3-30B-A3B
+        architecture="Qwen3MoeForCausalLM",
+        layer=ExpertLayer,
+        tensors=EXPERT_TENSORS,
+        refusals=qwen3_moe_refusals,
+        defaults=expert_entries.DEFAULTS,
+        written={"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1},
+        known_models=QWEN3_MOE_MODELS,
+        has_experts=True,
     ),
     "llama": Family(  # Llama 1, 2, 3, 3.1, 3.2 and 3.3, and what was made from them
         architecture="LlamaForCausalLM",

@@ -26,7 +26,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import Layer, family_of
 from jzero.model.layers import NORMAL, ONES, Attend, parameter, rms_norm, rotary
-from jzero.model.linear import ADAPTED_OUTPUT, LOW_RANK_PRODUCT
+from jzero.model.linear import ADAPTED_OUTPUT, GROUPED_PRODUCT, LOW_RANK_PRODUCT
 from jzero.model.quantized import QuantizedWeight, is_quantized
 
 __all__ = [
@@ -140,7 +140,7 @@ def keep_products(function: Callable) -> Callable:
     policies = jax.checkpoint_policies
     policy = policies.save_from_both_policies(
         policies.dots_with_no_batch_dims_saveable,
-        policies.save_only_these_names(LOW_RANK_PRODUCT, ADAPTED_OUTPUT),
+        policies.save_only_these_names(LOW_RANK_PRODUCT, ADAPTED_OUTPUT, GROUPED_PRODUCT),
     )
     return jax.checkpoint(function, prevent_cse=False, policy=policy)
 

@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from jzero.errors import UserError
-from jzero.model.architecture import QwenConfig
+from jzero.model.architecture import EXPERT_FIELDS, QwenConfig
+from jzero.model.expert_entries import read_experts, written_experts
 from jzero.model.families import HuggingFaceConfig, family_of, with_defaults
 from jzero.model.huggingface.schema import problems, shape_problems
 from jzero.model.rope_entries import read_rope, written_rope
 
 # Fields of QwenConfig that a config.json does not have under their names.
-OUR_OWN = {"value_head", "rope_scaling"}
+# `rope_entries` and `expert_entries` write what some of them stand for.
+OUR_OWN = {"value_head", "rope_scaling", *EXPERT_FIELDS}
 
 
 def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json") -> QwenConfig:
@@ -51,6 +53,7 @@ def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json
         rope_theta=rope.theta,
         rms_norm_eps=float(hf_config["rms_norm_eps"]),
         rope_scaling=rope.scaling,
+        **read_experts(hf_config, family.has_experts),
     )
 
 
@@ -68,6 +71,7 @@ def config_json(
         **family.written,
         **with_defaults(extra or {}),
         **model,
+        **written_experts(config),
         "architectures": [family.architecture],
         "hidden_act": "silu",
         # transformers 5 reads rope_parameters and dtype, version 4 rope_theta and rope_scaling, and

@@ -5,6 +5,7 @@ Linear weight of torch is [outputs, inputs]; ours is [*inputs, *outputs] with th
 The names and layouts come from the family's table in `families.py`.
 """
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -34,6 +35,14 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]  # in our parameters, without [L]
     stored_shape: tuple[int, ...]  # in the checkpoint
     is_linear: bool  # the checkpoint holds it as [outputs, inputs]
+    expert: int | None = None  # its index behind that of the layer; None where there are no experts
+
+    def of(self, parameter: np.ndarray) -> np.ndarray:
+        """Returns the part of our whole parameter that is in this tensor."""
+        if self.layer is None:
+            return parameter
+        part = parameter[self.layer]
+        return part if self.expert is None else part[self.expert]
 
     def to_ours(self, stored: np.ndarray) -> np.ndarray:
         """Converts a checkpoint's tensor to the shape of our parameter."""
@@ -50,22 +59,28 @@ class Tensor(NamedTuple):
 
 
 def checkpoint_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
-    """Returns the tensors of every parameter ("embed", "layers.q", ...): one per layer, or one."""
+    """Returns the tensors of every parameter ("embed", "layers.q", ...).
+
+    They are one, or one per layer, or those of all experts, layer by layer.
+    """
     table = family_of(config.model_type).tensors
     tensors = {}
     for leaf, array in flatten(abstract(config)).items():
         stored = table[leaf]
-        if leaf.startswith("layers."):
+        if stored.layout == "expert":
+            num_layers, num_experts, *shape = array.shape
+            places = list(itertools.product(range(num_layers), range(num_experts)))
+        elif leaf.startswith("layers."):
             num_layers, *shape = array.shape
-            layers = list(range(num_layers))
+            places = [(layer, None) for layer in range(num_layers)]
         else:
-            layers, shape = [None], array.shape
+            places, shape = [(None, None)], array.shape
         shape = tuple(shape)
         stored_shape = shape_in_checkpoint(stored, shape)
-        is_linear = stored.layout == "linear"
+        is_linear = stored.layout in ("linear", "router", "expert")
         tensors[leaf] = [
-            Tensor(stored.name.format(layer), layer, shape, stored_shape, is_linear)
-            for layer in layers
+            Tensor(stored.name.format(*place), place[0], shape, stored_shape, is_linear, place[1])
+            for place in places
         ]
     return tensors
 

@@ -124,7 +124,7 @@ def write_weights(
         for name in names:
             leaf, tensor = tensors[name]
             host = fetch(leaf)  # every host takes part, although only the first one writes
-            block[name] = tensor.to_stored(host if tensor.layer is None else host[tensor.layer])
+            block[name] = tensor.to_stored(tensor.of(host))
         if processes.is_first_process():
             write_tensors(path / file, block)
     if plan.is_sharded:
