@@ -29,7 +29,8 @@ class ArchitectureConfig:
     model_type: str = setting(
         "qwen2",
         "Model family, an entry of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
-        "qwen3 normalizes q and k instead; llama and mistral do neither.",
+        "qwen3 normalizes q and k instead; llama and mistral do neither. qwen3_moe is qwen3 with "
+        "experts.",
     )
     hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
     intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
@@ -42,6 +43,14 @@ class ArchitectureConfig:
     tie_word_embeddings: bool = setting(True, "Uses the embedding matrix as output matrix too.")
     rope_theta: float = setting(10000.0, "Base of the rotary position embedding.")
     rms_norm_eps: float = setting(1e-6, "Epsilon of the RMS norms.")
+    num_experts: int = setting(
+        0, "Experts of a layer, of a family that has them (qwen3_moe). 0: one dense MLP."
+    )
+    num_experts_per_tok: int = setting(0, "Experts that every token goes to.")
+    moe_intermediate_size: int = setting(0, "Width of the hidden layer of one expert.")
+    norm_topk_prob: bool = setting(
+        False, "Divides the router's weights of a token's experts by their sum."
+    )
 
 
 @dataclass

@@ -5,7 +5,8 @@ Nothing here computes. `layers.py` defines the parameters and the computation of
 
 Dimension letters in this package:
   B rows   T tokens of a row   N = B * T tokens, flattened   L layers   V vocabulary
-  E hidden size   F width of the MLP   X experts   H query heads   K KV heads   D dimensions of a head
+  E hidden size   F width of the MLP   H query heads   K KV heads   D dimensions of a head
+  X experts of a layer   k experts of a token
 """
 
 from dataclasses import dataclass

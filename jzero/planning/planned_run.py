@@ -28,6 +28,7 @@ from jzero.distributed.publish import (
 )
 from jzero.errors import UserError
 from jzero.model import adapters, tokenizer
+from jzero.model.expert_checks import check_experts
 from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
 from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
@@ -312,6 +313,7 @@ def _models(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:
     else:
         vocab_size = tokenizer.num_ids(tokenizer.load(settings.model.tokenizer))
         model = QwenConfig(vocab_size=vocab_size, **vars(settings.model.arch))
+    check_experts(model, settings.model)
     if not algorithms.needs_critic(settings.algorithm):
         return model, None
     return model, architecture(settings.critic.path) if settings.critic.path else model

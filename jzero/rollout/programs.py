@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jzero import attention
-from jzero.model import qwen
+from jzero.model import experts, qwen
 from jzero.rollout import sampling
 from jzero.rollout.decode_state import (
     PREFIX_SPECS,
@@ -178,9 +178,11 @@ def prefill(
     )
     empty = jnp.zeros(kv_shape, settings.dtype)
     positions = jnp.broadcast_to(jnp.arange(width), (prompts, width))
-    hidden, (k, v) = qwen.forward(
-        model, params, tokens, positions, attend, (empty, empty), dtype=settings.dtype
+    carry = experts.start(model, (empty, empty), segments > 0, settings.experts)
+    hidden, carry = qwen.forward(
+        model, params, tokens, positions, attend, carry, dtype=settings.dtype
     )
+    (k, v), _ = experts.finish(carry)
 
     def for_each_sample(x: jax.Array) -> jax.Array:
         """[prompts, ...] -> [prompts * G, ...]"""
@@ -413,15 +415,18 @@ def decode_step(
         )
         return out.astype(q.dtype), pools
 
-    hidden, (k_pool, v_pool) = qwen.forward(
+    pools = (state.k_pool, state.v_pool)
+    carry = experts.start(settings.model, pools, active, settings.experts)
+    hidden, carry = qwen.forward(
         settings.model,
         params,
         state.tokens[:, None],
         positions[:, None],
         attend,
-        (state.k_pool, state.v_pool),
+        carry,
         dtype=settings.dtype,
     )
+    (k_pool, v_pool), _ = experts.finish(carry)
     token, logp, kept = sample_tokens(
         settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
     )

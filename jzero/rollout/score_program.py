@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jzero import attention
 from jzero.attention import pools
-from jzero.model import qwen
+from jzero.model import experts, qwen
 from jzero.model.logprobs import split_columns
 from jzero.rollout.decode_state import STATE_SPECS, DecodeState
 from jzero.rollout.program_settings import ProgramSettings
@@ -142,15 +142,18 @@ def score(
         read_rows = first_row + inputs.context_pages.ravel()
         return write_and_attend(q, k, v, pools_of_layer, write_rows, read_rows, segments)
 
-    hidden, (k_pool, v_pool) = qwen.forward(
+    pools_of_layers = (state.k_pool, state.v_pool)
+    carry = experts.start(model, pools_of_layers, is_token, settings.experts)
+    hidden, carry = qwen.forward(
         model,
         params,
         inputs.tokens,
         inputs.starts[:, None] + jnp.arange(width)[None],
         attend,
-        (state.k_pool, state.v_pool),
+        carry,
         dtype=settings.dtype,
     )
+    (k_pool, v_pool), _ = experts.finish(carry)
     scores = score_in_chunks(settings, params, hidden, inputs, alternatives)
     return state._replace(k_pool=k_pool, v_pool=v_pool), scores
 

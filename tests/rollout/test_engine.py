@@ -49,6 +49,23 @@ CONFIGS = {
         False,
         Llama3Scaling(8.0, 1.0, 4.0, 16),
     ),
+    "qwen3_moe": qwen.QwenConfig(
+        "qwen3_moe",
+        96,
+        64,
+        96,
+        2,
+        4,
+        2,
+        16,
+        False,
+        10000.0,
+        1e-6,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+    ),
 }
 MAX_PROMPT = 20
 MAX_NEW = 20

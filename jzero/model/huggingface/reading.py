@@ -185,7 +185,9 @@ def read_parameter(
     layers: Sequence[Tensor],
     dtype: str,
 ) -> np.ndarray:
-    """Returns the values of one parameter, whose layers and experts are stacked. Checks that they are finite.
+    """Returns the values of one parameter, whose layers and experts are stacked.
+
+    Checks that they are finite.
 
     handles: the open files of all tensors.
     """
@@ -199,7 +201,8 @@ def read_parameter(
         return host[0]
     if layers[0].expert is None:
         return host
-    return host.reshape(layers[-1].layer + 1, layers[-1].expert + 1, *layers[0].shape)
+    num_layers = len({tensor.layer for tensor in layers})
+    return host.reshape(num_layers, -1, *layers[0].shape)
 
 
 def check_tensors(
