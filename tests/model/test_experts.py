@@ -20,8 +20,9 @@ from test_qwen import (
     relative_error,
 )
 
+from jzero.config import AdapterConfig
 from jzero.errors import UserError
-from jzero.model import experts, huggingface, qwen
+from jzero.model import adapters, experts, huggingface, qwen
 from jzero.model.huggingface import parse_config
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -226,3 +227,23 @@ def test_the_router_computes_in_fp32() -> None:
     _, chosen = experts.route(h, router, 1, True)
 
     assert chosen.tolist() == [[1]]
+
+
+# -- adapters --------------------------------------------------------------------------------------
+
+
+def test_an_adapter_is_on_the_linear_layers_of_attention() -> None:
+    settings = AdapterConfig(rank=2)
+    params = random_params(MOE)
+    adapter = adapters.init(MOE, settings, jax.random.key(0))
+
+    joined = adapters.join(params, adapter, settings.scale)
+
+    assert adapter["layers"].keys() == {"q", "k", "v", "o"}
+    np.testing.assert_array_equal(logits_of(MOE, joined), logits_of(MOE, params))
+
+
+@pytest.mark.parametrize("target", ["experts_up", "router", "up"])
+def test_an_adapter_on_experts_is_refused(target: str) -> None:
+    with pytest.raises(UserError, match=f"qwen3_moe has no linear layer {target}; it has q, k, v"):
+        adapters.check(MOE, AdapterConfig(rank=2, targets=(target,)))
