@@ -7,10 +7,10 @@
     python -m jzero.main --config configs/countdown.py:tiny,dr_grpo  # a preset, another algorithm
 
 Presets: tiny, tiny-hybrid (the same with three gated delta nets and one attention, as Qwen3.5 has
-them), qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, oat-3b, and qwen3-8b-lora-int8,
-qwen3-4b-lora and qwen3-1.7b-lora, which train an adapter on one device; -int8 has the frozen model
-in 8 bits. Without a preset it is the first of LARGEST_FIRST that the attached accelerators hold,
-and tiny on a CPU.
+them), tiny-moe (the same with experts), qwen2.5-0.5b, qwen2.5-1.5b, qwen2.5-3b, qwen2.5-7b, oat-3b,
+and qwen3-8b-lora-int8, qwen3-4b-lora and qwen3-1.7b-lora, which train an adapter on one device;
+-int8 has the frozen model in 8 bits. Without a preset it is the first of LARGEST_FIRST that the
+attached accelerators hold, and tiny on a CPU.
 
 Models: the Qwen presets load the base models from the hub, or from --config.model.path=DIRECTORY.
 Hardware: tiny needs two CPU cores. The Qwen presets need one accelerator host; up to 3b that is
@@ -65,6 +65,8 @@ def get_config(preset: str = "") -> Config:
         return choose_fitting_preset(
             f"tiny{comma}{algorithm}", tiny_hybrid, qwen, HUB, LARGEST_FIRST
         )
+    if name == "tiny-moe":
+        return choose_fitting_preset(f"tiny{comma}{algorithm}", tiny_moe, qwen, HUB, LARGEST_FIRST)
     return choose_fitting_preset(preset, tiny, qwen, HUB, LARGEST_FIRST)
 
 
@@ -163,4 +165,21 @@ def tiny_hybrid() -> Config:
     config = tiny()
     config.name = "countdown-tiny-hybrid"
     config.model.arch = ArchitectureConfig(model_type="qwen3_5_text")
+    return config
+
+
+def tiny_moe() -> Config:
+    """The problems of `tiny`, and a model in which a token goes to 2 of 8 experts.
+
+    Both experts together are as wide as the MLP of `tiny`, so that a token costs the same.
+    """
+    config = tiny()
+    config.name = "countdown-tiny-moe"
+    config.model.arch = ArchitectureConfig(
+        model_type="qwen3_moe",
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=256,
+        norm_topk_prob=True,
+    )
     return config

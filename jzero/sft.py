@@ -42,6 +42,7 @@ from jzero.run.session import RunSession
 from jzero.run.workdir import check_workdir
 from jzero.tasks import TASKS, draws_examples, problem_sets, suites
 from jzero.training.examples import Example, ExampleRow, encode_row
+from jzero.training.expert_load import expert_metrics
 from jzero.training.heads import Stats
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch
@@ -298,13 +299,14 @@ def encode_rows(
 
 def update_metrics(stats: Stats) -> dict[str, float]:
     """Returns the metrics of one optimizer step from the sums that the update returns."""
-    sums = {name: float(value) for name, value in jax.device_get(stats).items()}
-    return {
-        "sft/loss": sums["nll"] / sums["tokens"],
-        "sft/tokens": sums["tokens"],
-        "optimizer/grad_norm": sums["grad_norm"],
-        "optimizer/skipped": sums["skipped"],
+    sums = jax.device_get(stats)
+    metrics = {
+        "sft/loss": float(sums["nll"]) / float(sums["tokens"]),
+        "sft/tokens": float(sums["tokens"]),
+        "optimizer/grad_norm": float(sums["grad_norm"]),
+        "optimizer/skipped": float(sums["skipped"]),
     }
+    return metrics | expert_metrics([sums])
 
 
 def make_suites(config: Config, base: BaseModel, mesh: Mesh, pool: Pool) -> Suites | None:

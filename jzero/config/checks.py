@@ -80,6 +80,23 @@ def check_architecture(config: Config) -> Iterator[str]:
         )
     if arch.head_dim % 2:
         yield f"model.arch.head_dim={arch.head_dim} must be even: RoPE rotates pairs"
+    chosen = arch.num_experts_per_tok
+    if arch.num_experts and not 1 <= chosen <= arch.num_experts:
+        yield (
+            f"model.arch.num_experts_per_tok={chosen} is not between 1 and "
+            f"model.arch.num_experts={arch.num_experts}"
+        )
+    if arch.num_experts and not arch.moe_intermediate_size:
+        yield (
+            f"model.arch.num_experts={arch.num_experts} needs model.arch.moe_intermediate_size, "
+            "the width of one expert"
+        )
+    if not arch.num_experts and (chosen or arch.moe_intermediate_size):
+        yield (
+            f"model.arch.num_experts_per_tok={chosen} and "
+            f"model.arch.moe_intermediate_size={arch.moe_intermediate_size} have no effect without "
+            "model.arch.num_experts: set it, or set both to 0"
+        )
 
 
 def check_adapter(config: Config) -> Iterator[str]:

@@ -23,6 +23,9 @@ RULES: dict[str, str | None] = {
     "vocab": "tensor",
     "embed": "fsdp",
     "mlp": "tensor",
+    "experts": "tensor",  # whole experts: the columns of one are not split
+    "expert_mlp": None,
+    "router": None,
     "heads": "tensor",
     "kv_heads": "tensor",
     "head_dim": None,

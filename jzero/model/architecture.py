@@ -6,6 +6,7 @@ Nothing here computes. `layers.py` defines the parameters and the computation of
 Dimension letters in this package:
   B rows   T tokens of a row   N = B * T tokens, flattened   L layers   V vocabulary
   E hidden size   F width of the MLP   H query heads   K KV heads   D dimensions of a head
+  X experts of a layer   k experts of a token
 """
 
 from dataclasses import dataclass
@@ -82,6 +83,19 @@ class QwenConfig:
     layer_types: tuple[str, ...] | None = None
     delta_net: DeltaNetConfig | None = None
     partial_rotary_factor: float = 1.0
+    # Experts of a layer (`experts.py`), how many of them a token goes to, the width of one, and
+    # whether the weights of a token's experts are divided by their sum. 0 experts: a dense MLP.
+    num_experts: int = 0
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
+
+    @property
+    def mlp_width_of_a_token(self) -> int:
+        """Returns the columns of the MLP that one token is multiplied by."""
+        if not self.num_experts:
+            return self.intermediate_size
+        return self.num_experts_per_tok * self.moe_intermediate_size
 
     @property
     def rotary_dim(self) -> int:
@@ -102,3 +116,7 @@ class QwenConfig:
         """Returns the numbers of the layers of a kind. By default all layers have attention."""
         kinds = self.layer_types or (ATTENTION,) * self.num_hidden_layers
         return tuple(number for number, of_layer in enumerate(kinds) if of_layer == kind)
+
+
+# The fields of QwenConfig that only a family with experts has in its config.json.
+EXPERT_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")

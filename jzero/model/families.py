@@ -22,10 +22,17 @@ from jax.nn.initializers import Initializer
 from jaxtyping import PyTree
 
 from jzero.errors import UserError, shown
-from jzero.model import hybrid, hybrid_config
+from jzero.model import expert_entries, hybrid, hybrid_config
 from jzero.model.architecture import QwenConfig
+from jzero.model.experts import ExpertLayer
 from jzero.model.hybrid_models import QWEN3_5_MODELS
-from jzero.model.known_models import LLAMA_MODELS, QWEN2_MODELS, QWEN3_MODELS, KnownModels
+from jzero.model.known_models import (
+    LLAMA_MODELS,
+    QWEN2_MODELS,
+    QWEN3_MODELS,
+    QWEN3_MOE_MODELS,
+    KnownModels,
+)
 from jzero.model.layers import ZEROS, Attend, DenseLayer, Rotary
 from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
@@ -46,16 +53,19 @@ class Layer(Protocol):
 class StoredTensor(NamedTuple):
     """Name and layout of a parameter in a Hugging Face checkpoint.
 
-    name    the tensor's name; "{}" stands for the number of the layer.
+    name    the tensor's name; "{}" stands for the number of the layer, and a second one for the
+            number of the expert.
     layout  "same": the tensor has our shape. "flat": the tensor is our array, flattened.
             "linear": the tensor is a torch Linear weight [outputs, inputs]. Our array is
             [*inputs, *outputs] with the heads kept apart, so it is transposed and reshaped.
+            "router": the tensor is [outputs, inputs] as well, and never has an adapter or 8 bits.
+            "expert": one tensor [outputs, inputs] for every expert; our array leads with them.
     inputs  how many leading axes of our array are the inputs of a "linear" tensor.
     is_adaptable  whether a "linear" tensor may have an adapter, and 8 bits.
     """
 
     name: str
-    layout: Literal["same", "flat", "linear"] = "same"
+    layout: Literal["same", "flat", "linear", "router", "expert"] = "same"
     inputs: int = 1
     is_adaptable: bool = True
 
@@ -115,6 +125,7 @@ class Family:
                   `transformers` takes then.
     written       entries of a config.json beside those of `QwenConfig`, without which
                   `transformers` would compute something else.
+    has_experts   whether the layers have experts in place of one MLP.
     window        returns the tokens to which a layer attends at most, as a config.json says, or
                   None. `layer` attends to all of them, so longer sequences are refused.
     known_models  the sizes that can be planned without a download.
@@ -145,6 +156,7 @@ class Family:
     nested: Callable[[dict[str, Any], HuggingFaceConfig], dict[str, Any]] = without_file
     skipped: tuple[str, ...] = ()
     exact_names: frozenset[str] = frozenset()
+    has_experts: bool = False
 
 
 DENSE_TENSORS = {
@@ -197,6 +209,23 @@ def below_language_model(tensors: Mapping[str, StoredTensor]) -> dict[str, Store
     return below
 
 
+EXPERT_TENSORS = {
+    **{
+        leaf: stored
+        for leaf, stored in DENSE_TENSORS.items()
+        if leaf not in ("layers.gate", "layers.up", "layers.down")
+    },
+    "layers.router": StoredTensor("model.layers.{}.mlp.gate.weight", "router"),
+    "layers.experts_gate": StoredTensor(
+        "model.layers.{}.mlp.experts.{}.gate_proj.weight", "expert"
+    ),
+    "layers.experts_up": StoredTensor("model.layers.{}.mlp.experts.{}.up_proj.weight", "expert"),
+    "layers.experts_down": StoredTensor(
+        "model.layers.{}.mlp.experts.{}.down_proj.weight", "expert"
+    ),
+}
+
+
 def dense_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
     """Yields what `DenseLayer` would silently compute differently from `transformers`."""
     yield from rope_refusals(hf_config)
@@ -226,6 +255,17 @@ def qwen3_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
         yield "attention_bias=true on qwen3: only false is implemented"
     if hf_config.get("head_dim") is None:
         yield "no head_dim on qwen3: transformers takes 128 then, write the number that is meant"
+
+
+def qwen3_moe_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields what `dense_refusals` does, and what else the layer of Qwen3's experts lacks here.
+
+    Where head_dim is absent, `transformers` takes hidden_size / num_attention_heads as jzero does.
+    """
+    yield from dense_refusals(hf_config)
+    if hf_config.get("attention_bias"):
+        yield "attention_bias=true on qwen3_moe: only false is implemented"
+    yield from expert_entries.expert_refusals(hf_config)
 
 
 def llama_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
@@ -273,6 +313,16 @@ FAMILIES: dict[str, Family] = {
         refusals=qwen3_refusals,
         written={"use_sliding_window": False},
         known_models=QWEN3_MODELS,
+    ),
+    "qwen3_moe": Family(  # the models of Qwen3 with experts, such as Qwen3-30B-A3B
+        architecture="Qwen3MoeForCausalLM",
+        layer=ExpertLayer,
+        tensors=EXPERT_TENSORS,
+        refusals=qwen3_moe_refusals,
+        defaults=expert_entries.DEFAULTS,
+        written={"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1},
+        known_models=QWEN3_MOE_MODELS,
+        has_experts=True,
     ),
     "llama": Family(  # Llama 1, 2, 3, 3.1, 3.2 and 3.3, and what was made from them
         architecture="LlamaForCausalLM",

@@ -157,6 +157,27 @@ QWEN3_MODELS = {
     ),
 }
 
+QWEN3_MOE_MODELS = {
+    "Qwen/Qwen3-30B-A3B": QwenConfig(
+        model_type="qwen3_moe",
+        vocab_size=151_936,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        head_dim=128,
+        tie_word_embeddings=False,
+        rope_theta=1e6,
+        rms_norm_eps=1e-6,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        norm_topk_prob=True,
+    ),
+}
+QWEN3_MOE_MODELS["Qwen/Qwen3-30B-A3B-Base"] = QWEN3_MOE_MODELS["Qwen/Qwen3-30B-A3B"]
+
 LLAMA_3_1_SCALING = Llama3Scaling(
     factor=8.0,
     low_freq_factor=1.0,

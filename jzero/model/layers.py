@@ -122,7 +122,7 @@ class DenseLayer(nnx.Module):
         query_key_norm: bool,
     ) -> None:
         """attention_bias: q, k and v have biases. query_key_norm: heads of q and k are normed."""
-        E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
+        E, D = config.hidden_size, config.head_dim
         H, K = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = D
         self.norm_eps = config.rms_norm_eps
@@ -135,9 +135,7 @@ class DenseLayer(nnx.Module):
         self.v = parameter(rngs, (E, K, D), ("embed", "kv_heads", "head_dim"), NORMAL)
         self.o = parameter(rngs, (H, D, E), ("heads", "head_dim", "embed"), NORMAL)
         self.mlp_norm = parameter(rngs, (E,), ("norm",), ONES)
-        self.gate = parameter(rngs, (E, F), ("embed", "mlp"), NORMAL)
-        self.up = parameter(rngs, (E, F), ("embed", "mlp"), NORMAL)
-        self.down = parameter(rngs, (F, E), ("mlp", "embed"), NORMAL)
+        self.make_mlp(config, rngs)
         if attention_bias:
             self.q_bias = parameter(rngs, (H, D), ("heads", "head_dim"), ZEROS)
             self.k_bias = parameter(rngs, (K, D), ("kv_heads", "head_dim"), ZEROS)
@@ -145,6 +143,13 @@ class DenseLayer(nnx.Module):
         if query_key_norm:
             self.q_norm = parameter(rngs, (D,), ("norm",), ONES)
             self.k_norm = parameter(rngs, (D,), ("norm",), ONES)
+
+    def make_mlp(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
+        """Makes the parameters of the MLP."""
+        E, F = config.hidden_size, config.intermediate_size
+        self.gate = parameter(rngs, (E, F), ("embed", "mlp"), NORMAL)
+        self.up = parameter(rngs, (E, F), ("embed", "mlp"), NORMAL)
+        self.down = parameter(rngs, (F, E), ("mlp", "embed"), NORMAL)
 
     def __call__(
         self,
@@ -159,18 +164,28 @@ class DenseLayer(nnx.Module):
         Tokens are flat, so the gradient of every weight is one plain matrix product: XLA:CPU takes
         2.4 times as long to contract the two axes of B and T.
         """
-        N, _ = x.shape
-        h = rms_norm(x, self.attn_norm[...], self.norm_eps)
-        q, k, v = self.queries_keys_values(h, rope)
-        mixed, carry = attend(q, k, v, layer, carry)
-        flat_mixed = mixed.reshape(N, -1)  # [N, H * D]
-        x = x + linear(flat_mixed, self.o.get_value())
-
+        x, carry = self.with_attention(x, rope, attend, layer, carry)
         h = rms_norm(x, self.mlp_norm[...], self.norm_eps)
         gate = jax.nn.silu(linear(h, self.gate.get_value()))
         up = linear(h, self.up.get_value())
         x = x + linear(gate * up, self.down.get_value())
         return x, carry
+
+    def with_attention(
+        self,
+        x: Float[Array, "N E"],
+        rope: Rotary,
+        attend: Attend,
+        layer: Int[Array, ""],
+        carry: PyTree,
+    ) -> tuple[Float[Array, "N E"], PyTree]:
+        """Returns the hidden states after the attention, and its `carry`."""
+        N, _ = x.shape
+        h = rms_norm(x, self.attn_norm[...], self.norm_eps)
+        q, k, v = self.queries_keys_values(h, rope)
+        mixed, carry = attend(q, k, v, layer, carry)
+        flat_mixed = mixed.reshape(N, -1)  # [N, H * D]
+        return x + linear(flat_mixed, self.o.get_value()), carry
 
     def queries_keys_values(
         self, h: Float[Array, "N E"], rope: Rotary

@@ -26,6 +26,7 @@ from jzero.model.quantized import QuantizedWeight, dequantize
 # Names of values that the backward pass keeps; `qwen.REMAT` says which setting keeps which.
 LOW_RANK_PRODUCT = "low rank product"  # x A [N, R]: narrow, so that keeping it is almost free
 ADAPTED_OUTPUT = "adapted output"  # [N, outputs]
+GROUPED_PRODUCT = "grouped product"  # [N * experts of a token, outputs]
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weight", "a", "b"], meta_fields=["scale"])

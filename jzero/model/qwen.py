@@ -1,4 +1,4 @@
-"""The whole decoder model: Qwen2, Qwen2.5, the dense models of Qwen3, Llama and Mistral.
+"""The whole decoder model: Qwen2, Qwen2.5, Qwen3 with experts or without, Llama and Mistral.
 
 Flax NNX modules hold the structure: the parameters, their logical axes and their first values.
 What computes are functions over values.
@@ -28,7 +28,7 @@ from jzero.model.delta_net import Recur
 from jzero.model.families import Layer, family_of
 from jzero.model.hybrid import Mixers
 from jzero.model.layers import NORMAL, ONES, Attend, parameter, rms_norm, rotary
-from jzero.model.linear import ADAPTED_OUTPUT, LOW_RANK_PRODUCT
+from jzero.model.linear import ADAPTED_OUTPUT, GROUPED_PRODUCT, LOW_RANK_PRODUCT
 from jzero.model.quantized import QuantizedWeight, is_quantized
 
 __all__ = [
@@ -160,7 +160,7 @@ def keep_products(function: Callable) -> Callable:
     policies = jax.checkpoint_policies
     policy = policies.save_from_both_policies(
         policies.dots_with_no_batch_dims_saveable,
-        policies.save_only_these_names(LOW_RANK_PRODUCT, ADAPTED_OUTPUT),
+        policies.save_only_these_names(LOW_RANK_PRODUCT, ADAPTED_OUTPUT, GROUPED_PRODUCT),
     )
     return jax.checkpoint(function, prevent_cse=False, policy=policy)
 

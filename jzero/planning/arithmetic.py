@@ -231,9 +231,11 @@ def _kept_bytes(learner: Learner, tokens: int) -> float:
     heads = (model.num_attention_heads + 2 * model.num_key_value_heads) * model.head_dim / tensor
     if model.delta_net is not None:
         heads = mean_mixer_numbers(model)
-    mlp = model.intermediate_size / tensor
+    mlp = model.mlp_width_of_a_token / tensor
     inputs = model.hidden_size
-    products = heads + 2 * mlp + 2 * model.hidden_size
+    if model.num_experts:  # every device that shares the experts has rows for all of them
+        mlp *= tensor
+    products = heads + 2 * mlp + (2 + model.num_experts_per_tok) * model.hidden_size
     # Norms, rotated heads, the attention's output and the gate's product, some of them in fp32.
     others = 8 * model.hidden_size + 3 * heads + 3 * mlp
     kept = {"full": inputs, "dots": inputs + products, "none": inputs + products + others}
@@ -282,7 +284,13 @@ def _layer_numbers(model: QwenConfig, tensor: int) -> float:
     heads = (model.num_attention_heads + model.num_key_value_heads) * model.head_dim
     if model.delta_net is not None:
         heads = max(heads, model.delta_net.num_channels)
-    return 2 * model.hidden_size + (2 * heads + 2 * model.intermediate_size) / tensor
+    mlp = 2 * model.mlp_width_of_a_token
+    # Sorted by expert, a token has a row for every one of its experts, before and after them. Every
+    # device that shares the experts holds the rows of all.
+    rows = 2 * model.num_experts_per_tok * model.hidden_size
+    if model.num_experts:
+        mlp *= tensor
+    return 2 * model.hidden_size + rows + (2 * heads + mlp) / tensor
 
 
 def _logits_bytes(learner: Learner, tokens: int) -> float:

@@ -28,6 +28,7 @@ from jzero.distributed.publish import (
 )
 from jzero.errors import UserError
 from jzero.model import adapters, tokenizer
+from jzero.model.expert_checks import check_experts
 from jzero.model.new_model import new_model
 from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
@@ -313,6 +314,7 @@ def _models(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:
     else:
         vocab_size = tokenizer.num_ids(tokenizer.load(settings.model.tokenizer))
         model = new_model(vocab_size, settings.model.arch)
+    check_experts(model, settings.model)
     if not algorithms.needs_critic(settings.algorithm):
         return model, None
     return model, architecture(settings.critic.path) if settings.critic.path else model

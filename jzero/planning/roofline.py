@@ -31,10 +31,14 @@ class PhaseCost:
 def matmul_flops_per_token(model: QwenConfig) -> int:
     """Returns the FLOPs of all matrices for one token, 2 for a parameter, in a forward pass.
 
-    An embedding that is not the head as well is a table: looking a row up takes no FLOPs.
+    An embedding that is not the head as well is a table: looking a row up takes no FLOPs. Of the
+    experts, those that one token goes to count.
     """
     table = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
-    return 2 * (qwen.num_params(model) - table)
+    idle_experts = model.num_experts - model.num_experts_per_tok
+    expert = 3 * model.hidden_size * model.moe_intermediate_size
+    idle = model.num_hidden_layers * idle_experts * expert
+    return 2 * (qwen.num_params(model) - table - idle)
 
 
 def attention_flops_per_pair(model: QwenConfig) -> int:

@@ -8,7 +8,7 @@ from jax.typing import DTypeLike
 
 from jzero import attention
 from jzero.config import RolloutConfig
-from jzero.model import qwen
+from jzero.model import experts, qwen
 from jzero.rollout import sampling
 
 # On these TPUs the on-chip memory (VMEM) does not hold the logits of all slots, and XLA keeps them
@@ -36,6 +36,7 @@ class ProgramSettings:
     page_size: int  # tokens
     decode_steps: int  # steps of one call of `generate`
     tensor: int  # devices that share a shard
+    experts: experts.Placement  # how the devices of a shard share the experts, if there are any
     remembers_kept: bool = False  # returns the tokens that the filters kept, for every token
 
 
@@ -75,6 +76,7 @@ def make_program_settings(
         page_size=settings.page_size,
         decode_steps=settings.decode_steps,
         tensor=tensor,
+        experts=experts.decoding_placement(mesh),
     )
 
 

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from jzero import attention
-from jzero.model import qwen
+from jzero.model import experts, qwen
 from jzero.model.delta_net import DeltaInputs, recur_chunks, recur_step
 from jzero.rollout import sampling, slot_state
 from jzero.rollout.decode_state import (
@@ -203,9 +203,11 @@ def prefill(
     empty = jnp.zeros(kv_shape, settings.dtype)
     positions = jnp.broadcast_to(jnp.arange(width), (prompts, width))
     nothing = LayerCarry(empty, empty, slot_state.empty_slots(model, prompts))
-    hidden, of_prompts = qwen.forward(
-        model, params, tokens, positions, attend, nothing, dtype=settings.dtype, recur=recur
+    carry = experts.start(model, nothing, segments > 0, settings.experts)
+    hidden, carry = qwen.forward(
+        model, params, tokens, positions, attend, carry, dtype=settings.dtype, recur=recur
     )
+    of_prompts, _ = experts.finish(carry)
 
     def for_each_sample(x: jax.Array) -> jax.Array:
         """[prompts, ...] -> [prompts * G, ...]"""
@@ -457,16 +459,19 @@ def decode_step(
         states = slot_state.with_layer(carry.slot_state, layer, after)
         return out, carry._replace(slot_state=states)
 
+    of_slots = LayerCarry(state.k_pool, state.v_pool, state.slot_state)
+    carry = experts.start(settings.model, of_slots, active, settings.experts)
     hidden, carry = qwen.forward(
         settings.model,
         params,
         state.tokens[:, None],
         positions[:, None],
         attend,
-        LayerCarry(state.k_pool, state.v_pool, state.slot_state),
+        carry,
         dtype=settings.dtype,
         recur=recur,
     )
+    carry, _ = experts.finish(carry)
     token, logp, kept = sample_tokens(
         settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
     )

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jzero import attention
 from jzero.attention import pools
-from jzero.model import qwen
+from jzero.model import experts, qwen
 from jzero.model.delta_net import DeltaInputs, DeltaState, recur_chunks
 from jzero.model.logprobs import split_columns
 from jzero.rollout import slot_state
@@ -178,16 +178,19 @@ def score(
     states = None
     if row_states is not None:
         states = slot_state.begin_rows(row_states, inputs.state_rows, inputs.starts)
+    of_rows = LayerCarry(state.k_pool, state.v_pool, states)
+    carry = experts.start(model, of_rows, is_token, settings.experts)
     hidden, carry = qwen.forward(
         model,
         params,
         inputs.tokens,
         inputs.starts[:, None] + jnp.arange(width)[None],
         attend,
-        LayerCarry(state.k_pool, state.v_pool, states),
+        carry,
         dtype=settings.dtype,
         recur=recur,
     )
+    carry, _ = experts.finish(carry)
     if row_states is not None:
         all_rows = jnp.arange(rows)
         row_states = slot_state.copy_rows(carry.slot_state, all_rows, row_states, inputs.state_rows)

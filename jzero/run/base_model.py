@@ -15,6 +15,7 @@ from jzero.config import (
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.model.expert_checks import check_experts
 from jzero.model.families import window_of
 from jzero.model.new_model import new_model
 
@@ -49,10 +50,12 @@ def read_base_model(config: ModelConfig) -> BaseModel:
             hf_config = hf_config | {POSITIONS: config.max_position_embeddings}
         tok = tokenizer.load(config.tokenizer or str(directory))
         check_vocabulary(directory, model.vocab_size, tok)
+        check_experts(model, config)
         adapters.check(model, config.adapter)
         return BaseModel(directory, model, hf_config, tok)
     tok = tokenizer.load(config.tokenizer)
     model = new_model(tokenizer.num_ids(tok), config.arch)
+    check_experts(model, config)
     adapters.check(model, config.adapter)
     # Rotary embeddings have no last position: the limit is the architecture's claim, and not the
     # longest episode of one run.

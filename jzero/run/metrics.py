@@ -122,6 +122,16 @@ METRICS: dict[str, Metric] = {
         "run while others are still sampled.",
         "seconds",
     ),
+    # -- Experts (`model_type=qwen3_moe`), in the update: the tokens of responses and prompts.
+    "experts/violation": Metric(
+        "Load of a layer's busiest expert divided by the mean load, minus 1; the mean over layers.",
+        "",
+    ),
+    "experts/violation_max": Metric("The same of the layer in which it is largest.", ""),
+    "experts/largest_load": Metric(
+        "Largest share of a layer's choices that went to one expert.", "share"
+    ),
+    "experts/unused": Metric("Share of experts that no token went to.", "share"),
     # -- The policy on the trained tokens. Means are over the tokens of all optimizer steps, without
     #    those of the sequences that `update/left_out` counts. A step that trains on no token has
     #    none of these metrics.

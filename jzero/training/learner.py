@@ -41,7 +41,7 @@ from jzero import attention
 from jzero.config import Config, ModelConfig, OptimizerConfig
 from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
-from jzero.model import adapters, huggingface, peft, qwen
+from jzero.model import adapters, experts, huggingface, peft, qwen
 from jzero.model.delta_net import DeltaInputs, recur_packed
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
@@ -92,6 +92,7 @@ class Learner:
         if self.adapter.rank:
             self.shardings = adapter_shardings(model, self.adapter, mesh)
         self.is_data_parallel = mesh.shape["data"] == mesh.size
+        self.expert_placement = experts.training_placement(mesh)
 
         self.packed_attention = attention.choose(compute.attention, mesh).packed
         if not self.is_data_parallel:
@@ -254,7 +255,8 @@ class Learner:
         Returns the next State and fp32 scalars. They are sums over trained tokens (`tokens` counts
         the tokens), but for those that `heads.summed_stats` names and two more: `grad_norm` is the
         norm of the gradient before clipping, and `skipped` is 1 if that norm was above
-        optimizer.skip_norm, so that the State did not change.
+        optimizer.skip_norm, so that the State did not change. A model with experts has
+        `expert_load` f32[L, X] as well, the tokens of every expert, prompts too.
         """
         next_state, stats = self.update_program(
             replace(state, base={}),
@@ -322,8 +324,10 @@ class Learner:
 
     def _outputs(
         self, params: qwen.Params, batch: Batch[jax.Array], layout: RowLayout
-    ) -> tuple[jax.Array, ...]:
+    ) -> tuple[tuple[jax.Array, ...], Stats]:
         """Returns the head's outputs at the inputs after the prefix, f32[B, T - prefix] each.
+
+        Returns stats of the layers as well: the tokens of every expert f32[L, X], if there are any.
 
         The prefix is left out because nothing in it predicts a trained token: the prompt's last
         token is an input of every response.
@@ -337,12 +341,14 @@ class Learner:
         def recur(inputs: DeltaInputs, _: jax.Array, carry: object) -> tuple[jax.Array, object]:
             return recur_packed(inputs, batch.segments, layout), carry
 
-        hidden, _ = qwen.forward(
+        carry = experts.start(self.model, None, batch.segments > 0, self.expert_placement)
+        hidden, carry = qwen.forward(
             self.model,
             params,
             batch.tokens,
             batch.positions,
             attend,
+            carry,
             dtype=jnp.dtype(self.compute.dtype),
             remat=self.compute.remat,
             recur=recur,
@@ -354,7 +360,9 @@ class Learner:
             hidden = lax.with_sharding_constraint(hidden, rows)
         body = slice(layout.prefix, None)
         kept = None if batch.kept is None else batch.kept[:, body]
-        return self.head.outputs(params, hidden[:, body], batch.targets[:, body], kept)
+        outputs = self.head.outputs(params, hidden[:, body], batch.targets[:, body], kept)
+        _, load = experts.finish(carry)
+        return outputs, {} if load is None else {"expert_load": load.astype(jnp.float32)}
 
     def _loss(
         self,
@@ -368,7 +376,7 @@ class Learner:
 
         `params` are what is trained, on `base` if that is not empty.
         """
-        outputs = self._outputs(self.whole(base, params), batch, layout)
+        outputs, layer_stats = self._outputs(self.whole(base, params), batch, layout)
         # The head's outputs have no prefix, so the fields that the loss reads have none either.
         body = without_prefix(batch, layout)
         is_trained = body.weights > 0
@@ -377,7 +385,8 @@ class Learner:
         stats |= {"tokens": jnp.ones_like(terms)}
         # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is NaN.
         loss = jnp.where(tokens_with_loss(body), terms, 0).sum()
-        return loss, summed_stats(stats, body) | {"loss": lax.stop_gradient(loss)}
+        sums = summed_stats(stats, body) | lax.stop_gradient(layer_stats)
+        return loss, sums | {"loss": lax.stop_gradient(loss)}
 
     def _microbatch_gradient(
         self,
@@ -487,7 +496,7 @@ class Learner:
         """Returns the scores of the first `count` microbatches of one layout, f32[M, B, T]."""
 
         def score_microbatch(index: jax.Array, scores: jax.Array) -> jax.Array:
-            values, *_ = self._outputs(params, take_microbatch(batch, index), layout)
+            (values, *_), _ = self._outputs(params, take_microbatch(batch, index), layout)
             return scores.at[index, :, layout.prefix :].set(values)
 
         scores = jnp.zeros(batch.tokens.shape, jnp.float32)

@@ -30,6 +30,7 @@ from jzero.training.credit import (
     training_sequences,
     zeros_like_tokens,
 )
+from jzero.training.expert_load import expert_metrics
 from jzero.training.heads import Stats
 from jzero.training.learner import Learner
 from jzero.training.optimizer import learning_rate
@@ -492,7 +493,7 @@ def update_metrics(
         metrics["optimizer/grad_norm"] = step_mean(policy_stats, "grad_norm")
         metrics["optimizer/skipped"] = step_mean(policy_stats, "skipped")
         metrics["optimizer/loss"] = step_mean(policy_stats, "loss")
-    return metrics
+    return metrics | expert_metrics(policy_stats)
 
 
 def effective_samples(stats: Sequence[HostStats]) -> float:

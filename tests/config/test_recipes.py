@@ -22,6 +22,9 @@ PRESETS = [
 ]
 
 
+PRESETS += [("countdown", "tiny-moe"), ("countdown", "tiny-moe,dr_grpo")]
+
+
 @pytest.mark.parametrize(("recipe", "preset"), PRESETS)
 def test_every_preset_is_possible(recipe, preset) -> None:
     settings = load_recipe(recipe).get_config(preset)

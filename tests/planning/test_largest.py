@@ -27,7 +27,7 @@ def small_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_models_come_largest_first_and_one_of_each_size() -> None:
     names = largest.models_by_size()
-    assert names[0] == "Qwen/Qwen3-8B"
+    assert names[:2] == ["Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B"]
     assert names[-1] == "Qwen/Qwen2.5-0.5B"
     assert "Qwen/Qwen2.5-1.5B-Instruct" not in names  # as large as the model it was made from
 
@@ -50,6 +50,18 @@ def test_the_largest_fits_with_its_settings_and_the_next_does_not(
     assert "--config.model.adapter.rank=32" in adapter.flags
     assert "--config.model.base=int8" in int8.flags
     assert int8.needed_bytes < adapter.needed_bytes
+
+
+def test_experts_are_left_out_where_the_base_would_be_in_8_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen2.5-0.5B")
+    monkeypatch.setattr(largest, "KNOWN_MODELS", {name: KNOWN_MODELS[name] for name in names})
+    monkeypatch.setattr(largest, "RESPONSE_TOKENS", (1024,))
+
+    cells = largest.largest_models(countdown.get_config("qwen2.5-3b"), CHIP, 10_000 * GIB)
+
+    assert [cell.model for cell in cells] == [names[0], names[0], names[1]]
 
 
 def test_methods_are_columns(small_table: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,6 +67,23 @@ CONFIGS = {
         delta_net=DeltaNetConfig(2, 4, 8, 8, kernel_size=4),
         partial_rotary_factor=0.5,
     ),
+    "qwen3_moe": qwen.QwenConfig(
+        "qwen3_moe",
+        96,
+        64,
+        96,
+        2,
+        4,
+        2,
+        16,
+        False,
+        10000.0,
+        1e-6,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=32,
+        norm_topk_prob=True,
+    ),
 }
 MAX_PROMPT = 20
 MAX_NEW = 20

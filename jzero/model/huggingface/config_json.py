@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from jzero.errors import UserError
-from jzero.model.architecture import QwenConfig
+from jzero.model.architecture import EXPERT_FIELDS, QwenConfig
+from jzero.model.expert_entries import read_experts, written_experts
 from jzero.model.families import HuggingFaceConfig, family_of, with_defaults
 from jzero.model.huggingface.schema import problems, shape_problems
 from jzero.model.rope_entries import read_rope, written_rope
 
 # Fields of QwenConfig that a config.json does not have under their names.
-OUR_OWN = {"value_head", "rope_scaling", "layer_types", "delta_net", "partial_rotary_factor"}
+# `rope_entries` and `expert_entries` write what some of them stand for.
+OF_HYBRIDS = ("layer_types", "delta_net", "partial_rotary_factor")
+OUR_OWN = {"value_head", "rope_scaling", *OF_HYBRIDS, *EXPERT_FIELDS}
 
 
 def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json") -> QwenConfig:
@@ -52,6 +55,7 @@ def parse_config(hf_config: HuggingFaceConfig, source: str | Path = "config.json
         rms_norm_eps=float(hf_config["rms_norm_eps"]),
         rope_scaling=rope.scaling,
         **family.own_fields(hf_config),
+        **read_experts(hf_config, family.has_experts),
     )
 
 
@@ -70,6 +74,7 @@ def config_json(
         **family.written,
         **with_defaults(extra),
         **model,
+        **written_experts(config),
         "architectures": [family.architecture],
         "hidden_act": "silu",
         # transformers 5 reads rope_parameters and dtype, version 4 rope_theta and rope_scaling, and

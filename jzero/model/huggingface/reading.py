@@ -191,7 +191,9 @@ def read_parameter(
     layers: Sequence[Tensor],
     dtype: str,
 ) -> np.ndarray:
-    """Returns the values of one parameter, whose layers are stacked. Checks that they are finite.
+    """Returns the values of one parameter, whose layers and experts are stacked.
+
+    Checks that they are finite.
 
     handles: the open files of all tensors.
     """
@@ -201,7 +203,12 @@ def read_parameter(
         slot[...] = tensor.to_ours(read_tensor(handles[file], file, tensor.name))
         check_finite(slot, file, tensor.name)
     host = host.astype(jnp.dtype(dtype), copy=False)
-    return host[0] if layers[0].layer is None else host
+    if layers[0].layer is None:
+        return host[0]
+    if layers[0].expert is None:
+        return host
+    num_layers = len({tensor.layer for tensor in layers})
+    return host.reshape(num_layers, -1, *layers[0].shape)
 
 
 def check_tensors(

@@ -5,6 +5,7 @@ Linear weight of torch is [outputs, inputs]; ours is [*inputs, *outputs] with th
 The names and layouts come from the family's table in `families.py`.
 """
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -34,6 +35,14 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]  # in our parameters, without [L]
     stored_shape: tuple[int, ...]  # in the checkpoint
     is_linear: bool  # the checkpoint holds it as [outputs, inputs]
+    expert: int | None = None  # its index behind that of the layer; None where there are no experts
+
+    def of(self, parameter: np.ndarray) -> np.ndarray:
+        """Returns the part of our whole parameter that is in this tensor."""
+        if self.layer is None:
+            return parameter
+        part = parameter[self.layer]
+        return part if self.expert is None else part[self.expert]
 
     def to_ours(self, stored: np.ndarray) -> np.ndarray:
         """Converts a checkpoint's tensor to the shape of our parameter."""
@@ -50,26 +59,34 @@ class Tensor(NamedTuple):
 
 
 def checkpoint_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
-    """Returns the tensors of every parameter ("embed", "layers.q", ...): one per layer, or one."""
+    """Returns the tensors of every parameter ("embed", "layers.q", ...).
+
+    They are one, or one per layer, or those of all experts, layer by layer.
+    """
     family = family_of(config.model_type)
     table = family.tensors
     tensors = {}
     for leaf, array in flatten(abstract(config)).items():
         stored = table[leaf]
-        if leaf.startswith("layers."):
+        if stored.layout == "expert":
+            num_layers, num_experts, *shape = array.shape
+            places = list(itertools.product(range(num_layers), range(num_experts)))
+            names = places
+        elif leaf.startswith("layers."):
             num_layers, *shape = array.shape
-            numbers: list[int | None] = list(range(num_layers))  # of the layers in the checkpoint
+            numbers = list(range(num_layers))  # of the layers in the checkpoint
             if family.stack is not None:
                 numbers = list(family.stack.layer_numbers(config, leaf.removeprefix("layers.")))
-            places: list[int | None] = list(range(num_layers))
+            names = [(number,) for number in numbers]
+            places = [(place, None) for place in range(num_layers)]
         else:
-            numbers, places, shape = [None], [None], array.shape
+            names, places, shape = [()], [(None, None)], array.shape
         shape = tuple(shape)
         stored_shape = shape_in_checkpoint(stored, shape)
-        is_linear = stored.layout == "linear"
+        is_linear = stored.layout in ("linear", "router", "expert")
         tensors[leaf] = [
-            Tensor(stored.name.format(number), place, shape, stored_shape, is_linear)
-            for number, place in zip(numbers, places, strict=True)
+            Tensor(stored.name.format(*name), layer, shape, stored_shape, is_linear, expert)
+            for name, (layer, expert) in zip(names, places, strict=True)
         ]
     return tensors
 

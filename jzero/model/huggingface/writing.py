@@ -175,8 +175,7 @@ def write_weights(
                 continue
             leaf, tensor = tensors[name]
             host = fetch(leaf)  # every host takes part, although only the first one writes
-            of_layer = host if tensor.layer is None else host[tensor.layer]
-            block[name] = tensor.to_stored(of_layer.astype(stored_dtypes[name]))
+            block[name] = tensor.to_stored(tensor.of(host).astype(stored_dtypes[name]))
         if processes.is_first_process():
             write_tensors(path / file, block)
     if plan.is_sharded:

@@ -1,0 +1,73 @@
+"""The entries of a config.json that describe experts, read into a `QwenConfig` and written again.
+
+`transformers` 5 writes the number of experts as `num_local_experts`, and version 4 and the hub as
+`num_experts`. Both are read, and both are written.
+"""
+
+from collections.abc import Iterator
+
+from jzero.errors import shown
+from jzero.model.architecture import EXPERT_FIELDS, QwenConfig
+from jzero.model.rope_entries import HuggingFaceConfig
+
+# What `transformers` takes for a qwen3_moe whose config.json lacks an entry.
+DEFAULTS: HuggingFaceConfig = {
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": False,
+    "num_key_value_heads": 4,
+}
+NUM_EXPERTS = 128  # the same, under either name
+
+
+def number_of_experts(hf_config: HuggingFaceConfig) -> int:
+    """Returns the experts of a layer, from whichever entry has them."""
+    for name in ("num_experts", "num_local_experts"):
+        if hf_config.get(name) is not None:
+            return hf_config[name]
+    return NUM_EXPERTS
+
+
+def expert_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields a phrase for every setting of experts that `ExpertLayer` does not follow."""
+    names = ("num_experts", "num_local_experts")
+    numbers = {hf_config[name] for name in names if hf_config.get(name) is not None}
+    if len(numbers) > 1:
+        yield (
+            f"num_experts={hf_config['num_experts']} beside "
+            f"num_local_experts={hf_config['num_local_experts']}: they mean the same, remove one"
+        )
+        return
+    num_experts, num_chosen = number_of_experts(hf_config), hf_config["num_experts_per_tok"]
+    if num_experts < 1:
+        yield f"num_experts={num_experts}: such a model is dense, its model_type is qwen3"
+    elif not 1 <= num_chosen <= num_experts:
+        yield f"num_experts_per_tok={num_chosen} is not between 1 and num_experts={num_experts}"
+    if hf_config.get("mlp_only_layers"):
+        yield (
+            f"mlp_only_layers={shown(hf_config['mlp_only_layers'])}: a model whose layers are "
+            "partly dense is not implemented, only experts in every layer are"
+        )
+    step = hf_config.get("decoder_sparse_step")
+    if step is not None and step != 1:
+        yield f"decoder_sparse_step={shown(step)}: only 1, experts in every layer, is implemented"
+
+
+def read_experts(hf_config: HuggingFaceConfig, has_experts: bool) -> dict[str, int | bool]:
+    """Returns the fields of `QwenConfig` that describe experts; none for a dense family."""
+    if not has_experts:
+        return {}
+    return {
+        "num_experts": number_of_experts(hf_config),
+        "num_experts_per_tok": hf_config["num_experts_per_tok"],
+        "moe_intermediate_size": hf_config["moe_intermediate_size"],
+        "norm_topk_prob": bool(hf_config["norm_topk_prob"]),
+    }
+
+
+def written_experts(config: QwenConfig) -> HuggingFaceConfig:
+    """Returns the entries of a config.json that describe experts; none for a dense model."""
+    if not config.num_experts:
+        return {}
+    entries = {name: getattr(config, name) for name in EXPERT_FIELDS}
+    return entries | {"num_local_experts": config.num_experts}

@@ -1,0 +1,268 @@
+"""A decoder layer with experts in place of one MLP, as in the Qwen3 models whose names have "-A3B".
+
+A router gives every token a probability of each of X experts. The token goes to the k most probable
+ones, and the sum of what they return is weighted by their probabilities (Shazeer et al. 2017,
+arXiv:1701.06538, without its noise and without a limit to the tokens of an expert).
+
+    carry = experts.start(config, carry, is_token, placement)     # once, before the first layer
+    hidden, carry = qwen.forward(config, params, tokens, positions, attend, carry, ...)
+    carry, load = experts.finish(carry)                           # i32[L, X], None if dense
+
+A caller that knows which tokens are padding, or whose devices share the experts, says so in the
+`carry` that passes through all layers. Without that every token counts, and one device has all
+experts.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from jzero.model.architecture import QwenConfig
+from jzero.model.grouped_products import grouped_product, product_of_platform
+from jzero.model.layers import NORMAL, Attend, DenseLayer, Rotary, parameter, rms_norm
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which devices share the tokens and the experts of a layer.
+
+    product  a key of `grouped_products.PRODUCTS`.
+    tensor   devices that share the experts, each with whole ones. All of them have all tokens.
+    rows     mesh axes that split the tokens.
+    mesh     the mesh of these axes; None inside a shard_map, which has the mesh already.
+    """
+
+    product: str
+    tensor: int = 1
+    rows: tuple[str, ...] = ()
+    mesh: Mesh | None = None
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["attention", "is_token", "load"],
+    meta_fields=["placement"],
+)
+@dataclass(frozen=True)
+class ExpertCarry:
+    """What passes through the layers of a model with experts."""
+
+    attention: PyTree  # the carry of the attention
+    is_token: Bool[Array, " N"]  # False where a token is padding, which goes to no expert
+    load: Int[Array, "L X"]  # how many tokens went to each expert in the layers so far
+    placement: Placement
+
+
+def start(
+    config: QwenConfig, attention: PyTree, is_token: Bool[Array, "..."], placement: Placement
+) -> PyTree:
+    """Returns the carry before the first layer. That of a dense model is the attention's alone."""
+    if not config.num_experts:
+        return attention
+    load = jnp.zeros((config.num_hidden_layers, config.num_experts), jnp.int32)
+    return ExpertCarry(attention, is_token.ravel(), load, placement)
+
+
+def finish(carry: PyTree) -> tuple[PyTree, Int[Array, "L X"] | None]:
+    """Returns the attention's carry after the last layer, and the tokens of every expert."""
+    if isinstance(carry, ExpertCarry):
+        return carry.attention, carry.load
+    return carry, None
+
+
+def training_placement(mesh: Mesh) -> Placement:
+    """Returns the placement on a training mesh (data, fsdp, tensor).
+
+    Where rows alone are split, the whole program is inside a shard_map (`training.learner`).
+    """
+    product = product_of_platform(mesh.devices.flat[0].platform)
+    if mesh.shape["data"] == mesh.size:
+        return Placement(product)
+    return Placement(product, mesh.shape["tensor"], ("data", "fsdp"), mesh)
+
+
+def decoding_placement(mesh: Mesh) -> Placement:
+    """Returns the placement on one shard of a decoding mesh (slots, tensor)."""
+    product = product_of_platform(mesh.devices.flat[0].platform)
+    return Placement(product, mesh.shape["tensor"])
+
+
+class ExpertLayer(DenseLayer):
+    """A decoder layer of Qwen3 whose MLP is a choice of experts, each a gated MLP."""
+
+    def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
+        super().__init__(config, rngs, attention_bias=False, query_key_norm=True)
+        self.num_chosen = config.num_experts_per_tok
+        self.renormalize = config.norm_topk_prob
+
+    def make_mlp(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
+        """Makes the parameters of the router and the experts."""
+        E, X, F = config.hidden_size, config.num_experts, config.moe_intermediate_size
+        inner, outer = ("experts", "embed", "expert_mlp"), ("experts", "expert_mlp", "embed")
+        self.router = parameter(rngs, (E, X), ("embed", "router"), NORMAL)
+        self.experts_gate = parameter(rngs, (X, E, F), inner, NORMAL)
+        self.experts_up = parameter(rngs, (X, E, F), inner, NORMAL)
+        self.experts_down = parameter(rngs, (X, F, E), outer, NORMAL)
+
+    def __call__(
+        self,
+        x: Float[Array, "N E"],
+        rope: Rotary,
+        attend: Attend,
+        layer: Int[Array, ""],
+        carry: PyTree,
+    ) -> tuple[Float[Array, "N E"], PyTree]:
+        """Returns the hidden states after the layer, and the `carry`."""
+        attention = carry.attention if isinstance(carry, ExpertCarry) else carry
+        x, attention = self.with_attention(x, rope, attend, layer, attention)
+        h = rms_norm(x, self.mlp_norm[...], self.norm_eps)
+        weights = {
+            "router": self.router[...],
+            "gate": self.experts_gate[...],
+            "up": self.experts_up[...],
+            "down": self.experts_down[...],
+        }
+        if not isinstance(carry, ExpertCarry):
+            placement = Placement(product_of_platform(jax.default_backend()))
+            out, _ = self.mixture(h, jnp.ones(len(h), bool), weights, placement)
+            return x + out, attention
+        out, load = self.mixture(h, carry.is_token, weights, carry.placement)
+        all_loads = lax.dynamic_update_index_in_dim(carry.load, load, layer, 0)
+        return x + out, replace(carry, attention=attention, load=all_loads)
+
+    def mixture(
+        self,
+        h: Float[Array, "N E"],
+        is_token: Bool[Array, " N"],
+        weights: Mapping[str, jax.Array],
+        placement: Placement,
+    ) -> tuple[Float[Array, "N E"], Int[Array, " X"]]:
+        """Returns the weighted sum of every token's experts, and the tokens of every expert."""
+        X, tensor, rows = weights["gate"].shape[0], placement.tensor, placement.rows
+        is_split = tensor > 1 and X % tensor == 0  # as `mesh.shardings_of` splits the weights
+
+        def on_device(
+            h: jax.Array, is_token: jax.Array, weights: Mapping[str, jax.Array]
+        ) -> tuple[jax.Array, jax.Array]:
+            probabilities, chosen = route(h, weights["router"], self.num_chosen, self.renormalize)
+            first = lax.axis_index("tensor") * (X // tensor) if is_split else 0
+            out = sum_of_experts(
+                h, probabilities, chosen, is_token, weights, first, placement.product
+            )
+            load = count(jnp.where(is_token[:, None], chosen, X), X)
+            if is_split:
+                out = lax.psum(out, "tensor")
+            if rows:
+                load = lax.psum(load, rows)
+            return out, load
+
+        if tensor == 1 and not rows:
+            return on_device(h, is_token, weights)
+        split = P("tensor") if is_split else P()
+        specs = {"router": P(), "gate": split, "up": split, "down": split}
+        by_row = P(rows or None)
+        return jax.shard_map(
+            on_device,
+            mesh=placement.mesh,
+            in_specs=(by_row, by_row, specs),
+            out_specs=(by_row, P()),
+            axis_names={*rows, "tensor"},
+            check_vma=False,
+        )(h, is_token, weights)
+
+
+def route(
+    h: Float[Array, "N E"], router: Float[Array, "E X"], num_chosen: int, renormalize: bool
+) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
+    """Returns the weights of every token's experts, in fp32, and the numbers of these experts.
+
+    renormalize: divides the weights of a token by their sum.
+    """
+    # By default a TPU would multiply in bf16, and choose other experts.
+    logits = jnp.einsum(
+        "ne,ex->nx",
+        h.astype(jnp.float32),
+        router.astype(jnp.float32),
+        precision=lax.Precision.HIGHEST,
+    )
+    weights, chosen = lax.top_k(jax.nn.softmax(logits), num_chosen)
+    if renormalize:
+        weights = weights / weights.sum(axis=-1, keepdims=True)
+    return weights, chosen
+
+
+def sum_of_experts(
+    h: Float[Array, "N E"],
+    probabilities: Float[Array, "N k"],
+    chosen: Int[Array, "N k"],
+    is_token: Bool[Array, " N"],
+    weights: Mapping[str, jax.Array],
+    first: jax.Array | int,
+    product: str,
+) -> Float[Array, "N E"]:
+    """Returns the weighted sum of those of every token's experts that are in `weights`.
+
+    weights: "gate" and "up" [experts, E, F] and "down" [experts, F, E], of some experts or all.
+    first: the number of the first of them.
+    """
+    N, k = chosen.shape
+    num_experts = weights["gate"].shape[0]
+    place = chosen - first
+    is_here = (place >= 0) & (place < num_experts) & is_token[:, None]
+    group = jnp.where(is_here, place, num_experts).ravel()  # those of other devices come last
+
+    order = jnp.argsort(group)
+    inverse = jnp.zeros_like(order).at[order].set(jnp.arange(N * k, dtype=order.dtype))
+    sizes = count(group, num_experts)
+    multiply = partial(grouped_product, product)
+
+    rows = permuted(jnp.repeat(h, k, axis=0), order, inverse)
+    gate = jax.nn.silu(multiply(rows, weights["gate"], sizes))
+    up = multiply(rows, weights["up"], sizes)
+    out = multiply(gate * up, weights["down"], sizes)
+    by_token = permuted(out, inverse, order).reshape(N, k, -1)
+    summed = jnp.einsum(
+        "nke,nk->ne", by_token.astype(jnp.float32), jnp.where(is_here, probabilities, 0)
+    )
+    return summed.astype(h.dtype)
+
+
+def count(numbers: Int[Array, "..."], length: int) -> Int[Array, " length"]:
+    """Returns how often each number below `length` occurs."""
+    return jnp.sum(numbers.ravel()[:, None] == jnp.arange(length), axis=0, dtype=jnp.int32)
+
+
+@jax.custom_vjp
+def permuted(
+    rows: Float[Array, "M E"], order: Int[Array, " M"], inverse: Int[Array, " M"]
+) -> Float[Array, "M E"]:
+    """Returns rows[order].
+
+    The derivative takes rows by `inverse`. JAX's own adds them up, as if `order` had repetitions.
+    """
+    return rows[order]
+
+
+def permuted_forward(
+    rows: Float[Array, "M E"], order: Int[Array, " M"], inverse: Int[Array, " M"]
+) -> tuple[Float[Array, "M E"], Int[Array, " M"]]:
+    """Returns the rows, and what the backward pass reads."""
+    return rows[order], inverse
+
+
+def permuted_backward(
+    inverse: Int[Array, " M"], gradient: Float[Array, "M E"]
+) -> tuple[Float[Array, "M E"], None, None]:
+    """Returns the gradient of the rows."""
+    return gradient[inverse], None, None
+
+
+permuted.defvjp(permuted_forward, permuted_backward)
