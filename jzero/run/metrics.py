@@ -111,7 +111,8 @@ METRICS: dict[str, Metric] = {
     ),
     "grade/killed": Metric("Times that a worker process died while it graded.", "responses"),
     "grade/restarted": Metric("Worker processes that were replaced.", "processes"),
-    # -- The tools that the policy called (`task.tools.names`). A step without calls has none of these.
+    # -- The tools that the policy called (`task.tools.names`). A step without calls has none of
+    #    these.
     "tools/calls": Metric("Calls of an episode, on average.", "calls"),
     "tools/failed": Metric(
         "Calls of an episode that were answered with an error, on average.", "calls"

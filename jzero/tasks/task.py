@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
 from jzero.tasks import (
+    arithmetic,
     code,
     code_toy,
     countdown,
@@ -26,6 +27,7 @@ from jzero.tasks import (
 )
 from jzero.tasks.options import read_options
 from jzero.tasks.prompts import (
+    ARITHMETIC_TEMPLATES,
     CODE_TEMPLATES,
     COUNTDOWN_TEMPLATES,
     ENVIRONMENT_TEMPLATES,
@@ -181,6 +183,15 @@ TASKS: dict[str, Task] = {
         warm_start_tokens=guess.max_tokens,
         reply=guess.reply,
         prompt_values=("largest",),
+    ),
+    arithmetic.NAME: Task(
+        train_problems=arithmetic.train_problems,
+        eval_problems=arithmetic.eval_problems,
+        grade=arithmetic.grade,
+        templates=ARITHMETIC_TEMPLATES,
+        warm_start=arithmetic.example,
+        warm_start_tokens=arithmetic.max_tokens,
+        prompt_values=("question",),
     ),
     environment.NAME: Task(
         train_problems=environment.train_problems,

@@ -19,8 +19,8 @@ from collections.abc import Awaitable, Iterator, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from jzero.tasks.tools.parsing import BadCall, Call
 from jzero.sandbox.client import SandboxError
+from jzero.tasks.tools.parsing import BadCall, Call
 from jzero.tasks.tools.toolbox import Tool, Toolbox
 
 if TYPE_CHECKING:

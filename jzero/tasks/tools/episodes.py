@@ -132,7 +132,7 @@ def _rebuild(gold: JsonValue, earlier: Turns, task: TaskConfig) -> _Episode:
             _close(episode)
             raise ValueError(
                 "an episode that is built again has to go the same way: the tools said "
-                f"{str(messages):.80}, and before {str(grade.reply):.80}"
+                f"{messages!s:.80}, and before {grade.reply!s:.80}"
             )
         num_earlier += grade.tool_calls
     return episode

@@ -159,7 +159,7 @@ def _unique_keys(pairs: list[tuple[str, JsonValue]]) -> dict[str, JsonValue]:
 
 
 def _load_json(text: str) -> JsonValue:
-    """Returns a JSON value; raises ValueError where the text is none, or not in the strict sense."""
+    """Returns a JSON value; raises ValueError where the text is none in the strict sense."""
     try:
         return json.loads(text, parse_constant=_refuse_constant, object_pairs_hook=_unique_keys)
     except RecursionError:
