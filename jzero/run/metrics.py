@@ -121,7 +121,7 @@ METRICS: dict[str, Metric] = {
         "Time that the calls of an episode took, on average. Others are sampled meanwhile.",
         "seconds",
     ),
-    # -- The sandbox in which programs of responses run (`task.name=code`).
+    # -- The sandbox in which programs of responses run (`task.name=code`, the tool `python`).
     "sandbox/level": Metric(
         "Protection from programs: 3 namespaces, 2 landlock, 1 seccomp, 0 none; -1 on a server "
         "elsewhere.",

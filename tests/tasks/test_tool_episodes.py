@@ -49,7 +49,7 @@ async def later(value: dict[str, int]) -> dict:
     Args:
         value: What comes back.
     """
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(60 if "slow" in value else 0.001)
     return value
 
 
@@ -215,10 +215,16 @@ def test_calls_and_output_have_limits(pool: Pool, file: str) -> None:
 
 
 def test_a_slow_tool_is_an_error_of_its_call_alone(pool: Pool, file: str) -> None:
-    task = settings(f"{file}:greet", tools={"seconds": 0.3})
-    response = call("greet", name="slow") + call("greet", name="quick")
-    grade = respond(pool, task, [], response)
-    assert contents(grade) == ["Error: greet took more than 0.3 seconds", "hello quick"]
+    task = settings(f"{file}:greet", f"{file}:later", tools={"seconds": 0.3})
+    calls = [call("greet", name="slow"), call("later", value={"slow": 1})]
+    calls += [call("greet", name="quick"), call("later", value={})]
+    grade = respond(pool, task, [], "".join(calls))
+    assert contents(grade) == [
+        "Error: greet took more than 0.3 seconds",
+        "Error: later took more than 0.3 seconds",
+        "hello quick",
+        "{}",
+    ]
     assert 0.3 <= grade.tool_seconds < 30 and not grade.failed
 
 
@@ -413,3 +419,12 @@ def test_impossible_tools_are_refused(
 def test_possible_tools_are_accepted(file: str) -> None:
     check_task_settings(settings("calculator", f"{file}:greet", f"{file}:Memory"), 2)
     check_task_settings(counter(file), 2)
+
+
+def test_a_run_says_which_tools_there_are(file: str) -> None:
+    [line] = tool_episodes.notes(settings("calculator", f"{file}:Memory"))
+    assert line == "tools: calculator, remember (at most 16 calls of an episode)"
+    assert tool_episodes.notes(settings()) == [] and tool_episodes.metrics(settings()) == {}
+    task = settings("python", sandbox=SandboxConfig(level="none"))
+    assert tool_episodes.notes(task)[1].startswith("sandbox: level none")
+    assert tool_episodes.metrics(task) == {"sandbox/level": 0.0}

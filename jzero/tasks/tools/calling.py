@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ERROR = "Error: "  # how the answer to a failed call begins
 _LEAST_SECONDS = 0.01
+_GRACE_SECONDS = 1.0
 
 Message = dict[str, str]
 
@@ -102,9 +103,11 @@ def _run(tool: Tool, call: Call, seconds: float) -> object:
         return tool.function(**call.arguments)
     with _limit(seconds):
         result = tool.function(**call.arguments)
-        if inspect.isawaitable(result):
-            return _loop().run_until_complete(_wait_for(result))
+    if not inspect.isawaitable(result):
         return result
+    # The second limit is for a coroutine that keeps the interpreter for itself.
+    with _limit(seconds + _GRACE_SECONDS):
+        return _loop().run_until_complete(_wait_for(result, seconds))
 
 
 @functools.cache
@@ -113,8 +116,14 @@ def _loop() -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-async def _wait_for(result: Awaitable[object]) -> object:
-    return await result
+async def _wait_for(result: Awaitable[object], seconds: float) -> object:
+    try:
+        async with asyncio.timeout(seconds) as scope:
+            return await result
+    except TimeoutError:
+        if scope.expired():
+            raise _TookTooLong from None
+        raise  # the tool's own
 
 
 @contextlib.contextmanager

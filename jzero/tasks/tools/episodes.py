@@ -18,10 +18,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from jzero.tasks import code_runs
 from jzero.tasks.tools import classes, parsing
 from jzero.tasks.tools.calling import Message, ToolUse, answer_calls
 from jzero.tasks.tools.schemas import Schema
-from jzero.tasks.tools.toolbox import Toolbox, check_names, make_toolbox, tool_schemas
+from jzero.tasks.tools.toolbox import (
+    INTERPRETER,
+    Toolbox,
+    check_names,
+    make_toolbox,
+    tool_schemas,
+)
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
@@ -72,6 +79,22 @@ def check(task: TaskConfig) -> None:
     """Raises UserError if a tool does not exist, has no schema, or cannot work here."""
     check_names(task)
     schemas(task)
+
+
+def notes(task: TaskConfig) -> list[str]:
+    """Returns lines that say which tools there are, and where the interpreter runs."""
+    if not has_tools(task):
+        return []
+    names = [schema["function"]["name"] for schema in schemas(task)]
+    lines = [f"tools: {', '.join(names)} (at most {task.tools.max_calls} calls of an episode)"]
+    return [*lines, code_runs.describe(task)] if INTERPRETER in task.tools.names else lines
+
+
+def metrics(task: TaskConfig) -> dict[str, float]:
+    """Returns the protection from the interpreter's code, if there is one."""
+    if INTERPRETER not in task.tools.names:
+        return {}
+    return {"sandbox/level": float(code_runs.level_number(task))}
 
 
 def episode_values(

@@ -68,9 +68,11 @@ def _no_check(task: TaskConfig) -> None:
     pass
 
 
+INTERPRETER = "python"
+
 BUILT_IN: dict[str, BuiltIn] = {
     "calculator": BuiltIn(calculator, _no_check),
-    "python": BuiltIn(Python, Python.check, limits_itself=True),
+    INTERPRETER: BuiltIn(Python, Python.check, limits_itself=True),
     "search": BuiltIn(Search, Search.check),
 }
 
