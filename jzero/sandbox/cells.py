@@ -19,7 +19,7 @@ import select
 import signal
 import socket
 import time
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jzero.sandbox import messages, namespaces, processes, program, system_calls
 from jzero.sandbox.pipes import Output, give_files, sealed_file
@@ -37,7 +37,7 @@ class _Interpreter(NamedTuple):
     cells: int
 
 
-def watch(connection: socket.socket, request: dict[str, Any], rights: program.Rights) -> None:
+def watch(connection: socket.socket, request: messages.Message, rights: program.Rights) -> None:
     """Serves one session. Raises OSError or EOFError where the client has gone."""
     if rights.level == "namespaces":
         namespaces.isolate(request["files"])
@@ -59,7 +59,7 @@ def watch(connection: socket.socket, request: dict[str, Any], rights: program.Ri
             processes.end_descendants()
 
 
-def _start(request: dict[str, Any], rights: program.Rights) -> _Interpreter:
+def _start(request: messages.Message, rights: program.Rights) -> _Interpreter:
     stdin = sealed_file(b"")
     output, its_output = os.pipe()
     results, its_results = os.pipe()
@@ -83,8 +83,8 @@ def _kill(interpreter: _Interpreter) -> None:
 
 
 def _run_cell(
-    connection: socket.socket, interpreter: _Interpreter, cell: dict[str, Any]
-) -> dict[str, Any]:
+    connection: socket.socket, interpreter: _Interpreter, cell: messages.Message
+) -> messages.Message:
     """Runs a cell to its end or to its limit. Returns the reply."""
     output = Output([interpreter.output], cell["output"])
     end, failed = "", False

@@ -23,7 +23,7 @@ import traceback
 import types
 from typing import Any, NamedTuple
 
-from jzero.sandbox import landlock, namespaces, seccomp, system_calls
+from jzero.sandbox import landlock, messages, namespaces, seccomp, system_calls
 
 RESULT = 3  # the descriptor for values
 CELLS = 4  # the descriptor from which a session reads its cells
@@ -49,7 +49,7 @@ def run(request: dict[str, Any], rights: Rights) -> None:
     os._exit(status)
 
 
-def run_session(request: dict[str, Any], rights: Rights) -> None:
+def run_session(request: messages.Message, rights: Rights) -> None:
     """Runs the cells that come through CELLS, as `cells` writes them, until the pipe ends.
 
     All cells share their variables. What they print, and what they raise, goes to descriptor 1.
@@ -68,7 +68,7 @@ def run_session(request: dict[str, Any], rights: Rights) -> None:
         os._exit(status)
 
 
-def _run_cell(source: str, name: str, values: dict[str, Any]) -> bool:
+def _run_cell(source: str, name: str, values: dict[str, object]) -> bool:
     """Runs a cell, and prints the value of the expression that it ends with. Returns whether it
     raised.
     """
@@ -105,7 +105,7 @@ def _print_error_of_cell(error: BaseException) -> None:
         print("the cell failed, and so did the printing of its error", file=sys.__stderr__)
 
 
-def _shut_in(request: dict[str, Any], rights: Rights) -> None:
+def _shut_in(request: messages.Message, rights: Rights) -> None:
     """Gives up what this process shall not have, or ends it."""
     try:
         os.setsid()

@@ -292,8 +292,8 @@ def interpreters(pid: int) -> int:
     try:
         text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
         states = [Path(f"/proc/{child}/stat").read_text().split()[2] for child in text.split()]
-    except OSError:
-        return 0
+    except OSError:  # one has just been collected
+        return 1 << 20
     below = sum(interpreters(int(child)) for child in text.split())
     return below + sum(state != "Z" for state in states)
 
