@@ -34,6 +34,7 @@ from jzero.run.resume import steps_to_discard
 from jzero.run.workdir import check_workdir
 from jzero.tasks import check_task_settings, find_task, rewards, suites
 from jzero.tasks.prompts import PromptTemplate
+from jzero.tasks.tools import episodes as tool_episodes
 from jzero.training.learner import Learner
 from jzero.training.trainer import Trainer, make_trainer
 from jzero.types import State
@@ -215,7 +216,7 @@ def evaluation_problems(run: Run) -> dict[str, list[EncodedProblem]]:
     """
     config = run.config
     task = find_task(config.task.name)
-    for note in task.notes(config.task):
+    for note in [*task.notes(config.task), *tool_episodes.notes(config.task)]:
         processes.print_once(note)
 
     held_out = task.eval_problems(config.task, config.eval.problems)

@@ -69,12 +69,17 @@ class Grade:
     # The named rewards of which `score` is the weighted sum; "function.part" is a part of such a
     # reward, where the function names parts.
     parts: dict[str, float] = field(default_factory=dict)
-    # The environment's answer to the response. None ends the episode.
-    reply: str | None = None
+    # The environment's answer to the response: text, or the messages of tools. None ends the
+    # episode.
+    reply: Prompt | None = None
     # Whether a function of the user's raised, took too long, ended its process or returned no
     # reward. The response then has no score, whatever `score` says, and nothing is trained on it.
     # `correct` is the verdict of the task's grader, if that had come to one.
     failed: bool = False
+    # What became of the tools that the response called.
+    tool_calls: int = 0
+    failed_tool_calls: int = 0
+    tool_seconds: float = 0.0
 
     @property
     def known_score(self) -> float | None:

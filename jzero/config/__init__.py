@@ -35,6 +35,7 @@ from jzero.config.schema import (
     SftConfig,
     TaskConfig,
     TeacherConfig,
+    ToolsConfig,
     TrainConfig,
     WarmStartConfig,
     list_settings,

@@ -297,6 +297,41 @@ class SandboxConfig:
 
 
 @dataclass
+class ToolsConfig:
+    """Tools that the policy may call in an episode (docs/environments.md)."""
+
+    names: tuple[str, ...] = setting(
+        (),
+        "Tools: calculator, python, search, and of your own module:function, FILE.py:function or a "
+        "class, of which each episode has an instance. Empty: none.",
+    )
+    syntax: str = setting(
+        "",
+        "How calls are written: json as Qwen2.5 and Qwen3 do, or xml as Qwen3-Coder and Qwen3.5 "
+        "do. Empty: as the tokenizer's chat template says, json without one.",
+        choices=("", "json", "xml"),
+    )
+    max_calls: int = setting(
+        16, "Most calls of an episode. Further ones are answered with an error.", at_least=1
+    )
+    max_output: int = setting(
+        4000, "Most characters of what a call says. Of more the middle is left out.", at_least=1
+    )
+    seconds: float = setting(
+        10.0,
+        "Seconds that one call may take. Then it is answered with an error. All calls of a "
+        "response together have most of task.reward.seconds.",
+        above=0,
+    )
+    corpus: str = setting(
+        "",
+        "What the tool search looks in: a file .jsonl with a column text, a text file with a "
+        "passage a line, or a directory of text files.",
+    )
+    search_results: int = setting(3, "Passages that a search returns.", at_least=1)
+
+
+@dataclass
 class TaskConfig:
     """The problems, their prompts, and how responses are graded."""
 
@@ -413,6 +448,7 @@ class TaskConfig:
     )
     reward: RewardConfig = field(default_factory=RewardConfig)
     sandbox: SandboxConfig = field(default_factory=SandboxConfig)
+    tools: ToolsConfig = field(default_factory=ToolsConfig)
 
 
 @dataclass

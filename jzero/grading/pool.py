@@ -296,7 +296,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
 
     def _finish(self, item: _Item, grade: Grade) -> None:
         """Delivers a grade, after the judge has added its reward if the item asks for that."""
-        if item.judging is None or grade.failed:
+        calls_tools = grade.tool_calls > 0 and grade.reply is not None
+        if item.judging is None or grade.failed or calls_tools:
             self._deliver(item, grade)
             return
         with self._changed:

@@ -9,8 +9,9 @@ items a message and answers with one message for every item, in their order:
 `grader` is the name of a task or "module:function". `settings` are JSON in a string, because only
 they become a namespace: golds stay as they are. `earlier` are pairs of a turn's text and the fields
 of its grade; with them, the task is asked for a reply to the response, too. `episode` are the
-values of `tasks.user_functions.FROM_EPISODE` that reward functions ask for, and for an environment
-`tasks.environment.episode_values`.
+values of `tasks.user_functions.FROM_EPISODE` that reward functions ask for, for an environment
+`tasks.environment.episode_values`, and for an episode with tools
+`tasks.tools.episodes.episode_values`.
 
 Two more messages may come before an answer:
 
@@ -248,6 +249,8 @@ def _grade(
         _note_traceback(pipe, name, error)
         reason = f"error: {_describe(error)}"
         grade = Grade(0.0, False, reason[:MAX_REASON], failed=is_users)
+    if "has_tools" in episode and grade.reply is None:
+        _end_tools(pipe, episode["episode"], task, grade)
     signal.setitimer(signal.ITIMER_PROF, 0)
     return replace(grade, seconds=time.perf_counter() - start)
 
@@ -305,9 +308,11 @@ def _grade_and_reply(
     episode: dict[str, JsonValue],
 ) -> Grade:
     from jzero.tasks import environment, rewards, user_functions
+    from jzero.tasks.tools import episodes as tool_episodes
 
     grade = Grade(0.0, False, "")
     is_users = _is_users(name)
+    tool_turn: tool_episodes.ToolTurn | None = None
 
     def call(
         function: str, response: str, gold: JsonValue, task: "TaskConfig"
@@ -316,13 +321,33 @@ def _grade_and_reply(
         values = {"response": response, "gold": gold, "task": task, **episode}
         if "turns" in episode:
             values["turns"] = [*_turns(episode["turns"]), (response, grade)]
+        if tool_turn is not None and tool_turn.environment is not None:
+            values["environments"] = [tool_turn.environment]
         with _running_users(pipe, function, task, grade, is_users):
             rewards.check_function(function)
             return user_functions.call_function(function, values)
 
-    # An environment is code of the user's, and has the limits of a reward function.
-    if name == environment.NAME and "episode" in episode:
-        earlier_turns = _turns(episode["turns"])
+    # Tools and environments are code of the user's, and have the limits of a reward function.
+    if "has_tools" in episode:
+        with _running_users(pipe, "the tools", task, grade, is_users):
+            tool_turn = tool_episodes.step(
+                episode["episode"], gold, _turns(episode["turns"]), response, task
+            )
+        grade = replace(
+            grade,
+            reason="called tools" if tool_turn.messages else "answered",
+            tool_calls=tool_turn.use.calls,
+            failed_tool_calls=tool_turn.use.failed,
+            tool_seconds=tool_turn.use.seconds,
+        )
+        if tool_turn.messages and earlier is not None:
+            return replace(grade, reply=tool_turn.messages)
+
+    if tool_turn is not None and (tool_turn.messages or tool_turn.environment is not None):
+        pass  # no answer, or an episode whose rewards come from functions alone
+    elif name == environment.NAME and "episode" in episode:
+        # The environment has not seen the turns that called tools.
+        earlier_turns = [turn for turn in _turns(episode["turns"]) if not turn[1].tool_calls]
         with _running_users(pipe, task.environment, task, grade, is_users):
             result = environment.step(
                 task.environment,
@@ -342,6 +367,10 @@ def _grade_and_reply(
     parts_of_environment = grade.parts if name == environment.NAME else {}
     grade = rewards.add_response_rewards(grade, response, gold, task, call)
     grade = replace(grade, parts=parts_of_environment | grade.parts)
+    if tool_turn is not None and tool_turn.environment is not None:
+        # Functions alone say what such an episode is worth, and so whether it is right.
+        values = [grade.parts.get(function, 0.0) for function in task.reward.functions]
+        grade = replace(grade, correct=sum(values) > 0)
     reply = _grader(name).reply
     if earlier is None or reply is None:
         return grade
@@ -349,6 +378,18 @@ def _grade_and_reply(
     if text is not None and not isinstance(text, str):
         raise TypeError(f"the reply is {text!r:.80}: it has to be text or None")
     return replace(grade, reply=text)
+
+
+def _end_tools(pipe: _Pipe, name: str, task: "TaskConfig", grade: Grade) -> None:
+    """Ends the tools of an episode that is over."""
+    from jzero.tasks.tools import episodes as tool_episodes
+
+    # The episode has its score, whatever its tools do at their end.
+    with (
+        contextlib.suppress(_FunctionFailedError),
+        _running_users(pipe, "the tools", task, grade, is_users=False),
+    ):
+        tool_episodes.end(name)
 
 
 def _turns(fields: list[Any]) -> list[tuple[str, Grade]]:

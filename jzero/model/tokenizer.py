@@ -14,6 +14,7 @@ import functools
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
@@ -33,6 +34,7 @@ MAX_BYTES = 128 << 20  # of a file with a vocabulary; the largest ones have 35 M
 
 Message = Mapping[str, str]  # {"role": ..., "content": ...}
 Prompt = str | Sequence[Message]
+Tool = Mapping[str, object]  # {"type": "function", "function": {...}}
 
 
 # -- loading ---------------------------------------------------------------------------------------
@@ -127,10 +129,16 @@ def damaged_file(directory: Path, names: set[str]) -> Path:
 # -- text to tokens and back -----------------------------------------------------------------------
 
 
-def render(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, generate: bool = True) -> str:
+def render(
+    tokenizer: PreTrainedTokenizerFast,
+    prompt: Prompt,
+    generate: bool = True,
+    tools: Sequence[Tool] = (),
+) -> str:
     """Returns a prompt as text: text as it is, messages through the tokenizer's chat template.
 
     generate: the text ends with the beginning of the assistant's next message.
+    tools: the schemas of the tools that the template shows.
     Raises UserError where the prompt is messages and the tokenizer has no chat template.
     """
     if isinstance(prompt, str):
@@ -143,7 +151,10 @@ def render(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, generate: bool = 
     messages = [dict(message) for message in prompt]
     try:
         text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=generate
+            messages,
+            tokenize=False,
+            add_generation_prompt=generate,
+            tools=[dict(tool) for tool in tools] or None,
         )
     except Exception as error:  # a template is foreign, and may raise anything
         raise UserError(
@@ -153,14 +164,28 @@ def render(tokenizer: PreTrainedTokenizerFast, prompt: Prompt, generate: bool = 
     return str(text)
 
 
-def prompt_ids(tokenizer: PreTrainedTokenizerFast, prompt: Prompt) -> list[int]:
+def prompt_ids(
+    tokenizer: PreTrainedTokenizerFast, prompt: Prompt, tools: Sequence[Tool] = ()
+) -> list[int]:
     """Returns the token ids of a prompt, with the special tokens that `transformers` gives it.
 
     Text begins with the tokenizer's own first token, such as Llama's beginning of text; it has one
     even if the text spells it already. Messages have what their chat template writes, and no more.
+    The template shows the `tools`; text has to say itself which there are.
+
+    Raises UserError where the chat template leaves the tools out.
     """
-    ids = encode(tokenizer, render(tokenizer, prompt))
-    return with_first_tokens(tokenizer, ids) if isinstance(prompt, str) else ids
+    text = render(tokenizer, prompt, tools=tools)
+    if isinstance(prompt, str):
+        return with_first_tokens(tokenizer, encode(tokenizer, text))
+    for tool in tools:
+        function = cast(Mapping[str, object], tool["function"])
+        if str(function["name"]) not in text:
+            raise UserError(
+                f"the chat template of the tokenizer {tokenizer.name_or_path} does not show tools: "
+                "choose a model whose template does, or set task.tools.names="
+            )
+    return encode(tokenizer, text)
 
 
 def with_first_tokens(tokenizer: PreTrainedTokenizerFast, ids: list[int]) -> list[int]:
@@ -238,11 +263,32 @@ def reply_tokens(
     """
     if plain_template is not None:
         return continuation_ids(tokenizer, plain_template.replace("{}", reply))
+    return _tokens_after_response(tokenizer, [{"role": "user", "content": reply}])
+
+
+def message_tokens(
+    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], plain_template: str | None
+) -> list[int]:
+    """Returns the tokens between a response and the next one, which hold the answers of tools.
+
+    messages: of the role tool.
+    plain_template: as in `reply_tokens`; the answers are in it on lines of their own.
+    """
+    if plain_template is not None:
+        text = "\n".join(message["content"] for message in messages)
+        return continuation_ids(tokenizer, plain_template.replace("{}", text))
+    return _tokens_after_response(tokenizer, messages)
+
+
+def _tokens_after_response(
+    tokenizer: PreTrainedTokenizerFast, replies: Sequence[Message]
+) -> list[int]:
+    """Returns what the chat template writes between a response and the next one."""
     response = "response-of-the-assistant"
     messages = [
         {"role": "user", "content": "question"},
         {"role": "assistant", "content": response},
-        {"role": "user", "content": reply},
+        *replies,
     ]
     _, found, after = render(tokenizer, messages).partition(response)
     if not found:

@@ -18,6 +18,7 @@ from jzero.rollout.sampler import Sampler
 from jzero.rollout.sequence import DecodeCounters
 from jzero.run.clock import Clock
 from jzero.tasks import find_task
+from jzero.tasks.tools import episodes as tool_episodes
 from jzero.types import Rollout, grade_of
 
 # Round r of step s draws the problems of step s + r * ROUND_STRIDE. No run has so many steps.
@@ -75,6 +76,7 @@ def collect_rollouts(
         metrics |= stream.metrics(sampled, step - 1, counters)
     grades = [grade_of(rollout) for rollout in sampled]
     metrics |= find_task(config.task.name).metrics(config.task, grades)
+    metrics |= tool_episodes.metrics(config.task)
     metrics["rollout/dropped_prompts"] = num_rounds * num_prompts - len(groups)
     grading = {
         f"grade/{name}": count - grading_before[name]

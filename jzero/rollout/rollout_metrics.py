@@ -12,6 +12,8 @@ def rollout_metrics(rollouts: Sequence[Rollout], group_size: int) -> dict[str, f
     metrics = reward_metrics(rollouts, group_size) | length_metrics(rollouts)
     if any(len(rollout.turns) > 1 for rollout in rollouts):
         metrics |= turn_metrics(rollouts)
+    if any(grade_of(rollout).tool_calls for rollout in rollouts):
+        metrics |= tool_metrics(rollouts)
     return metrics
 
 
@@ -60,4 +62,14 @@ def turn_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "turns/sampled_tokens": float(sum(rollout.sampled.sum() for rollout in rollouts)),
         "turns/mean": float(np.mean([len(rollout.turns) for rollout in rollouts])),
         "turns/first_try": float(np.mean([grade.correct for grade in first_grades])),
+    }
+
+
+def tool_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Returns metrics of the tools that the policy called."""
+    grades = [grade_of(rollout) for rollout in rollouts]
+    return {
+        "tools/calls": float(np.mean([grade.tool_calls for grade in grades])),
+        "tools/failed": float(np.mean([grade.failed_tool_calls for grade in grades])),
+        "tools/seconds": float(np.mean([grade.tool_seconds for grade in grades])),
     }

@@ -40,6 +40,8 @@ from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.rollout.turns import TurnGrader
 from jzero.run.base_model import BaseModel
 from jzero.tasks import rewards
+from jzero.tasks.tools import episodes as tool_episodes
+from jzero.tasks.tools import parsing
 from jzero.types import Grade, Problem, Rollout, grade_of
 
 
@@ -62,7 +64,8 @@ class Sampler:
 
     def encode_prompt(self, problem: Problem) -> Int32[np.ndarray, " tokens"]:
         """Returns the token ids of the problem's prompt, chat template applied."""
-        return np.array(tokenizer.prompt_ids(self.tokenizer, problem.prompt), np.int32)
+        tools = tool_episodes.schemas(self.task) if problem.task == self.task.name else []
+        return np.array(tokenizer.prompt_ids(self.tokenizer, problem.prompt, tools), np.int32)
 
     def encode_problems(self, problems: list[Problem], name: str = "") -> list[EncodedProblem]:
         """Tokenizes prompts, and drops those longer than rollout.max_prompt_tokens.
@@ -220,6 +223,9 @@ def with_turn_grades(rollout: Rollout, grades: list[Grade]) -> Rollout:
         score=sum(grade.score for grade in grades),
         correct=any(grade.correct for grade in grades),
         seconds=sum(grade.seconds for grade in grades),
+        tool_calls=sum(grade.tool_calls for grade in grades),
+        failed_tool_calls=sum(grade.failed_tool_calls for grade in grades),
+        tool_seconds=sum(grade.tool_seconds for grade in grades),
         failed=any(grade.failed for grade in grades),
     )
     return replace(rollout, turns=turns, grade=episode)
@@ -253,7 +259,9 @@ def make_sampler(
         settings.eval.longest_episode(settings.rollout),
         config.remembers_kept(settings),
     )
-    sampler = Sampler(engine, base.tokenizer, pool, settings.task)
+    syntax = settings.task.tools.syntax or parsing.syntax_of(base.tokenizer.chat_template)
+    task = replace(settings.task, tools=replace(settings.task.tools, syntax=syntax))
+    sampler = Sampler(engine, base.tokenizer, pool, task)
     publish = publisher(
         base.model, mesh, mesh_for_decoding, settings.model.dtype, settings.model.adapter
     )

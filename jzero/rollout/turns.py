@@ -3,7 +3,8 @@
 `Scheduler.run` yields a sequence at the end of every turn and later asks for the tokens that
 precede the next turn. `TurnGrader` is between the scheduler and the grader pool: it submits every
 turn, and turns the pool's grades into those tokens. They are what the chat template (or the task's
-plain template) writes between two responses. The tokens that the model has seen and sampled are
+plain template) writes between two responses: the reply of an environment, or the answers of the
+tools that the response has called. The tokens that the model has seen and sampled are
 kept as they are and never tokenized again, because decoding and encoding a response does not always
 give back its tokens.
 """
@@ -18,6 +19,7 @@ from jzero.model import tokenizer
 from jzero.rollout.engine import Engine
 from jzero.rollout.sequence import Reply, Sequence
 from jzero.tasks import environment, find_task, rewards
+from jzero.tasks.tools import episodes as tool_episodes
 from jzero.types import Grade, Problem
 
 
@@ -48,6 +50,9 @@ class TurnGrader:
         text = sequence.turn_text
         episode = rewards.episode_values(problem, text, turns_before, self.task.reward)
         episode |= environment.episode_values(problem, sequence.sample_index, turns_before)
+        episode |= tool_episodes.episode_values(
+            problem, sequence.sample_index, turns_before, self.task
+        )
         self.pool.submit(key, problem.task, text, problem.gold, self.task, earlier_turns, episode)
 
     def poll_replies(self, wait: bool) -> list[Reply]:
@@ -80,7 +85,10 @@ class TurnGrader:
             return None
         task = find_task(self.problem_of(sequence.prompt_id).task)
         plain_template = task.find_template(self.task.template).reply
-        tokens = list(tokenizer.reply_tokens(self.tokenizer, grade.reply, plain_template))
+        if isinstance(grade.reply, str):
+            tokens = list(tokenizer.reply_tokens(self.tokenizer, grade.reply, plain_template))
+        else:
+            tokens = tokenizer.message_tokens(self.tokenizer, grade.reply, plain_template)
         if tokens[0] in self.engine.stop_ids and sequence.tokens[-1] == tokens[0]:
             del tokens[0]
         room = sequence.longest_length(self.engine.settings)

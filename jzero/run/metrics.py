@@ -111,7 +111,17 @@ METRICS: dict[str, Metric] = {
     ),
     "grade/killed": Metric("Times that a worker process died while it graded.", "responses"),
     "grade/restarted": Metric("Worker processes that were replaced.", "processes"),
-    # -- The sandbox in which programs of responses run (`task.name=code`).
+    # -- The tools that the policy called (`task.tools.names`). A step without calls has none of
+    #    these.
+    "tools/calls": Metric("Calls of an episode, on average.", "calls"),
+    "tools/failed": Metric(
+        "Calls of an episode that were answered with an error, on average.", "calls"
+    ),
+    "tools/seconds": Metric(
+        "Time that the calls of an episode took, on average. Others are sampled meanwhile.",
+        "seconds",
+    ),
+    # -- The sandbox in which programs of responses run (`task.name=code`, the tool `python`).
     "sandbox/level": Metric(
         "Protection from programs: 3 namespaces, 2 landlock, 1 seccomp, 0 none; -1 on a server "
         "elsewhere.",

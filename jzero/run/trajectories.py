@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from jzero.files import JsonObject, write_atomic
-from jzero.types import Grade, Rollout, Turn, grade_of
+from jzero.types import Grade, Prompt, Rollout, Turn, grade_of
 
 
 def write_trajectories(workdir: Path, rollouts: list[Rollout]) -> None:
@@ -77,6 +77,13 @@ def _describe_grade(grade: Grade) -> JsonObject:
     return {"reward": grade.known_score, "success": grade.correct, "reason": grade.reason}
 
 
+def _reply_text(reply: Prompt) -> str:
+    """Returns a reply as text, with the answers of tools on lines of their own."""
+    if isinstance(reply, str):
+        return reply
+    return "\n".join(f"[{message['name']}] {message['content']}" for message in reply)
+
+
 def format_episode(episode: JsonObject) -> str:
     """Returns the text of an episode: the prompt, then each reply and each answer under a rule."""
     lines = [
@@ -88,7 +95,7 @@ def format_episode(episode: JsonObject) -> str:
     ]
     for number, turn in enumerate(episode["turns"], start=1):
         if "reply" in turn:
-            lines += ["--- reply", turn["reply"]]
+            lines += ["--- reply", _reply_text(turn["reply"])]
         lines += [
             f"--- turn {number}: {turn['answer_length']} tokens after {turn['prompt_length']} "
             f"({turn['finish']}), versions {turn['version_head']} to {turn['version_tail']}, "

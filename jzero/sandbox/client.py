@@ -126,6 +126,33 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
             self._start()
             return self._run(program, limits)
 
+    def begin_session(self, request: messages.Message) -> socket.socket:
+        """Has the server begin a session (`session`), and returns the socket of its watcher.
+
+        Raises:
+            SandboxError: the server has ended, and so has a new one.
+        """
+        try:
+            return self._begin_session(request)
+        except OSError:
+            self.close()
+            self._start()
+        try:
+            return self._begin_session(request)
+        except OSError as error:
+            raise SandboxError(f"the sandbox's server has ended: {error}") from None
+
+    def _begin_session(self, request: messages.Message) -> socket.socket:
+        ours, its_end = socket.socketpair()
+        with its_end:
+            try:
+                messages.send(self._connection, request)
+                socket.send_fds(self._connection, [b" "], [its_end.fileno()])
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
     def close(self, *_: object) -> None:
         """Ends the server and what runs in it."""
         self._connection.close()  # the server sees the end of its socket

@@ -14,9 +14,14 @@ _CHUNK = 1 << 20
 Message = dict[str, Any]  # a JSON object
 
 
+def encode(message: Message) -> bytes:
+    """Returns the content of a message."""
+    return json.dumps(message).encode()
+
+
 def send(connection: socket.socket, message: Message) -> None:
     """Sends a message. Raises OSError if the other side is gone."""
-    content = json.dumps(message).encode()
+    content = encode(message)
     connection.sendall(_LENGTH.pack(len(content)) + content)
 
 

@@ -9,9 +9,12 @@ Runs inside of the sandbox, and imports the standard library alone. This is the 
 that runs text of a policy as code.
 """
 
+import ast
 import atexit
 import json
+import linecache
 import os
+import random
 import resource
 import signal
 import sys
@@ -20,9 +23,11 @@ import traceback
 import types
 from typing import Any, NamedTuple
 
-from jzero.sandbox import landlock, namespaces, seccomp, system_calls
+from jzero.sandbox import landlock, messages, namespaces, seccomp, system_calls
 
 RESULT = 3  # the descriptor for values
+CELLS = 4  # the descriptor from which a session reads its cells
+SUCCEEDED, FAILED = b"0", b"1"  # what a session writes to RESULT after a cell
 _STACK = 64 << 20  # bytes; deep recursions of the program
 _OPEN_FILES = 64
 _THREADS = 64
@@ -39,6 +44,69 @@ class Rights(NamedTuple):
 
 def run(request: dict[str, Any], rights: Rights) -> None:
     """Runs a program in this process, which ends with it. Descriptors 0 to RESULT are its files."""
+    _shut_in(request, rights)
+    status = _run_and_answer(request)
+    os._exit(status)
+
+
+def run_session(request: messages.Message, rights: Rights) -> None:
+    """Runs the cells that come through CELLS, as `cells` writes them, until the pipe ends.
+
+    All cells share their variables. What they print, and what they raise, goes to descriptor 1.
+    """
+    _shut_in(request, rights)
+    values = vars(_become_main())
+    random.seed(0)  # an episode that is built again goes the same way
+    status = 1
+    try:
+        with open(CELLS, "rb", closefd=False) as file:
+            for number, line in enumerate(file, start=1):
+                has_failed = _run_cell(json.loads(line)["source"], f"<cell {number}>", values)
+                os.write(RESULT, FAILED if has_failed else SUCCEEDED)
+        status = 0
+    finally:  # whatever a cell did to these files, this process goes nowhere else
+        os._exit(status)
+
+
+def _run_cell(source: str, name: str, values: dict[str, object]) -> bool:
+    """Runs a cell, and prints the value of the expression that it ends with. Returns whether it
+    raised.
+    """
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    has_failed = False
+    try:
+        tree = ast.parse(source, name)
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            del tree.body[-1]
+        exec(compile(tree, name, "exec"), values)
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), name, "eval"), values)
+            if value is not None:
+                print(repr(value))
+    except BaseException as error:  # SystemExit, too: a cell does not end the session
+        has_failed = True
+        _print_error_of_cell(error)
+    for file in (sys.stdout, sys.stderr):
+        try:
+            file.flush()
+        except (OSError, ValueError, AttributeError):  # the cell closed or replaced it
+            has_failed = True
+            _open_files()
+    return has_failed
+
+
+def _print_error_of_cell(error: BaseException) -> None:
+    """Prints a traceback without the frame of this module."""
+    try:
+        frames = error.__traceback__.tb_next if error.__traceback__ else None
+        traceback.print_exception(type(error), error, frames)
+    except BaseException:  # the printing of a hostile error may fail, too
+        print("the cell failed, and so did the printing of its error", file=sys.__stderr__)
+
+
+def _shut_in(request: messages.Message, rights: Rights) -> None:
+    """Gives up what this process shall not have, or ends it."""
     try:
         os.setsid()
         _limit(request)
@@ -47,8 +115,6 @@ def run(request: dict[str, Any], rights: Rights) -> None:
     except BaseException:  # nothing may run with rights that could not be given up
         traceback.print_exc()
         os._exit(NOT_SHUT_IN)
-    status = _run_and_answer(request)
-    os._exit(status)
 
 
 NOT_SHUT_IN = 250  # the exit status of a program that never began
@@ -99,11 +165,16 @@ def _reset_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def _run_and_answer(request: dict[str, Any]) -> int:
-    """Runs the program as `__main__`, and answers the question about it. Returns the status."""
+def _become_main() -> types.ModuleType:
+    """Returns a new module `__main__`, whose files are the descriptors 0, 1 and 2."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
+    _open_files()
+    return module
+
+
+def _open_files() -> None:
     # These are the program's for as long as it runs.
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
@@ -111,6 +182,11 @@ def _run_and_answer(request: dict[str, Any]) -> int:
         2, "w", encoding="utf-8", errors="backslashreplace", closefd=False
     )
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
+
+
+def _run_and_answer(request: dict[str, Any]) -> int:
+    """Runs the program as `__main__`, and answers the question about it. Returns the status."""
+    module = _become_main()
     question = request.get("question")
     if question is not None:
         # The guard of a main program is not what is asked for.

@@ -6,12 +6,14 @@ time. It has no expected outputs: it reports what a program printed, and how the
     request   source, stdin, question (or null), seconds, wall_seconds, memory, output, files
     reply     end, status, stdout, stderr, result, truncated, seconds, wall_seconds
 
+A request with "session" asks for an interpreter instead (`cells`). Its watcher serves a socket of
+its own, which comes behind the request; any number of them run beside the programs.
+
 `end` is "exit", "signal", "time", "wall" or "output". If the client goes away, the server ends, and
 with it every program. Runs inside of the sandbox, and imports the standard library alone.
 """
 
 import contextlib
-import fcntl
 import gc
 import importlib
 import json
@@ -26,14 +28,21 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from jzero.sandbox import landlock, messages, namespaces, program, seccomp, system_calls
+from jzero.sandbox import (
+    cells,
+    landlock,
+    messages,
+    namespaces,
+    processes,
+    program,
+    seccomp,
+    system_calls,
+)
+from jzero.sandbox.pipes import Output, give_files, sealed_file
 
 _SMALLEST_WAIT = 0.002  # seconds
-_CHUNK = 1 << 16
 _ERRORS = 1 << 13  # bytes of standard error that are reported
-_PROCESS_CLOCK = 2  # CPUCLOCK_SCHED of <linux/posix-timers.h>
 _OOM_SCORE = "500"  # the kernel ends programs before anything else where memory runs out
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 
 def main(descriptor: int, settings: str) -> None:
@@ -63,7 +72,11 @@ def main(descriptor: int, settings: str) -> None:
 
 
 def _serve(connection: socket.socket, request: dict[str, Any], rights: program.Rights) -> None:
-    """Has a watcher run one program and send the reply."""
+    """Has a watcher run one program and send the reply, or begin a session."""
+    processes.forget_ended_children()
+    if "session" in request:
+        _begin_session(connection, request, rights)
+        return
     watcher = os.fork()
     if watcher == 0:
         status = 1
@@ -79,6 +92,26 @@ def _serve(connection: socket.socket, request: dict[str, Any], rights: program.R
     _, status = os.waitpid(watcher, 0)
     if status:
         messages.send(connection, {"error": f"the watcher ended with status {status}"})
+
+
+def _begin_session(
+    connection: socket.socket, request: dict[str, Any], rights: program.Rights
+) -> None:
+    """Has a watcher serve an interpreter at the socket that comes with the request."""
+    _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    own = socket.socket(fileno=descriptors[0])
+    with own:
+        watcher = os.fork()
+        if watcher == 0:
+            status = 1
+            try:
+                connection.close()
+                cells.watch(own, request, rights)
+                status = 0
+            except (OSError, EOFError):  # the client has gone
+                pass
+            finally:
+                os._exit(status)
 
 
 # What this machine gives to programs.
@@ -157,24 +190,24 @@ def _watch(
         namespaces.isolate(request["files"])
     elif rights.level == "none":
         system_calls.prctl(system_calls.PR_SET_CHILD_SUBREAPER, 1)
-    stdin = _sealed_file(request["stdin"].encode("utf-8", "surrogateescape"))
+    stdin = sealed_file(request["stdin"].encode("utf-8", "surrogateescape"))
     pipes = [os.pipe() for _ in range(3)]
     start = time.monotonic()
     pid = os.fork()
     if pid == 0:
         ends = [stdin, *(write_end for _, write_end in pipes)]
-        _give_files(ends)
+        give_files(ends)
         program.run(request, rights)
     os.close(stdin)
     for _, write_end in pipes:
         os.close(write_end)
 
     reading = _Pipes(*(read_end for read_end, _ in pipes))
-    output = _Output(reading, request["output"])
+    output = Output(reading, request["output"])
     end = _wait_for_end(connection, pid, output, request, start)
     _, status, usage = os.wait4(pid, 0)
     if rights.level == "none":
-        _end_descendants()
+        processes.end_descendants()
     if end == "exit":
         output.read_rest()
     if output.is_full:
@@ -195,75 +228,18 @@ def _watch(
     }
 
 
-def _sealed_file(content: bytes) -> int:
-    """Returns a file in memory that can be read and never changed."""
-    descriptor = os.memfd_create("stdin", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    with open(descriptor, "wb", closefd=False) as file:
-        file.write(content)
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    return descriptor
-
-
-def _give_files(ends: Sequence[int]) -> None:
-    """Makes `ends` the descriptors 0 to RESULT of this process, and closes all others."""
-    # First out of the way: an end may have the number of another one's place.
-    high = [fcntl.fcntl(end, fcntl.F_DUPFD, 100) for end in ends]
-    for place, end in enumerate(high):
-        os.dup2(end, place, inheritable=True)
-    os.closerange(len(ends), 1 << 16)
-
-
-class _Output:
-    """What a program writes to its pipes, up to a limit for all of them together."""
-
-    def __init__(self, pipes: _Pipes, limit: int) -> None:
-        self._parts: dict[int, list[bytes]] = {pipe: [] for pipe in pipes}
-        self._left = limit
-        self.open = set(pipes)
-        for pipe in pipes:
-            os.set_blocking(pipe, False)
-
-    @property
-    def is_full(self) -> bool:
-        return self._left < 0
-
-    def read(self, pipe: int) -> None:
-        """Reads what a pipe has, once."""
-        try:
-            part = os.read(pipe, _CHUNK)
-        except BlockingIOError:
-            return
-        if not part:
-            self.open.discard(pipe)
-            return
-        self._left -= len(part)
-        if not self.is_full:
-            self._parts[pipe].append(part)
-
-    def read_rest(self) -> None:
-        """Reads what is left in the pipes of a program that has ended."""
-        for pipe in list(self.open):
-            while pipe in self.open and not self.is_full and select.select([pipe], [], [], 0)[0]:
-                self.read(pipe)
-
-    def text(self, pipe: int) -> str:
-        return b"".join(self._parts[pipe]).decode("utf-8", "replace")
-
-
 def _wait_for_end(
-    connection: socket.socket, pid: int, output: _Output, request: dict[str, Any], start: float
+    connection: socket.socket, pid: int, output: Output, request: dict[str, Any], start: float
 ) -> str:
     """Waits until a program ends, and kills it at its limits. Returns how it ended.
 
     Raises:
         OSError: the client has gone.
     """
-    clock = (~pid << 3) | _PROCESS_CLOCK  # make_process_cpuclock of the kernel
     process = os.pidfd_open(pid)
     end = ""
     while not end:
-        seconds_left = request["seconds"] - time.clock_gettime(clock)
+        seconds_left = request["seconds"] - processes.cpu_seconds(pid)
         wall_left = request["wall_seconds"] - (time.monotonic() - start)
         if seconds_left <= 0:
             end = "time"
@@ -284,17 +260,3 @@ def _wait_for_end(
         os.kill(pid, signal.SIGKILL)
     os.close(process)
     return end
-
-
-def _end_descendants() -> None:
-    """Kills what a program of the level none has left behind, wherever it went."""
-    path = f"/proc/self/task/{os.getpid()}/children"
-    while True:
-        with open(path, encoding="ascii") as file:
-            children = [int(word) for word in file.read().split()]
-        for child in children:
-            os.kill(child, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return

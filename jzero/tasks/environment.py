@@ -21,7 +21,7 @@ import inspect
 import json
 import random
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
@@ -29,6 +29,7 @@ from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.tasks import problem_sets
 from jzero.tasks.prompts import ENVIRONMENT_TEMPLATES, find_template
+from jzero.tasks.tools import classes
 from jzero.tasks.user_functions import Reward, find_function, read_result
 from jzero.types import Grade, JsonValue, Problem, Prompt
 
@@ -122,7 +123,7 @@ def step(
 
 
 def _make(name: str) -> Environment:
-    return cast(Callable[[], Environment], find_function(name))()
+    return cast(Environment, classes.adapt(find_function(name)()))
 
 
 def _rebuild(name: str, gold: JsonValue, earlier: Turns) -> _Instance:
@@ -228,6 +229,8 @@ def check(task: TaskConfig) -> None:
             f"task.environment={task.environment} is no module:Class or FILE.py:Class "
             f"({type(error).__name__}: {error})"
         ) from None
+    if classes.is_tool_class(task.environment):
+        return
     for method in ("reset", "step"):
         if not callable(getattr(environment, method, None)):
             raise UserError(

@@ -282,6 +282,14 @@ CODE_TEMPLATES: dict[str, PromptTemplate] = {
 }
 
 
+# Arithmetic. The value is {question}, such as 12*34.
+
+ARITHMETIC_TEMPLATES: dict[str, PromptTemplate] = {
+    "plain": PromptTemplate(prompt="{question}=\n", reply=PLAIN_REPLY),
+    "chat": PromptTemplate(prompt="{question}=? Reply with the number alone.", chat=True),
+}
+
+
 # Guess. The value is {largest}.
 
 # Environments of the user's. The value is {observation}, the text that `reset` returns.

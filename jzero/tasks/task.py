@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jzero.errors import UserError
 from jzero.tasks import (
+    arithmetic,
     code,
     code_toy,
     countdown,
@@ -26,6 +27,7 @@ from jzero.tasks import (
 )
 from jzero.tasks.options import read_options
 from jzero.tasks.prompts import (
+    ARITHMETIC_TEMPLATES,
     CODE_TEMPLATES,
     COUNTDOWN_TEMPLATES,
     ENVIRONMENT_TEMPLATES,
@@ -33,7 +35,9 @@ from jzero.tasks.prompts import (
     MATH_TEMPLATES,
     PromptTemplate,
     find_template,
+    is_own_template,
 )
+from jzero.tasks.tools import episodes as tool_episodes
 from jzero.types import Grade, JsonValue, Problem
 
 if TYPE_CHECKING:
@@ -180,6 +184,15 @@ TASKS: dict[str, Task] = {
         reply=guess.reply,
         prompt_values=("largest",),
     ),
+    arithmetic.NAME: Task(
+        train_problems=arithmetic.train_problems,
+        eval_problems=arithmetic.eval_problems,
+        grade=arithmetic.grade,
+        templates=ARITHMETIC_TEMPLATES,
+        warm_start=arithmetic.example,
+        warm_start_tokens=arithmetic.max_tokens,
+        prompt_values=("question",),
+    ),
     environment.NAME: Task(
         train_problems=environment.train_problems,
         eval_problems=environment.eval_problems,
@@ -253,7 +266,9 @@ def check_task_settings(task: TaskConfig, max_turns: int) -> None:
             f"task.turn_reward={task.turn_reward} replaces the rewards of task.environment="
             f"{task.environment}: set task.turn_reward=score"
         )
-    if max_turns > 1 and not _has_replies(found, template):
+    if tool_episodes.has_tools(task):
+        _check_tools(task, template, max_turns)
+    elif max_turns > 1 and not _has_replies(found, template):
         known = [
             f"{name} ({', '.join(entry.templates)})" for name, entry in TASKS.items() if entry.reply
         ]
@@ -275,6 +290,30 @@ def _check_questions(task: TaskConfig, found: Task, template: PromptTemplate) ->
         raise UserError(
             f"task.answer_mark={task.answer_mark}: answers of task.name={task.name} have a form of "
             "their own, set task.answer_mark="
+        )
+
+
+def _check_tools(task: TaskConfig, template: PromptTemplate, max_turns: int) -> None:
+    """Raises UserError if episodes with tools cannot work with these settings."""
+    what = f"task.tools.names={','.join(task.tools.names)}"
+    if not task.tools.names:
+        what = f"task.environment={task.environment}, whose methods are tools,"
+    tool_episodes.check(task)
+    if max_turns < 2:
+        raise UserError(f"{what} needs a turn after each call: set rollout.max_turns to 2 or more")
+    if task.turn_reward != "score":
+        raise UserError(
+            f"task.turn_reward={task.turn_reward} would punish each turn of {what} that calls a "
+            "tool: set task.turn_reward=score"
+        )
+    if not template.chat and template.reply is None:
+        raise UserError(f"{what} has no place in template {task.template}: set task.template=chat")
+    # Text of a model from scratch, or of the user's, may say which tools there are.
+    shows_tools = template.chat or task.template == "plain" or is_own_template(task.template)
+    if not shows_tools:
+        raise UserError(
+            f"{what} is not shown by template {task.template}, which is text: set "
+            "task.template=chat"
         )
 
 

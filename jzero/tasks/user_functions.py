@@ -4,9 +4,9 @@
     task.reward.functions=FILE.py:function       a file
 
 A function is called by the names of its parameters, any of ARGUMENTS. The trainer process sends a
-grader process what is in FROM_EPISODE only where a function asks for it. A function whose
-parameters have other names takes (response, gold, task) by position. Imports no jax: grader
-processes load this module.
+grader process what is in FROM_EPISODE only where a function asks for it. A function of TRL's takes
+lists (`trl_rewards`). A function whose parameters have other names takes (response, gold, task) by
+position. Imports no jax: grader processes load this module.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from types import ModuleType
 from typing import NamedTuple, cast
 
 from jzero.errors import UserError
+from jzero.tasks import trl_rewards
 from jzero.types import Grade, JsonValue, Problem, Prompt
 
 BY_POSITION = ("response", "gold", "task")
@@ -92,6 +93,8 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions that are not written in Python have none
         return None
+    if trl_rewards.is_batched(signature):
+        return trl_rewards.ASKED
     asked = []
     others = []
     for parameter in signature.parameters.values():
@@ -166,8 +169,10 @@ def conversation(prompt: Prompt, response: str, earlier: Turns) -> list[dict[str
     messages = [{"role": "user", "content": prompt}] if is_text else list(prompt)
     for text, grade in earlier:
         messages.append({"role": "assistant", "content": text})
-        if grade is not None and grade.reply is not None:
+        if grade is not None and isinstance(grade.reply, str):
             messages.append({"role": "user", "content": grade.reply})
+        elif grade is not None and grade.reply is not None:
+            messages += grade.reply
     return [*messages, {"role": "assistant", "content": response}]
 
 
@@ -186,7 +191,9 @@ def call_function(name: str, values: Mapping[str, object]) -> Reward | None:
     """
     function = find_function(name)
     asked = parameter_names(name)
-    if asked is None:
+    if asked is trl_rewards.ASKED:
+        result = trl_rewards.call(function, values)
+    elif asked is None:
         result = function(*(values[argument] for argument in BY_POSITION))
     else:
         if missing := [argument for argument in asked if argument not in values]:

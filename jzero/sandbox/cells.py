@@ -1,0 +1,136 @@
+"""The watcher of a session: an interpreter that runs one cell of code after the other.
+
+The interpreter (`program.run_session`) keeps its variables between cells. The watcher passes each
+cell on, collects what it prints, and kills the interpreter where a cell exceeds a limit.
+
+    request   session, seconds (of the interpreter), memory, files
+    cell      source, seconds, wall_seconds, output
+    reply     end, output, failed
+
+`end` is "" while the interpreter lives on, or how it ended: "exit", "time", "wall" or "output". If
+the client goes away, the interpreter ends. Runs inside of the sandbox, and imports the standard
+library alone.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from typing import NamedTuple
+
+from jzero.sandbox import messages, namespaces, processes, program, system_calls
+from jzero.sandbox.pipes import Output, give_files, sealed_file
+
+_SMALLEST_WAIT = 0.002  # seconds
+
+
+class _Interpreter(NamedTuple):
+    """A process, and our ends of its pipes."""
+
+    pid: int
+    process: int  # a descriptor that can be read once the process has ended
+    output: int
+    results: int  # a byte for each cell: whether it raised
+    cells: int
+
+
+def watch(connection: socket.socket, request: messages.Message, rights: program.Rights) -> None:
+    """Serves one session. Raises OSError or EOFError where the client has gone."""
+    if rights.level == "namespaces":
+        namespaces.isolate(request["files"])
+    elif rights.level == "none":
+        system_calls.prctl(system_calls.PR_SET_CHILD_SUBREAPER, 1)
+    interpreter = _start(request, rights)
+    try:
+        messages.send(connection, {"ready": True})
+        end = ""
+        while not end:
+            reply = _run_cell(connection, interpreter, messages.receive(connection))
+            end = reply["end"]
+            if end:
+                _kill(interpreter)
+            messages.send(connection, reply)
+    finally:
+        _kill(interpreter)
+        if rights.level == "none":
+            processes.end_descendants()
+
+
+def _start(request: messages.Message, rights: program.Rights) -> _Interpreter:
+    stdin = sealed_file(b"")
+    output, its_output = os.pipe()
+    results, its_results = os.pipe()
+    its_cells, cells = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        give_files([stdin, its_output, its_output, its_results, its_cells])
+        program.run_session(request, rights)
+    for descriptor in (stdin, its_output, its_results, its_cells):
+        os.close(descriptor)
+    for descriptor in (results, cells):
+        os.set_blocking(descriptor, False)
+    return _Interpreter(pid, os.pidfd_open(pid), output, results, cells)
+
+
+def _kill(interpreter: _Interpreter) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(interpreter.pid, signal.SIGKILL)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(interpreter.pid, 0)
+
+
+def _run_cell(
+    connection: socket.socket, interpreter: _Interpreter, cell: messages.Message
+) -> messages.Message:
+    """Runs a cell to its end or to its limit. Returns the reply."""
+    output = Output([interpreter.output], cell["output"])
+    end, failed = "", False
+    try:
+        used_before = processes.cpu_seconds(interpreter.pid)
+        content = json.dumps({"source": cell["source"]}).encode() + b"\n"
+        # The pipe is empty, because the interpreter has read all cells before.
+        if os.write(interpreter.cells, content) < len(content):
+            end = "exit"
+    except OSError:  # it has ended, or its main program reads no more
+        end = "exit"
+    start = time.monotonic()
+    while not end:
+        seconds_left = cell["seconds"] - _cpu_seconds(interpreter) + used_before
+        wall_left = cell["wall_seconds"] - (time.monotonic() - start)
+        if seconds_left <= 0:
+            end = "time"
+            break
+        if wall_left <= 0:
+            end = "wall"
+            break
+        wait = max(min(seconds_left, wall_left), _SMALLEST_WAIT)
+        waiting = [interpreter.process, connection, interpreter.results, *output.open]
+        ready, _, _ = select.select(waiting, [], [], wait)
+        if connection in ready:
+            raise EOFError("the client has gone")
+        for pipe in output.open.intersection(ready):
+            output.read(pipe)
+        if output.is_full:
+            end = "output"
+        elif interpreter.process in ready:
+            end = "exit"
+        elif interpreter.results in ready:
+            result = os.read(interpreter.results, 1 << 16)
+            failed = result.endswith(program.FAILED)
+            if result:
+                break
+            end = "exit"  # its pipe ends before it does
+    output.read_rest()
+    if output.is_full:
+        end = end or "output"
+    return {"end": end, "output": output.text(interpreter.output), "failed": failed}
+
+
+def _cpu_seconds(interpreter: _Interpreter) -> float:
+    try:
+        return processes.cpu_seconds(interpreter.pid)
+    except OSError:  # it has just ended
+        return 0.0

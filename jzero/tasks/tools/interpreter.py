@@ -1,0 +1,82 @@
+"""The tool `python`: an interpreter that an episode keeps, in the sandbox.
+
+Its process begins with the first call, lives as long as the episode, and is killed at its end. A
+call that takes more than `task.tools.seconds` ends it, too, and the next call begins a new one. The
+limits of memory and output, and what may be imported, are those of `task.sandbox`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jzero.errors import UserError
+from jzero.sandbox import levels
+from jzero.sandbox.client import Limits, shared_sandbox
+from jzero.sandbox.session import Session
+
+if TYPE_CHECKING:
+    from jzero.config import TaskConfig
+
+_ENDS = {
+    "exit": "the interpreter has ended",
+    "output": "the code printed too much",
+}
+
+
+class ToolFailedError(Exception):
+    """A call went wrong in a way that its message says."""
+
+
+class Python:
+    """An episode's interpreter, as a tool."""
+
+    def __init__(self, task: TaskConfig) -> None:
+        self._settings = task.sandbox
+        self._seconds = task.tools.seconds
+        self._max_calls = task.tools.max_calls
+        self._session: Session | None = None
+
+    def python(self, code: str) -> str:
+        """Runs Python code, and returns what it prints and the value of its last line.
+
+        Variables, functions and imports stay for the next call.
+
+        Args:
+            code: The code.
+        """
+        if self._session is None:
+            self._session = self._begin()
+        outcome = self._session.run(code)
+        if not outcome.end:
+            return outcome.output
+        self.close()
+        reason = _ENDS.get(outcome.end, f"the code took more than {self._seconds:g} seconds")
+        printed = f"\n{outcome.output}" if outcome.output else ""
+        raise ToolFailedError(f"{reason}, and all variables are gone{printed}")
+
+    def close(self) -> None:
+        """Ends the interpreter."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _begin(self) -> Session:
+        level = levels.reached_level(self._settings.level)
+        sandbox = shared_sandbox(level, tuple(self._settings.packages))
+        limits = Limits(
+            seconds=self._seconds,
+            wall_seconds=self._seconds,
+            memory_gib=self._settings.memory_gib,
+            output_mib=self._settings.output_mib,
+        )
+        return Session(sandbox, limits, self._max_calls)
+
+    @staticmethod
+    def check(task: TaskConfig) -> None:
+        """Raises UserError if no interpreter can run with these settings."""
+        if task.sandbox.url:
+            raise UserError(
+                f"task.tools.names=python does not run at task.sandbox.url={task.sandbox.url}: a "
+                "server elsewhere keeps no variables. Set task.sandbox.url="
+            )
+        levels.reached_level(task.sandbox.level)

@@ -1,0 +1,128 @@
+"""The tool `search`: the passages of a local corpus that fit a query best, by BM25.
+
+The corpus, `task.tools.corpus`, is a file with a JSON object a line, whose passage is in "text" and
+whose heading may be in "title", a text file with a passage a line, or a directory of text files.
+The ranking is that of the package rank_bm25 (Robertson and Zaragoza 2009; `BM25Okapi`).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+
+import numpy as np
+
+from jzero.errors import UserError
+
+if TYPE_CHECKING:
+    from jzero.config import TaskConfig
+
+_WORD = re.compile(r"\w+")
+_TEXT_FILES = (".txt", ".md")
+_MAX_QUERY_WORDS = 64
+
+
+class _Ranking(Protocol):
+    """What is used of rank_bm25.BM25Okapi."""
+
+    def get_scores(self, query: list[str]) -> np.ndarray: ...
+
+
+class _Index(NamedTuple):
+    passages: list[str]
+    ranking: _Ranking
+
+
+class Search:
+    """The corpus of `task.tools.corpus`, as a tool."""
+
+    def __init__(self, task: TaskConfig) -> None:
+        self._path = task.tools.corpus
+        self._num_results = task.tools.search_results
+
+    def search(self, query: str) -> str:
+        """Searches a collection of texts, and returns the passages that fit best.
+
+        Args:
+            query: Words that the passages should have.
+        """
+        words = _words(query)[:_MAX_QUERY_WORDS]
+        if not words:
+            raise ValueError("the query has no words")
+        index = _load_index(self._path)
+        scores = index.ranking.get_scores(words)
+        # Of equal scores the earlier passage comes first.
+        best = np.argsort(-scores, kind="stable")[: self._num_results]
+        known = [index.passages[place] for place in best if _shares_word(index, place, words)]
+        if not known:
+            return "No passage has any of these words."
+        return "\n\n".join(f"[{rank}] {text}" for rank, text in enumerate(known, start=1))
+
+    @staticmethod
+    def check(task: TaskConfig) -> None:
+        """Raises UserError if the package or the corpus is missing."""
+        if importlib.util.find_spec("rank_bm25") is None:
+            raise UserError(
+                "task.tools.names=search needs the package rank_bm25: pip install 'jzero[search]'"
+            )
+        if not task.tools.corpus:
+            raise UserError(
+                "task.tools.names=search needs task.tools.corpus: a file .jsonl or .txt, or a "
+                "directory of text files"
+            )
+        _load_index(task.tools.corpus)
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())
+
+
+def _shares_word(index: _Index, place: int, words: list[str]) -> bool:
+    # Okapi's weight of a word that half of the passages have is 0, so that the score does not say.
+    return not set(words).isdisjoint(_words(index.passages[place]))
+
+
+@functools.cache
+def _load_index(path: str) -> _Index:
+    """Returns the index of a corpus, which a process makes once.
+
+    Raises:
+        UserError: the corpus cannot be read, or has no passages.
+    """
+    # An extra of jzero's. `check` has said so where it is missing.
+    import rank_bm25  # pyright: ignore[reportMissingImports]
+
+    passages = [passage for passage in _read_passages(Path(path)) if _words(passage)]
+    if not passages:
+        raise UserError(f"task.tools.corpus={path} has no passages")
+    ranking = rank_bm25.BM25Okapi([_words(passage) for passage in passages])
+    return _Index(passages, cast(_Ranking, ranking))
+
+
+def _read_passages(path: Path) -> list[str]:
+    try:
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.suffix in _TEXT_FILES)
+            return [file.read_text(encoding="utf-8") for file in files]
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"task.tools.corpus={path} cannot be read: {reason}") from None
+    if path.suffix != ".jsonl":
+        return lines
+    return [_read_row(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+
+
+def _read_row(path: Path, number: int, line: str) -> str:
+    try:
+        row = json.loads(line)
+        return "\n".join(part for part in (row.get("title", ""), row["text"]) if part)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(
+            f"task.tools.corpus={path} line {number} is no JSON object with the text of a passage "
+            'in "text"'
+        ) from None

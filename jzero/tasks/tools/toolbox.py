@@ -1,0 +1,166 @@
+"""The tools of an episode: functions, and the public methods of objects that an episode has.
+
+    task.tools.names=calculator               a key of BUILT_IN
+    task.tools.names=module:function          or FILE.py:function
+    task.tools.names=module:Class             or FILE.py:Class
+
+A function has no state. Of a class each episode has an instance, which is made without arguments;
+the public methods of it are tools, and `close`, if there is one, is called at the episode's end.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from jzero.errors import UserError
+from jzero.tasks.tools.calculator import calculator
+from jzero.tasks.tools.interpreter import Python
+from jzero.tasks.tools.schemas import Schema, function_schema
+from jzero.tasks.tools.search import Search
+from jzero.tasks.user_functions import find_function
+
+if TYPE_CHECKING:
+    from jzero.config import TaskConfig
+
+# Methods of an object that are no tools.
+NO_TOOLS = ("reset", "step", "close")
+
+
+class BuiltIn(NamedTuple):
+    """A tool of jzero's."""
+
+    item: Callable[..., object]  # a function, or a class that is made with the settings of the task
+    check: Callable[[TaskConfig], None]  # raises UserError if it cannot work with these settings
+    limits_itself: bool = False  # to `task.tools.seconds`
+
+
+class Tool(NamedTuple):
+    """A function that the policy may call."""
+
+    name: str
+    schema: Schema
+    function: Callable[..., object]
+    limits_itself: bool = False
+
+    @property
+    def parameters(self) -> Schema:
+        """The schema of its parameters."""
+        return self.schema["function"]["parameters"]
+
+
+class Toolbox(NamedTuple):
+    """The tools of one episode, by name."""
+
+    tools: Mapping[str, Tool]
+    objects: Sequence[object]  # that live as long as the episode
+
+    def close(self) -> None:
+        """Ends the objects of the episode."""
+        for item in self.objects:
+            close = getattr(item, "close", None)
+            if close is not None:
+                close()
+
+
+def _no_check(task: TaskConfig) -> None:
+    pass
+
+
+INTERPRETER = "python"
+
+BUILT_IN: dict[str, BuiltIn] = {
+    "calculator": BuiltIn(calculator, _no_check),
+    INTERPRETER: BuiltIn(Python, Python.check, limits_itself=True),
+    "search": BuiltIn(Search, Search.check),
+}
+
+
+def make_toolbox(task: TaskConfig, owner: object = None) -> Toolbox:
+    """Returns new tools for an episode.
+
+    Args:
+        task: its `tools.names` says which.
+        owner: an object of the episode whose public methods are the first tools.
+
+    Raises:
+        UserError: a tool has no schema, or two have the same name.
+        Exception: whatever the import or the class of a tool of the user's raises.
+    """
+    tools = _methods_as_tools(owner) if owner is not None else []
+    objects = []
+    for name in task.tools.names:
+        built_in = BUILT_IN.get(name)
+        limits_itself = built_in is not None and built_in.limits_itself
+        item = built_in.item if built_in else find_function(name)
+        if inspect.isclass(item):
+            instance = item(task) if built_in else item()
+            objects.append(instance)
+            tools += _methods_as_tools(instance, limits_itself)
+        else:
+            tools.append(_make_tool(item, limits_itself))
+    return Toolbox(_by_name(tools), objects)
+
+
+def tool_schemas(task: TaskConfig, owner: object = None) -> list[Schema]:
+    """Returns the schemas of the tools, without an instance of any class.
+
+    `owner` is the class of the object that `make_toolbox` takes. Raises as `make_toolbox`.
+    """
+    items = [owner] if owner is not None else []
+    for name in task.tools.names:
+        items.append(BUILT_IN[name].item if name in BUILT_IN else find_function(name))
+    tools = []
+    for item in items:
+        tools += _methods_as_tools(item) if inspect.isclass(item) else [_make_tool(item)]
+    return [tool.schema for tool in _by_name(tools).values()]
+
+
+def _by_name(tools: Sequence[Tool]) -> dict[str, Tool]:
+    by_name = {tool.name: tool for tool in tools}
+    if len(by_name) < len(tools):
+        names = [tool.name for tool in tools]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"task.tools.names: two tools are called {twice}: rename one of them")
+    return by_name
+
+
+def _make_tool(function: Callable[..., object], limits_itself: bool = False) -> Tool:
+    schema = function_schema(function)
+    return Tool(schema["function"]["name"], schema, function, limits_itself)
+
+
+def _methods_as_tools(item: object, limits_itself: bool = False) -> list[Tool]:
+    """Returns the public methods of a class, or of an object, as tools."""
+    kind = item if inspect.isclass(item) else type(item)
+    names = public_methods(kind)
+    if not names:
+        raise UserError(f"the class {kind.__name__} has no public method that could be a tool")
+    return [_make_tool(getattr(item, name), limits_itself) for name in names]
+
+
+def public_methods(kind: type) -> list[str]:
+    """Returns the names of the methods of a class that are tools, sorted."""
+    names = []
+    for name in dir(kind):
+        method = inspect.getattr_static(kind, name)
+        is_method = inspect.isfunction(method) or isinstance(method, classmethod)
+        if is_method and not name.startswith("_") and name not in NO_TOOLS:
+            names.append(name)
+    return names
+
+
+def check_names(task: TaskConfig) -> None:
+    """Raises UserError if `task.tools.names` names something that is no tool, or cannot work."""
+    for name in task.tools.names:
+        if name in BUILT_IN:
+            BUILT_IN[name].check(task)
+            continue
+        try:
+            find_function(name)
+        except Exception as error:  # the module is the user's: its import may raise anything
+            raise UserError(
+                f"task.tools.names={name} is not one of {', '.join(BUILT_IN)}, nor module:function "
+                f"or FILE.py:function ({type(error).__name__}: {error})"
+            ) from None
