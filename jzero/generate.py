@@ -38,7 +38,7 @@ from jzero.model import hub
 from jzero.model.hub import public_name
 from jzero.run.lock import lock_directory
 from jzero.run.workdir import claim_workdir
-from jzero.tasks import environment, find_task, math_problems, rewards, suites
+from jzero.tasks import asyncio_environments, environment, find_task, math_problems, rewards, suites
 from jzero.tasks.prompts import MATH_TEMPLATES
 from jzero.types import Problem, Turn, grade_of
 
@@ -401,7 +401,12 @@ class RemoteSampler:
         task = self.settings.task
         episode = rewards.episode_values(problem, text, (), task.reward)
         episode |= environment.episode_values(problem, sample_index, ())
-        self.pool.submit(key, problem.task, text, problem.gold, task, episode=episode)
+        stepping = asyncio_environments.stepping(
+            self.pool, problem, sample_index, text, (), task, is_last=True
+        )
+        self.pool.submit(
+            key, problem.task, text, problem.gold, task, episode=episode, stepping=stepping
+        )
         num_tokens = answer.usage.completion_tokens if answer.usage else 0
         return Turn(0, num_tokens, text, choice.finish_reason or "stop")
 

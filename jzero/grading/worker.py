@@ -10,7 +10,8 @@ items a message and answers with one message for every item, in their order:
 they become a namespace: golds stay as they are. `earlier` are pairs of a turn's text and the fields
 of its grade; with them, the task is asked for a reply to the response, too. `episode` are the
 values of `tasks.user_functions.FROM_EPISODE` that reward functions ask for, and for an environment
-`tasks.environment.episode_values`.
+`tasks.environment.episode_values`. A step that was awaited in the event loop comes with its grade,
+as `graded`, and with the names of the reward functions that have been `called`.
 
 Two more messages may come before an answer:
 
@@ -313,15 +314,20 @@ def _grade_and_reply(
         function: str, response: str, gold: JsonValue, task: "TaskConfig"
     ) -> user_functions.Reward | None:
         """Calls a reward function of the user's within limits of its own."""
+        if function in episode.get("called", ()):
+            return None
         values = {"response": response, "gold": gold, "task": task, **episode}
         if "turns" in episode:
             values["turns"] = [*_turns(episode["turns"]), (response, grade)]
+        if is_stepped:
+            values[user_functions.ENVIRONMENT] = environment.instance_of(episode["episode"])
         with _running_users(pipe, function, task, grade, is_users):
             rewards.check_function(function)
             return user_functions.call_function(function, values)
 
     # An environment is code of the user's, and has the limits of a reward function.
-    if name == environment.NAME and "episode" in episode:
+    is_stepped = name == environment.NAME and "episode" in episode and "graded" not in episode
+    if is_stepped:
         earlier_turns = _turns(episode["turns"])
         with _running_users(pipe, task.environment, task, grade, is_users):
             result = environment.step(
@@ -333,6 +339,8 @@ def _grade_and_reply(
                 is_last=earlier is None,
             )
         grade = environment.to_grade(result)
+    elif "graded" in episode:  # in the event loop of the run's own process
+        grade = Grade(**episode["graded"])
     elif name == environment.RESETTER:
         with _running_users(pipe, task.environment, task, grade, is_users):
             return environment.reset_for_prompt(response, gold, task)
@@ -340,7 +348,12 @@ def _grade_and_reply(
         grade = _checked(_grader(name).grade(response, gold, task))
 
     parts_of_environment = grade.parts if name == environment.NAME else {}
-    grade = rewards.add_response_rewards(grade, response, gold, task, call)
+    try:
+        grade = rewards.add_response_rewards(grade, response, gold, task, call)
+    finally:
+        if is_stepped:
+            with _running_users(pipe, task.environment, task, grade, is_users):
+                environment.end(episode["episode"])
     grade = replace(grade, parts=parts_of_environment | grade.parts)
     reply = _grader(name).reply
     if earlier is None or reply is None:

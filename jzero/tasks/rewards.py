@@ -247,6 +247,24 @@ def users_functions(settings: RewardConfig) -> list[str]:
     return [name for name in settings.functions if name not in NAMES]
 
 
+def asking_for_environment(settings: RewardConfig) -> list[str]:
+    """Returns the functions of the user's that ask for the instance of the environment."""
+    return [
+        name
+        for name in users_functions(settings)
+        if user_functions.ENVIRONMENT in (user_functions.parameter_names(name) or ())
+    ]
+
+
+def need_worker(settings: RewardConfig, called: Sequence[str]) -> bool:
+    """Returns whether a grader process has rewards to add; `called` are functions that it has not.
+
+    Those of a batch, and the judge's, are added elsewhere.
+    """
+    elsewhere = {"accuracy", *BATCH_REWARDS, JUDGE, *called}
+    return any(name not in elsewhere for name in settings.functions)
+
+
 def need_columns(settings: RewardConfig) -> bool:
     """Returns whether a reward asks for the columns of the data set; raises as `asked_for`."""
     return "row" in asked_for(settings)

@@ -28,7 +28,8 @@ from jzero.types import Grade, JsonValue, Problem, Prompt
 
 BY_POSITION = ("response", "gold", "task")
 FROM_EPISODE = ("prompt", "messages", "row", "turns")
-ARGUMENTS = (*BY_POSITION, *FROM_EPISODE)
+ENVIRONMENT = "environment"  # the instance, where there is one: it never leaves its process
+ARGUMENTS = (*BY_POSITION, *FROM_EPISODE, ENVIRONMENT)
 # A part of this name is the reward, and the other parts of the result are metrics alone.
 SCORE = "score"
 
@@ -115,7 +116,7 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
         takes_position = False
     else:
         # A gold answer in a parameter called `prompt` would be a quiet mistake.
-        takes_position = not set(asked) & set(FROM_EPISODE)
+        takes_position = not set(asked) - set(BY_POSITION)
     if not takes_position:
         unknown = f"the parameter {others[0]}" if others else "no parameter that is filled"
         raise UserError(
@@ -184,17 +185,21 @@ def call_function(name: str, values: Mapping[str, object]) -> Reward | None:
             them, or None; or it asks for a value that is not there.
         Exception: whatever the function raises.
     """
-    function = find_function(name)
-    asked = parameter_names(name)
-    if asked is None:
-        result = function(*(values[argument] for argument in BY_POSITION))
-    else:
-        if missing := [argument for argument in asked if argument not in values]:
-            raise TypeError(f"asks for {missing[0]}, which is not known where it is called")
-        result = function(**{argument: values[argument] for argument in asked})
+    result = invoke(name, values)
     if inspect.isawaitable(result):
         result = asyncio.run(_wait_for(result))
     return None if result is None else read_result(result)
+
+
+def invoke(name: str, values: Mapping[str, object]) -> object:
+    """Calls the function `name` and returns what it returns, which may have to be awaited."""
+    function = find_function(name)
+    asked = parameter_names(name)
+    if asked is None:
+        return function(*(values[argument] for argument in BY_POSITION))
+    if missing := [argument for argument in asked if argument not in values]:
+        raise TypeError(f"asks for {missing[0]}, which is not known where it is called")
+    return function(**{argument: values[argument] for argument in asked})
 
 
 async def _wait_for(result: Awaitable[object]) -> object:
