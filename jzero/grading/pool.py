@@ -29,7 +29,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
@@ -100,6 +100,7 @@ class _Item(NamedTuple):
     episode: str = ""  # whose environment a worker holds; "" for a grader without state
     worker: int | None = None  # the only one that may take the item
     judging: "_Judging | None" = None  # None: the reward `judge` is not asked for
+    result: "Future[Grade] | None" = None  # of a `call`; None: the grade is polled
 
 
 def _call_seconds(settings: GraderSettings) -> float:
@@ -215,6 +216,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._judge: Judge | None = None
         self._judging_threads: ThreadPoolExecutor | None = None
         self._event_loop: EventLoop | None = None
+        self._calls: list[Future[Grade]] = []  # that wait
         self._threads = []
         for index in range(workers):
             # A daemon, so that a main thread that fails does not wait for a hanging grader.
@@ -271,6 +273,21 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
     def drain(self) -> list[tuple[Hashable, Grade]]:
         """Waits until all is graded, and returns the keys and grades that no earlier call did."""
         return [self._take() for _ in range(self._num_submitted - self._num_returned)]
+
+    def call(self, grader: str, gold: JsonValue, settings: GraderSettings) -> Grade:
+        """Returns the grade of something that is no response, and waits for it.
+
+        Any thread may call this beside the one that polls.
+        """
+        result: Future[Grade] = Future()
+        fields = json.dumps(vars(settings), default=vars)
+        with self._changed:
+            assert not self._closed
+            self._calls.append(result)
+            content = [-1, grader, "", gold, fields, None, {}]
+            item = _Item(-1, None, settings.grade_seconds, "", has_ended_worker=False)
+            self._enqueue(item._replace(result=result), content)
+        return result.result()
 
     def count(self, counter: str) -> None:
         """Adds one to a counter of COUNTERS. Any thread may call this."""
@@ -430,6 +447,10 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         except Exception as error:
             # For whoever polls. After `close` nobody does, and then a worker's end is no error.
             self._grades.put(error)
+            with self._changed:
+                for call in self._calls:
+                    call.set_exception(error)
+                self._calls.clear()
 
     def _serve(self, worker: _Worker, index: int) -> None:
         """Hands batches to a worker, until the pool is closed or the worker ends.
@@ -517,6 +538,12 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             self._deliver(first, grade)
 
     def _deliver(self, item: _Item, grade: Grade) -> None:
+        if item.result is not None:
+            with self._changed:
+                if item.result in self._calls:
+                    self._calls.remove(item.result)
+                    item.result.set_result(grade)
+            return
         reason = re.split("[:;]", grade.reason)[0]
         with self._changed:
             self.counters["graded"] += 1

@@ -300,12 +300,12 @@ def _grade_and_reply(
     pipe: _Pipe,
     name: str,
     response: str,
-    gold: object,
+    gold: JsonValue,
     task: "TaskConfig",
     earlier: EarlierTurns | None,
     episode: dict[str, JsonValue],
 ) -> Grade:
-    from jzero.tasks import environment, rewards, user_functions
+    from jzero.tasks import batched_rewards, environment, rewards, user_functions
 
     grade = Grade(0.0, False, "")
     is_users = _is_users(name)
@@ -341,6 +341,10 @@ def _grade_and_reply(
         grade = environment.to_grade(result)
     elif "graded" in episode:  # in the event loop of the run's own process
         grade = Grade(**episode["graded"])
+    elif name == batched_rewards.CALLER:
+        function = gold["function"]
+        with _running_users(pipe, function, task, grade, is_users):
+            return batched_rewards.call_in_worker(function, gold["lists"], task)
     elif name == environment.RESETTER:
         with _running_users(pipe, task.environment, task, grade, is_users):
             return environment.reset_for_prompt(response, gold, task)

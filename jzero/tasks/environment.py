@@ -1,6 +1,6 @@
 """The task `environment`: episodes in an environment of the user's, with state of its own.
 
-    task.name=environment task.environment=module:Class      or FILE.py:Class
+    task.name=environment task.environment=module:Class      or FILE.py:Class, or openenv:URL
 
 The class has the methods of `Environment`; docs/environments.md says what their values mean. Every
 episode has an instance of its own, which is made without arguments in a grader process and stays
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
-from jzero.tasks import problem_sets
+from jzero.tasks import openenv, problem_sets
 from jzero.tasks.prompts import ENVIRONMENT_TEMPLATES, find_template
 from jzero.tasks.user_functions import Reward, find_function, read_result
 from jzero.types import Grade, JsonValue, Problem, Prompt
@@ -130,7 +130,7 @@ def step_calls(
     follow. An instance that fails is closed and forgotten.
 
     Args:
-        name: "module:Class" or "FILE.py:Class".
+        name: "module:Class", "FILE.py:Class" or "openenv:URL".
         instances: the environments of the episodes that are running.
         episode: names the episode, and no other that is running.
         gold: of the problem: the row, the seed, and the first observation.
@@ -193,7 +193,7 @@ def close_calls(instances: Instances) -> Calls[None]:
 
 
 def _make(name: str) -> Environment:
-    return cast(Callable[[], Environment], find_function(name))()
+    return _find_class(name)()
 
 
 def _rebuild(name: str, gold: JsonValue, earlier: Turns) -> Calls[Instance]:
@@ -317,7 +317,20 @@ def episode_values(problem: Problem, sample_index: int, earlier: Turns) -> dict[
 
 def mode(task: TaskConfig) -> str:
     """Returns where the instances live: in grader "processes", or in one event loop, "asyncio"."""
-    return "processes" if task.environment_mode == "auto" else task.environment_mode
+    if task.environment_mode != "auto":
+        return task.environment_mode
+    return "asyncio" if task.environment.startswith(openenv.PREFIX) else "processes"
+
+
+def _find_class(name: str) -> Callable[[], Environment]:
+    """Returns what makes the instances of `task.environment=name`.
+
+    Raises:
+        Exception: whatever the import of the user's module raises, or TypeError for no function.
+    """
+    if name.startswith(openenv.PREFIX):
+        return functools.partial(openenv.OpenEnv, name.removeprefix(openenv.PREFIX))
+    return cast(Callable[[], Environment], find_function(name))
 
 
 def check(task: TaskConfig) -> None:
@@ -326,6 +339,14 @@ def check(task: TaskConfig) -> None:
         raise UserError(
             "task.name=environment needs task.environment=module:Class or FILE.py:Class"
         )
+    if task.environment.startswith(openenv.PREFIX):
+        if mode(task) != "asyncio":
+            raise UserError(
+                f"task.environment={task.environment} waits for a server: set "
+                "task.environment_mode=auto"
+            )
+        openenv.check_url(task.environment.removeprefix(openenv.PREFIX))
+        return
     try:
         environment = find_function(task.environment)
     except Exception as error:  # the module is the user's: its import may raise anything
