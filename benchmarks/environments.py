@@ -4,21 +4,22 @@
     python benchmarks/environments.py --mode processes --workers 16 --episodes 64
 
 A tiny model with random weights walks through a cave: an environment with state, in which an
-episode has ten turns and every reply depends on all responses before. Each row of the table is a
-run with the same tokens to sample. In the first nothing waits. In the others a step takes
-`--delay` seconds on average, and some lose their connection or hang until the limit ends them.
+episode has ten turns and every reply depends on all responses before. `--episodes` run at once:
+another begins where one ends, until `--walks` have ended. Each row of the table is such a run. In
+the first nothing waits. In the others a step takes `--delay` seconds on average, and some lose
+their connection (or end their process) or hang until the limit ends them.
 
-"slot use" is the share of the decoder's work that made tokens of an episode. "of free" compares
-it with the first row. "different" counts episodes whose tokens are not those of the first row; the
-noise is keyed, so they have to be the same. Episodes whose second try fails as well are "failed":
-they have no score, and their reason names the environment.
+"slot use" is the share of the decoder's work that made tokens of an episode, and "of free" compares
+it with the first row. An episode whose second try fails, too, has "failed": it has no score, and
+its reason names the environment. A "lost" one would have ended without a reason. "different" are
+episodes whose tokens are not those of the first row, as far as both have come: the noise is keyed,
+so that nothing that waits or is built again may change a token.
 """
 
 import argparse
 import asyncio
 import os
 import random
-import sys
 import time
 import zlib
 from dataclasses import dataclass, replace
@@ -39,16 +40,25 @@ from jzero.distributed.mesh import train_mesh
 from jzero.grading.pool import Pool
 from jzero.model import qwen
 from jzero.rollout.sampler import Sampler, make_sampler
-from jzero.rollout.sequence import DecodeCounters
+from jzero.rollout.sequence import DecodeCounters, Groups, Sequence, make_groups
 from jzero.run.base_model import read_base_model
 from jzero.tasks import find_task
 from jzero.training import learner
-from jzero.types import Rollout, grade_of
 
 TURNS = 10
 GROUP_SIZE = 8
 LIMIT_SECONDS = 5.0  # of a call
-HEADINGS = ("environments", "seconds", "slot use", "of free", "lost", "failed", "different")
+HEADINGS = (
+    "environments",
+    "seconds",
+    "slot use",
+    "of free",
+    "crashes",
+    "time-outs",
+    "failed",
+    "lost",
+    "different",
+)
 
 
 @dataclass(frozen=True)
@@ -142,39 +152,76 @@ def make_player(settings: Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
     return sampler, publish(policy.init_params(0))
 
 
+@dataclass
+class Walks:
+    """The episodes of one run."""
+
+    episodes: list[Sequence]  # all that have begun
+    counters: DecodeCounters
+    counts: dict[str, int]  # of the pool
+    seconds: float
+
+    @property
+    def slot_use(self) -> float:
+        useful = self.counters.decoded_tokens - self.counters.wasted_tokens
+        return useful / self.counters.slot_steps
+
+    @property
+    def num_failed(self) -> int:
+        return sum(has_failed(episode) for episode in self.episodes)
+
+    @property
+    def num_lost(self) -> int:
+        """Episodes that have ended before their last turn, and not because they failed."""
+        ended = [episode for episode in self.episodes if episode.is_finished]
+        return sum(len(episode.turns) < TURNS and not has_failed(episode) for episode in ended)
+
+    def num_different(self, other: "Walks") -> int:
+        """Episodes whose tokens are not those of `other`, as far as both have come."""
+        tokens = {(e.prompt_id, e.sample_index): e.tokens for e in other.episodes}
+        count = 0
+        for episode in self.episodes:
+            others = tokens.get((episode.prompt_id, episode.sample_index), [])
+            length = min(len(episode.tokens), len(others))
+            count += episode.tokens[:length] != others[:length]
+        return count
+
+
+def has_failed(episode: Sequence) -> bool:
+    return any(turn.grade is not None and turn.grade.failed for turn in episode.turns)
+
+
 def play(
-    sampler: Sampler, params: qwen.Params, settings: Config, trouble: Trouble
-) -> tuple[list[Rollout], DecodeCounters, float]:
-    """Returns the episodes of one step, what was decoded, and the seconds that it took."""
+    sampler: Sampler, params: qwen.Params, settings: Config, trouble: Trouble, num_walks: int
+) -> Walks:
+    """Plays until `num_walks` episodes have ended. As many as a step has run all the time."""
+    running = settings.rollout.num_prompts * GROUP_SIZE
     os.environ["CAVE_TROUBLE"] = Trouble().to_text()  # prompts are made before
     draw = find_task(settings.task.name).train_problems
-    problems = draw(settings.task, 0, 0, settings.rollout.num_prompts)
+    problems = draw(settings.task, 0, 0, (num_walks + running) // GROUP_SIZE)
     os.environ["CAVE_TROUBLE"] = trouble.to_text()
-    with Pool(
-        settings.task.grade_workers if settings.task.environment_mode != "asyncio" else 0
-    ) as p:
-        sampler = replace(sampler, pool=p)
+    prompts = [sampler.encode_prompt(problem) for problem in problems]
+    waiting = make_groups(prompts, GROUP_SIZE, settings.rollout.max_new_tokens)[::-1]
+    begun: list[Sequence] = []
+
+    def admit_more() -> Groups | None:
+        num_ended = sum(episode.is_finished for episode in begun)
+        if num_ended >= num_walks:
+            return None
+        admitted: Groups = []
+        while waiting and len(begun) - num_ended <= running - GROUP_SIZE:
+            admitted.append(waiting.pop())
+            begun.extend(admitted[-1])
+        return admitted
+
+    workers = 0 if settings.task.environment_mode == "asyncio" else settings.task.grade_workers
+    with Pool(workers) as pool:
         start = time.perf_counter()
-        rollouts, counters = sampler.sample_rollouts(
-            params, sampler.encode_problems(problems), GROUP_SIZE, 1.0, (0, 0), version=0
+        counters = replace(sampler, pool=pool).decode(
+            params, [], GROUP_SIZE, problems.__getitem__, 1.0, (0, 0), 0, admit_more
         )
         seconds = time.perf_counter() - start
-        print(trouble, {name: n for name, n in p.counters.items() if n}, file=sys.stderr)
-        return sampler.gather_rollouts(rollouts), counters, seconds
-
-
-def slot_use(counters: DecodeCounters) -> float:
-    useful = counters.decoded_tokens - counters.wasted_tokens
-    return useful / counters.slot_steps
-
-
-def num_different(rollouts: list[Rollout], others: list[Rollout]) -> int:
-    """Returns how many episodes have other tokens; those that failed have a part of the tokens."""
-    count = 0
-    for rollout, other in zip(rollouts, others, strict=True):
-        length = len(rollout.tokens) if grade_of(rollout).failed else None
-        count += rollout.tokens.tolist() != other.tokens[:length].tolist()
-    return count
+        return Walks(begun, counters, dict(pool.counters), seconds)
 
 
 def main() -> None:
@@ -183,6 +230,7 @@ def main() -> None:
     )
     parser.add_argument("--mode", choices=("asyncio", "processes"), default="asyncio")
     parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--walks", type=int, default=0, help="0: twice as many as --episodes")
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--workers", type=int, default=16, help="processes of --mode processes")
     parser.add_argument("--delay", type=float, default=0.02, help="seconds of a step on average")
@@ -192,7 +240,8 @@ def main() -> None:
     settings = make_settings(args.mode, args.episodes, args.slots, args.workers)
     with Pool(0) as pool:
         sampler, params = make_player(settings, pool)
-    play(sampler, params, settings, Trouble())  # compiles
+    num_walks = args.walks or 2 * args.episodes
+    play(sampler, params, settings, Trouble(), args.episodes)  # compiles
 
     kinds = {
         "free": Trouble(),
@@ -200,22 +249,21 @@ def main() -> None:
         "slow, crashing": Trouble(args.delay, crashes=0.01),
         "slow, crashing, hanging": Trouble(args.delay, crashes=0.01, hangs=0.002),
     }
-    free: list[Rollout] = []
-    use_of_free = 0.0
+    free: Walks | None = None
     print(f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|", sep="\n")
     for name, trouble in kinds.items():
-        rollouts, counters, seconds = play(sampler, params, settings, trouble)
-        use = slot_use(counters)
-        if not free:
-            free, use_of_free = rollouts, use
+        walks = play(sampler, params, settings, trouble, num_walks)
+        free = free or walks
         cells = (
             name,
-            f"{seconds:.1f}",
-            f"{100 * use:.1f} %",
-            f"{100 * use / use_of_free:.1f} %",
-            args.episodes - len(rollouts),
-            sum(grade_of(rollout).failed for rollout in rollouts),
-            num_different(rollouts, free),
+            f"{walks.seconds:.1f}",
+            f"{100 * walks.slot_use:.1f} %",
+            f"{100 * walks.slot_use / free.slot_use:.1f} %",
+            walks.counts["killed"],
+            walks.counts["timeouts"],
+            walks.num_failed,
+            walks.num_lost,
+            walks.num_different(free),
         )
         print(f"| {' | '.join(map(str, cells))} |", flush=True)
 

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 MAX_MESSAGE = 100 * 2**20  # bytes
 MAX_HEADERS = 100  # lines
+CLOSE_SECONDS = 1.0  # for the server to say that it ends the connection, too
 _GUID = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of the protocol, section 1.3
 _FINAL = 0x80  # the bit of a message's last frame
 _MASKED = 0x80
@@ -75,11 +76,16 @@ class WebSocket:
 
     async def close(self) -> None:
         """Ends the connection, whatever state it is in."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, TimeoutError):
             await self._send_frame(_CLOSE, _NORMAL_CLOSURE)
+            await asyncio.wait_for(self._receive_close(), CLOSE_SECONDS)
         self._writer.close()
         with contextlib.suppress(OSError):
             await self._writer.wait_closed()
+
+    async def _receive_close(self) -> None:
+        while (await self._receive_frame()).kind != _CLOSE:
+            pass
 
     async def _send_frame(self, kind: int, payload: bytes) -> None:
         """Sends a message in one frame. A client masks what it sends (section 5.3)."""
