@@ -116,6 +116,9 @@ class OpenEnvServer:
                 continue
             message = json.loads(payload)
             self.seen.append(message)
+            if message["type"] == "close":
+                writer.write(b"\x88\x02\x03\xe8")
+                return
             if message["type"] == "step" and self.drop:
                 self.drop -= 1
                 return

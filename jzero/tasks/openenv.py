@@ -7,6 +7,7 @@ An episode is a session of the server: one connection to URL/ws, over which JSON
     we    {"type": "reset", "data": {"seed": 1, ...the row}}    {"type": "step", "data": ACTION}
     it    {"type": "observation", "data": {"observation": {...}, "reward": 0.5, "done": false}}
           {"type": "error", "data": {"message": "...", "code": "..."}}
+    we    {"type": "close"}
 
 What an action is made of, the server says at URL/schema. A response becomes the one text of an
 action that has no other field to fill, or it has to be a JSON object. An observation of one text
@@ -29,6 +30,7 @@ Source: github.com/huggingface/OpenEnv, openenv-core 0.3, core/env_server/http_s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import urllib.error
 import urllib.request
@@ -91,8 +93,9 @@ class OpenEnv:
 
     async def step(self, response: str) -> tuple[str, float, bool]:
         """Takes a step. A response that stands for no action gets the server's error to read."""
-        # The schema is fetched once for all episodes. It is not awaited, so a thread waits.
-        action = await asyncio.to_thread(self.action, response)
+        if self.url not in _SCHEMAS:  # fetched once for all episodes, in a thread that waits
+            await asyncio.to_thread(action_schema, self.url)
+        action = self.action(response)
         if not isinstance(action, dict):
             return f"error: the action has to be a JSON object, {fields_of(self.url)}", 0.0, False
         try:
@@ -106,6 +109,8 @@ class OpenEnv:
     async def close(self) -> None:
         """Ends the session."""
         if self._socket is not None:
+            with contextlib.suppress(OSError):  # the server may have gone
+                await self._socket.send(json.dumps({"type": "close"}))
             await self._socket.close()
             self._socket = None
 

@@ -21,6 +21,7 @@ from jzero.types import Grade, Problem
 SOURCE = '''
 import asyncio
 import os
+import random
 import time
 from pathlib import Path
 
@@ -86,6 +87,17 @@ class Fickle(Walk):
 class Shapeless(Walk):
     async def step(self, response):
         return "only a reply"
+
+
+class Rough(Walk):
+    """Answers late, and loses its connection in one of ten steps, once."""
+
+    async def step(self, response):
+        await asyncio.sleep(random.random() / 50)
+        if random.random() < 0.1 and (id(self), response) not in LOST:
+            LOST.append((id(self), response))
+            raise ConnectionResetError("gone")
+        return await super().step(response)
 
 
 class Half(Walk):
@@ -239,6 +251,26 @@ def test_an_episode_whose_connection_was_lost_is_built_again(pool: Pool, file: s
     assert found.reply == "found" and not found.failed
     assert last.reply == "You are at 2 by [-1, -2]."
     assert pool.counters["killed"] == 1
+
+
+def test_nothing_is_lost_of_many_episodes_that_are_late_and_crash(pool: Pool, file: str) -> None:
+    """256 episodes of six turns. Those that crash twice in a turn say so; the others are right."""
+    count, start = 256, 1000
+    episodes: list[Episode] = [[] for _ in range(count)]
+    for turn in range(6):
+        going = [episode for episode in episodes if not any(g.failed for _, g in episode)]
+        play(pool, settings(file, "Rough"), problem_at(start), going, [str(turn + 1)] * len(going))
+    num_failed = 0
+    for episode in episodes:
+        if episode[-1][1].failed:
+            num_failed += 1
+            assert episode[-1][1].reason.startswith("killed: ")
+            continue
+        path = [turn + 1 for turn in range(6)]
+        assert episode[-1][1].reply == f"You are at {start + sum(path)} by {path}."
+    assert num_failed < count / 4
+    assert pool.counters["killed"] > 0
+    assert pool.counters["graded"] == sum(map(len, episodes))
 
 
 def test_an_instance_that_is_gone_is_built_again(file: str) -> None:
