@@ -219,6 +219,17 @@ async def await_calls(calls: Calls[T], seconds: float) -> T:
                 returned = calls.send(value)
     except StopIteration as end:
         return end.value
+    except asyncio.CancelledError:  # the run has ended: an instance in the middle is closed, too
+        await _abandon(calls)
+        raise
+
+
+async def _abandon(calls: Calls[T]) -> None:
+    """Lets calls end as after an error."""
+    with contextlib.suppress(Exception):
+        returned = calls.throw(ConnectionAbortedError("the run has ended"))
+        while True:
+            returned = calls.send(await _await_for(returned, CLOSE_SECONDS))
 
 
 async def _await_for(returned: object, seconds: float) -> object:
