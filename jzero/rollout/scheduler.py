@@ -271,14 +271,11 @@ class Scheduler:
         ]
 
         # Episodes that wait for a reply give way: at once if nothing decodes, otherwise after some
-        # patience. As many as the queue can replace, or slow environments would leave slots idle.
+        # patience.
         min_calls = PATIENCE if self.decoding else 0
-        num_queued = sum(map(len, self.queue))
+        wanted = 1 if self.queue else 0
         for shard in range(engine.num_shards):
-            while num_free[shard] < 0 and self.evict_waiting(shard, min_calls):
-                num_free[shard] += 1
-        for shard in range(engine.num_shards):
-            while sum(num_free) < num_queued and self.evict_waiting(shard, min_calls):
+            while num_free[shard] < wanted and self.evict_waiting(shard, min_calls):
                 num_free[shard] += 1
 
         # A whole group goes to the shard with the most free slots, because shards share no pages.
