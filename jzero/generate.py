@@ -38,7 +38,15 @@ from jzero.model import hub
 from jzero.model.hub import public_name
 from jzero.run.lock import lock_directory
 from jzero.run.workdir import claim_workdir
-from jzero.tasks import environment, find_task, math_problems, rewards, suites
+from jzero.tasks import (
+    asyncio_environments,
+    batched_rewards,
+    environment,
+    find_task,
+    math_problems,
+    rewards,
+    suites,
+)
 from jzero.tasks.prompts import MATH_TEMPLATES
 from jzero.types import Problem, Turn, grade_of
 
@@ -379,11 +387,20 @@ class RemoteSampler:
             turns = list(threads.map(self.respond, *zip(*requests, strict=True)))
 
         grades_by_key = dict(self.pool.drain())
+        task = self.settings.task
+        grades = [grades_by_key[problem.id, sample_index] for problem, sample_index in requests]
+        if rewards.batched(task.reward):
+            episodes = [
+                (problem, [(turn.text, grade)])
+                for (problem, _), turn, grade in zip(requests, turns, grades, strict=True)
+            ]
+            results = batched_rewards.call_all(self.pool, task, episodes)
+            grades = batched_rewards.add(grades, results)
         grades = rewards.add_batch_rewards(
-            [grades_by_key[problem.id, sample_index] for problem, sample_index in requests],
+            grades,
             [len(turn.text) for turn in turns],
             [turn.end for turn in turns],
-            self.settings.task.reward,
+            task.reward,
         )
         graded = zip(turns, grades, strict=True)
         return [Turn(turn.start, turn.end, turn.text, turn.finish_reason, g) for turn, g in graded]
@@ -401,7 +418,12 @@ class RemoteSampler:
         task = self.settings.task
         episode = rewards.episode_values(problem, text, (), task.reward)
         episode |= environment.episode_values(problem, sample_index, ())
-        self.pool.submit(key, problem.task, text, problem.gold, task, episode=episode)
+        stepping = asyncio_environments.stepping(
+            self.pool, problem, sample_index, text, (), task, is_last=True
+        )
+        self.pool.submit(
+            key, problem.task, text, problem.gold, task, episode=episode, stepping=stepping
+        )
         num_tokens = answer.usage.completion_tokens if answer.usage else 0
         return Turn(0, num_tokens, text, choice.finish_reason or "stop")
 

@@ -45,6 +45,10 @@ ALLOWED_SKIPS = [
         "SKYPILOT_PATH is not set: .*",
         "SkyPilot needs other versions than jzero, and half a gigabyte",
     ),
+    AllowedSkip(
+        "OPENENV_PYTHON is not set: .*",
+        "OpenEnv's server needs eighty packages that jzero does not",
+    ),
     AllowedSkip("no browser: .*", "a browser is no Python package"),
     AllowedSkip(r"needs flock \(util-linux\)", "macOS does not have the program flock"),
     AllowedSkip(

@@ -214,7 +214,8 @@ class RewardConfig:
         ("accuracy",),
         "Rewards to sum: names of jzero.tasks.rewards.NAMES, or functions of your own, "
         "module:function or FILE.py:function, whose parameters are named response, gold, task, "
-        "prompt, messages, row or turns.",
+        "prompt, messages, row, turns or environment; or responses, golds, prompts, conversations, "
+        "rows and episodes for lists of all responses of a step.",
     )
     weights: tuple[float, ...] = setting((), "One weight for each function. Empty: all are 1.")
     seconds: float = setting(
@@ -342,7 +343,15 @@ class TaskConfig:
         "",
         "An environment of your own for task.name=environment: module:Class or FILE.py:Class, with "
         "the methods reset(row, seed) and step(response). Its calls have the limits "
-        "task.reward.seconds and task.reward.memory_gib.",
+        "task.reward.seconds and task.reward.memory_gib. Or openenv:URL, a server of OpenEnv.",
+    )
+    environment_mode: str = setting(
+        "auto",
+        "Where instances of task.environment live. processes: in the grader processes, which take "
+        "one step at a time and can be killed. asyncio: in an event loop of the run, which awaits "
+        "thousands of steps at once; its methods have to be async. auto: asyncio for openenv:URL, "
+        "and processes for all others.",
+        choices=("auto", "processes", "asyncio"),
     )
     data: str = setting(
         "",

@@ -9,7 +9,9 @@ blame. That item gets a second try, because a machine may also kill a worker by 
 scores 0 or, where it was code of the user's that ran, has failed. The other items of the batch go
 back to the queue.
 
-An episode in an environment stays with the worker that holds the environment's state.
+An episode in an environment stays with the worker that holds the environment's state. An
+environment that only waits needs no worker: its steps are awaited in an event loop (`event_loop`),
+and their grades go on as those of a worker do.
 
 If `task.reward.functions` names `judge`, a graded response then goes to a thread that asks the
 judge, and its grade comes back with the judge's reward.
@@ -26,14 +28,16 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import NamedTuple, Protocol
 
+from jzero.errors import UserError
+from jzero.grading.event_loop import EventLoop
 from jzero.grading.judge import JUDGE, Judge, JudgeError, fill_rubric
 from jzero.types import Grade, JsonValue
 
@@ -67,6 +71,17 @@ class GraderSettings(Protocol):
     def grade_seconds(self) -> float: ...
 
 
+class Stepped(NamedTuple):
+    """What came of a step that was awaited in the event loop."""
+
+    grade: Grade
+    needs_worker: bool  # whether reward functions are left, which a worker calls
+    called: tuple[str, ...] = ()  # the reward functions that are not left
+
+
+Stepping = Callable[[], Awaitable[Stepped]]
+
+
 class _Judging(NamedTuple):
     """What a judge is to be asked once an item is graded."""
 
@@ -85,6 +100,13 @@ class _Item(NamedTuple):
     episode: str = ""  # whose environment a worker holds; "" for a grader without state
     worker: int | None = None  # the only one that may take the item
     judging: "_Judging | None" = None  # None: the reward `judge` is not asked for
+    result: "Future[Grade] | None" = None  # of a `call`; None: the grade is polled
+
+
+def _call_seconds(settings: GraderSettings) -> float:
+    """Returns the limit of a call of the user's code."""
+    rewards = getattr(settings, "reward", None)
+    return rewards.seconds if rewards is not None else settings.grade_seconds
 
 
 class _Stage(NamedTuple):
@@ -193,6 +215,8 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         self._judge_cache = judge_cache
         self._judge: Judge | None = None
         self._judging_threads: ThreadPoolExecutor | None = None
+        self._event_loop: EventLoop | None = None
+        self._calls: list[Future[Grade]] = []  # that wait
         self._threads = []
         for index in range(workers):
             # A daemon, so that a main thread that fails does not wait for a hanging grader.
@@ -209,6 +233,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         settings: GraderSettings,
         earlier: list[tuple[str, Grade | None]] | None = None,
         episode: Mapping[str, JsonValue] | None = None,
+        stepping: Stepping | None = None,
     ) -> None:
         """Queues a response.
 
@@ -216,24 +241,24 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         `gold` and the fields of `settings` must be JSON values. `earlier` are the texts and grades
         of the episode's turns before; if they are given, the task is asked for a reply, too.
         `episode` are values that reward functions ask for (`tasks.rewards.episode_values`).
+        `stepping` is awaited in the event loop of this process, and makes the grade to which the
+        rewards are added.
         """
         assert not self._closed
         fields = json.dumps(vars(settings), default=vars)
         judging = self._plan_judging(response, gold, settings, episode or {})
         with self._changed:
             number = self._num_submitted
-            content = [number, grader, response, gold, fields, earlier, episode or {}]
-            message = json.dumps(content, default=vars)
-            seconds = settings.grade_seconds
-            item = _Item(number, key, seconds, message, has_ended_worker=False, judging=judging)
-            if name := (episode or {}).get("episode"):
-                # An episode begins with any worker, and stays with it.
-                is_first = not (episode or {}).get("turns")
-                worker = None if is_first else self._worker_of_episode.get(name)
-                item = item._replace(episode=name, worker=worker)
-            self._items.append(item)
             self._num_submitted += 1
-            self._changed.notify_all()
+            content = [number, grader, response, gold, fields, earlier, dict(episode or {})]
+            seconds = settings.grade_seconds
+            item = _Item(number, key, seconds, "", has_ended_worker=False, judging=judging)
+            if stepping is None:
+                self._enqueue(self._with_worker(item, episode or {}), content)
+                return
+            if self._event_loop is None:
+                self._event_loop = EventLoop(_call_seconds(settings), self._report_blocked)
+            self._event_loop.start(self._step(item, content, stepping))
 
     def poll(self, wait: bool = False) -> list[tuple[Hashable, Grade]]:
         """Returns the keys and grades that are ready, in no particular order.
@@ -249,14 +274,55 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         """Waits until all is graded, and returns the keys and grades that no earlier call did."""
         return [self._take() for _ in range(self._num_submitted - self._num_returned)]
 
+    def call(self, grader: str, gold: JsonValue, settings: GraderSettings) -> Grade:
+        """Returns the grade of something that is no response, and waits for it.
+
+        Any thread may call this beside the one that polls.
+        """
+        result: Future[Grade] = Future()
+        fields = json.dumps(vars(settings), default=vars)
+        with self._changed:
+            assert not self._closed
+            self._calls.append(result)
+            content = [-1, grader, "", gold, fields, None, {}]
+            item = _Item(-1, None, settings.grade_seconds, "", has_ended_worker=False)
+            self._enqueue(item._replace(result=result), content)
+        return result.result()
+
+    def count(self, counter: str) -> None:
+        """Adds one to a counter of COUNTERS. Any thread may call this."""
+        with self._changed:
+            self.counters[counter] += 1
+
+    def show_note(self, function: str, kind: str, text: str) -> None:
+        """Prints what a function printed or raised, if nobody has said the same before."""
+        with self._changed:
+            if (function, kind) in self._notes:
+                return
+            self._notes.add((function, kind))
+        lines = text.rstrip("\n")
+        print(f"{function} {kind} (shown once):\n{lines}", file=sys.stderr, flush=True)
+
+    def start(self, coroutine: Coroutine[None, None, None]) -> None:
+        """Runs a coroutine, which has to handle its own errors, in the event loop of the pool."""
+        assert self._event_loop is not None, "it starts with the first item that is stepped"
+        self._event_loop.start(coroutine)
+
+    def at_end(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Has a function awaited in the event loop when the pool is closed."""
+        assert self._event_loop is not None, "what runs in the event loop calls this"
+        self._event_loop.at_end(function)
+
     def close(self, *_: object) -> None:
-        """Kills the workers. What is not graded yet never will be."""
+        """Kills the workers, and cancels what is awaited. What is not graded yet never will be."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
             for worker in self._workers:
                 if worker is not None:
                     worker.end()
+        if self._event_loop is not None:
+            self._event_loop.close()
         if self._judge is not None and self._judging_threads is not None:
             self._judge.end()
             self._judging_threads.shutdown(wait=False, cancel_futures=True)
@@ -271,6 +337,45 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             raise result
         self._num_returned += 1
         return result
+
+    # The queue and the event loop
+
+    def _with_worker(self, item: _Item, episode: Mapping[str, JsonValue]) -> _Item:
+        """Returns the item with the worker that holds the environment of its episode."""
+        name = episode.get("episode")
+        if not name:
+            return item
+        # An episode begins with any worker, and stays with it.
+        is_first = not episode.get("turns")
+        worker = None if is_first else self._worker_of_episode.get(name)
+        return item._replace(episode=name, worker=worker)
+
+    def _enqueue(self, item: _Item, content: list[object]) -> None:
+        """Queues an item for the workers; `content` is its message."""
+        message = json.dumps(content, default=vars)
+        with self._changed:
+            self._items.append(item._replace(message=message))
+            self._changed.notify_all()
+
+    async def _step(self, item: _Item, content: list[JsonValue], stepping: Stepping) -> None:
+        """Awaits a step, and hands its grade to a worker if reward functions are left."""
+        try:
+            stepped = await stepping()
+            if stepped.grade.failed or not stepped.needs_worker:
+                self._finish(item, stepped.grade)
+                return
+            content[-1] |= {"graded": vars(stepped.grade), "called": stepped.called}
+            self._enqueue(item, content)
+        except Exception as error:  # a fault of ours must not leave the run waiting
+            self._grades.put(error)
+
+    def _report_blocked(self, seconds: float, where: str) -> None:
+        self._grades.put(
+            UserError(
+                f"an environment has blocked all others for {seconds:g} seconds at {where}: await "
+                "what takes long, or set task.environment_mode=processes"
+            )
+        )
 
     # The judge
 
@@ -310,7 +415,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         try:
             score = judging.judge.score(judging.message)
         except JudgeError as error:
-            self._show_note(JUDGE, "failed", str(error))
+            self.show_note(JUDGE, "failed", str(error))
             reason = f"error: {JUDGE}: {error}"
             # The episode has no score any more, so that nobody needs a reply.
             self._deliver(item, replace(grade, reason=reason, failed=True, reply=None))
@@ -343,6 +448,10 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
         except Exception as error:
             # For whoever polls. After `close` nobody does, and then a worker's end is no error.
             self._grades.put(error)
+            with self._changed:
+                for call in self._calls:
+                    call.set_exception(error)
+                self._calls.clear()
 
     def _serve(self, worker: _Worker, index: int) -> None:
         """Hands batches to a worker, until the pool is closed or the worker ends.
@@ -360,7 +469,7 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
                 while batch:
                     # The worker began with this item when it answered the last, so that the wait
                     # is this item's time alone.
-                    grade = worker.receive_grade(batch[0], self._show_note)
+                    grade = worker.receive_grade(batch[0], self.show_note)
                     item = batch.popleft()
                     self._keep_episode(item, index, grade)
                     self._finish(item, grade)
@@ -429,16 +538,13 @@ class Pool(contextlib.AbstractContextManager["Pool"]):
             grade = Grade(stage.score, stage.correct, reason, seconds, failed=stage.is_users)
             self._deliver(first, grade)
 
-    def _show_note(self, function: str, kind: str, text: str) -> None:
-        """Prints what a function printed or raised, if no worker has said the same before."""
-        with self._changed:
-            if (function, kind) in self._notes:
-                return
-            self._notes.add((function, kind))
-        lines = text.rstrip("\n")
-        print(f"{function} {kind} (shown once):\n{lines}", file=sys.stderr, flush=True)
-
     def _deliver(self, item: _Item, grade: Grade) -> None:
+        if item.result is not None:
+            with self._changed:
+                if item.result in self._calls:
+                    self._calls.remove(item.result)
+                    item.result.set_result(grade)
+            return
         reason = re.split("[:;]", grade.reason)[0]
         with self._changed:
             self.counters["graded"] += 1

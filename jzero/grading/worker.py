@@ -11,7 +11,8 @@ they become a namespace: golds stay as they are. `earlier` are pairs of a turn's
 of its grade; with them, the task is asked for a reply to the response, too. `episode` are the
 values of `tasks.user_functions.FROM_EPISODE` that reward functions ask for, for an environment
 `tasks.environment.episode_values`, and for an episode with tools
-`tasks.tools.episodes.episode_values`.
+`tasks.tools.episodes.episode_values`. A step that was awaited in the event loop comes with its
+grade, as `graded`, and with the names of the reward functions that have been `called`.
 
 Two more messages may come before an answer:
 
@@ -302,12 +303,12 @@ def _grade_and_reply(
     pipe: _Pipe,
     name: str,
     response: str,
-    gold: object,
+    gold: JsonValue,
     task: "TaskConfig",
     earlier: EarlierTurns | None,
     episode: dict[str, JsonValue],
 ) -> Grade:
-    from jzero.tasks import environment, rewards, user_functions
+    from jzero.tasks import batched_rewards, environment, rewards, user_functions
     from jzero.tasks.tools import episodes as tool_episodes
 
     grade = Grade(0.0, False, "")
@@ -318,11 +319,15 @@ def _grade_and_reply(
         function: str, response: str, gold: JsonValue, task: "TaskConfig"
     ) -> user_functions.Reward | None:
         """Calls a reward function of the user's within limits of its own."""
+        if function in episode.get("called", ()):
+            return None
         values = {"response": response, "gold": gold, "task": task, **episode}
         if "turns" in episode:
             values["turns"] = [*_turns(episode["turns"]), (response, grade)]
         if tool_turn is not None and tool_turn.environment is not None:
             values["environments"] = [tool_turn.environment]
+        if is_stepped:
+            values[user_functions.ENVIRONMENT] = environment.instance_of(episode["episode"])
         with _running_users(pipe, function, task, grade, is_users):
             rewards.check_function(function)
             return user_functions.call_function(function, values)
@@ -343,9 +348,15 @@ def _grade_and_reply(
         if tool_turn.messages and earlier is not None:
             return replace(grade, reply=tool_turn.messages)
 
-    if tool_turn is not None and (tool_turn.messages or tool_turn.environment is not None):
-        pass  # no answer, or an episode whose rewards come from functions alone
-    elif name == environment.NAME and "episode" in episode:
+    is_in_worker = name == environment.NAME and "episode" in episode and "graded" not in episode
+    # No answer, or an episode whose rewards come from functions alone.
+    is_tools_alone = tool_turn is not None and (
+        bool(tool_turn.messages) or tool_turn.environment is not None
+    )
+    is_stepped = is_in_worker and not is_tools_alone
+    if is_tools_alone:
+        pass
+    elif is_stepped:
         # The environment has not seen the turns that called tools.
         earlier_turns = [turn for turn in _turns(episode["turns"]) if not turn[1].tool_calls]
         with _running_users(pipe, task.environment, task, grade, is_users):
@@ -358,6 +369,12 @@ def _grade_and_reply(
                 is_last=earlier is None,
             )
         grade = environment.to_grade(result)
+    elif "graded" in episode:  # in the event loop of the run's own process
+        grade = Grade(**episode["graded"])
+    elif name == batched_rewards.CALLER:
+        function = gold["function"]
+        with _running_users(pipe, function, task, grade, is_users):
+            return batched_rewards.call_in_worker(function, gold["lists"], task)
     elif name == environment.RESETTER:
         with _running_users(pipe, task.environment, task, grade, is_users):
             return environment.reset_for_prompt(response, gold, task)
@@ -365,7 +382,12 @@ def _grade_and_reply(
         grade = _checked(_grader(name).grade(response, gold, task))
 
     parts_of_environment = grade.parts if name == environment.NAME else {}
-    grade = rewards.add_response_rewards(grade, response, gold, task, call)
+    try:
+        grade = rewards.add_response_rewards(grade, response, gold, task, call)
+    finally:
+        if is_stepped:
+            with _running_users(pipe, task.environment, task, grade, is_users):
+                environment.end(episode["episode"])
     grade = replace(grade, parts=parts_of_environment | grade.parts)
     if tool_turn is not None and tool_turn.environment is not None:
         # Functions alone say what such an episode is worth, and so whether it is right.

@@ -39,10 +39,10 @@ from jzero.rollout.sequence import (
 from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.rollout.turns import TurnGrader
 from jzero.run.base_model import BaseModel
-from jzero.tasks import rewards
+from jzero.tasks import batched_rewards, rewards
 from jzero.tasks.tools import episodes as tool_episodes
 from jzero.tasks.tools import parsing
-from jzero.types import Grade, Problem, Rollout, grade_of
+from jzero.types import Grade, JsonValue, Problem, Rollout, grade_of
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,11 @@ class Sampler:
     def _add_batch_rewards(self, rollouts: list[Rollout]) -> list[Rollout]:
         """Applies the rewards that depend on the whole batch, and sums the turns of episodes."""
         turns = [turn for rollout in rollouts for turn in rollout.turns]
+        grades = [grade_of(turn) for turn in turns]
+        if rewards.batched(self.task.reward):
+            grades = batched_rewards.add(grades, self._call_batched_rewards(rollouts))
         grades = rewards.add_batch_rewards(
-            [grade_of(turn) for turn in turns],
+            grades,
             [len(turn.text) for turn in turns],
             [turn.end - turn.start for turn in turns],
             self.task.reward,
@@ -198,6 +201,17 @@ class Sampler:
             grades = [replace(grade, score=self._success_reward(grade)) for grade in grades]
         remaining = iter(grades)
         return [_take_turn_grades(rollout, remaining) for rollout in rollouts]
+
+    def _call_batched_rewards(self, rollouts: list[Rollout]) -> JsonValue:
+        """Calls the user's functions on one host, and tells the others what they said."""
+        results = None
+        if jax.process_index() == 0:
+            episodes = [
+                (rollout.problem, [(turn.text, grade_of(turn)) for turn in rollout.turns])
+                for rollout in rollouts
+            ]
+            results = batched_rewards.call_all(self.pool, self.task, episodes)
+        return collectives.gather_json(results)[0]
 
     def _success_reward(self, grade: Grade) -> float:
         """Returns AReaL's reward of a turn (realhf/impl/agent/math_multi_turn_agent.py)."""

@@ -18,7 +18,7 @@ from jzero.grading.pool import Pool
 from jzero.model import tokenizer
 from jzero.rollout.engine import Engine
 from jzero.rollout.sequence import Reply, Sequence
-from jzero.tasks import environment, find_task, rewards
+from jzero.tasks import asyncio_environments, environment, find_task, rewards
 from jzero.tasks.tools import episodes as tool_episodes
 from jzero.types import Grade, Problem
 
@@ -53,7 +53,18 @@ class TurnGrader:
         episode |= tool_episodes.episode_values(
             problem, sequence.sample_index, turns_before, self.task
         )
-        self.pool.submit(key, problem.task, text, problem.gold, self.task, earlier_turns, episode)
+        stepping = asyncio_environments.stepping(
+            self.pool,
+            problem,
+            sequence.sample_index,
+            text,
+            turns_before,
+            self.task,
+            is_last=earlier_turns is None,
+        )
+        self.pool.submit(
+            key, problem.task, text, problem.gold, self.task, earlier_turns, episode, stepping
+        )
 
     def poll_replies(self, wait: bool) -> list[Reply]:
         """Stores the grades that have arrived, and returns the replies as `Scheduler.run` asks."""
@@ -66,7 +77,11 @@ class TurnGrader:
         for key, grade in grades:
             sequence = self.in_grading.pop(key)
             sequence.turns[-1] = replace(sequence.turns[-1], grade=grade)
-            replies.append((sequence, self.tokens_before_next_turn(sequence, grade)))
+            tokens = self.tokens_before_next_turn(sequence, grade)
+            if tokens is None and grade.reply is not None:
+                problem = self.problem_of(sequence.prompt_id)
+                asyncio_environments.forget(self.pool, problem, sequence.sample_index, self.task)
+            replies.append((sequence, tokens))
         return replies
 
     def tokens_before_next_turn(self, sequence: Sequence, grade: Grade) -> list[int] | None:

@@ -109,7 +109,10 @@ METRICS: dict[str, Metric] = {
     "grade/timeouts": Metric(
         "Times that a grading or a function of your own exceeded its limit.", "responses"
     ),
-    "grade/killed": Metric("Times that a worker process died while it graded.", "responses"),
+    "grade/killed": Metric(
+        "Times that a worker process died while it graded, or an environment lost its connection.",
+        "responses",
+    ),
     "grade/restarted": Metric("Worker processes that were replaced.", "processes"),
     # -- The tools that the policy called (`task.tools.names`). A step without calls has none of
     #    these.

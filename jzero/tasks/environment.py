@@ -1,6 +1,6 @@
 """The task `environment`: episodes in an environment of the user's, with state of its own.
 
-    task.name=environment task.environment=module:Class      or FILE.py:Class
+    task.name=environment task.environment=module:Class      or FILE.py:Class, or openenv:URL
 
 The class has the methods of `Environment`; docs/environments.md says what their values mean. Every
 episode has an instance of its own, which is made without arguments in a grader process and stays
@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import functools
 import inspect
 import json
 import random
 from collections import OrderedDict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
-from jzero.tasks import problem_sets
+from jzero.tasks import openenv, problem_sets
 from jzero.tasks.prompts import ENVIRONMENT_TEMPLATES, find_template
 from jzero.tasks.tools import classes
 from jzero.tasks.user_functions import Reward, find_function, read_result
@@ -68,18 +69,25 @@ class Step(NamedTuple):
     is_correct: bool
 
 
-# Instances, in a grader process.
+# Instances. What is done with one is a generator: it yields what a method of the user's returned,
+# and is sent the value once that has been awaited. So grader processes, which await outside of an
+# event loop, and `asyncio_environments`, which awaits in one, do the same.
+
+T = TypeVar("T")
+Calls = Generator[object, object, T]
 
 
 @dataclass
-class _Instance:
+class Instance:
     """An environment in the middle of an episode."""
 
     environment: Environment
     responses: list[str] = field(default_factory=list)  # that it has seen
+    is_over: bool = False  # no step follows
 
 
-_INSTANCES: OrderedDict[str, _Instance] = OrderedDict()  # by episode; the oldest first
+Instances = OrderedDict[str, Instance]  # by episode; the oldest first
+_INSTANCES: Instances = OrderedDict()  # of this grader process
 
 
 def step(
@@ -91,62 +99,133 @@ def step(
     *,
     is_last: bool = False,
 ) -> Step:
+    """Makes the calls of `step_calls` in this process."""
+    return run_calls(
+        step_calls(name, _INSTANCES, episode, gold, earlier, response, is_last, MAX_INSTANCES)
+    )
+
+
+def instance_of(episode: str) -> Environment:
+    """Returns the instance of an episode that this process has just stepped."""
+    return _INSTANCES[episode].environment
+
+
+def end(episode: str) -> None:
+    """Closes the instance of an episode of this process if the episode is over."""
+    run_calls(end_calls(_INSTANCES, episode))
+
+
+def step_calls(
+    name: str,
+    instances: Instances,
+    episode: str,
+    gold: JsonValue,
+    earlier: Turns,
+    response: str,
+    is_last: bool,
+    max_instances: int,
+) -> Calls[Step]:
     """Returns what the environment `name` says to the response of an episode.
 
+    The instance stays in `instances`, also where the episode is over: then `end_calls` is to
+    follow. An instance that fails is closed and forgotten.
+
     Args:
-        name: "module:Class" or "FILE.py:Class".
+        name: "module:Class", "FILE.py:Class" or "openenv:URL".
+        instances: the environments of the episodes that are running.
         episode: names the episode, and no other that is running.
         gold: of the problem: the row, the seed, and the first observation.
         earlier: the turns before, whose grades have the replies that were given.
         response: the response of this turn.
         is_last: no turn may follow, whatever the environment says.
+        max_instances: if there are more, the oldest are closed.
 
     Raises:
         TypeError, ValueError: a method returned something else than it should, or something else
             than the first time.
         Exception: whatever the user's class raises.
     """
-    instance = _INSTANCES.pop(episode, None)
+    instance = instances.pop(episode, None)
     said_before = [text for text, _ in earlier]
     if instance is None or instance.responses != said_before or not earlier:
-        _end(instance)
-        instance = _rebuild(name, gold, earlier)
-    result = _step(instance, response)
-    if result.reply is None or is_last:
-        _end(instance)
-        return result._replace(reply=None)
-    _INSTANCES[episode] = instance
-    if len(_INSTANCES) > MAX_INSTANCES:
-        _, oldest = _INSTANCES.popitem(last=False)
-        _end(oldest)
+        if instance is not None:
+            yield from _close(instance)
+        instance = yield from _rebuild(name, gold, earlier)
+    try:
+        result = yield from _step(instance, response)
+    except Exception:
+        yield from _close_quietly(instance)
+        raise
+    if is_last:
+        result = result._replace(reply=None)
+    instance.is_over = result.reply is None
+    instances[episode] = instance
+    if len(instances) > max_instances:
+        _, oldest = instances.popitem(last=False)
+        yield from _close(oldest)
     return result
 
 
+def end_calls(instances: Instances, episode: str) -> Calls[None]:
+    """Closes the instance of an episode, and forgets it, if the episode is over."""
+    instance = instances.get(episode)
+    if instance is not None and instance.is_over:
+        del instances[episode]
+        yield from _close(instance)
+
+
+def reset_calls(name: str, gold: JsonValue) -> Calls[Grade]:
+    """Resets an environment for a prompt; the reply is the observation, as JSON."""
+    instance = Instance(_make(name))
+    try:
+        observation = yield from _reset(instance.environment, gold["row"], gold["seed"])
+    except Exception:
+        yield from _close_quietly(instance)
+        raise
+    yield from _close(instance)
+    return Grade(0.0, False, "", reply=json.dumps(observation))
+
+
+def close_calls(instances: Instances) -> Calls[None]:
+    """Closes all instances, whatever their episodes are at."""
+    while instances:
+        _, instance = instances.popitem()
+        yield from _close_quietly(instance)
+
+
 def _make(name: str) -> Environment:
-    return cast(Environment, classes.adapt(find_function(name)()))
+    return cast(Environment, classes.adapt(_find_class(name)()))
 
 
-def _rebuild(name: str, gold: JsonValue, earlier: Turns) -> _Instance:
+def _rebuild(name: str, gold: JsonValue, earlier: Turns) -> Calls[Instance]:
     """Returns an instance that has been reset and has seen the responses of the turns before."""
-    instance = _Instance(_make(name))
-    observation = _reset(instance.environment, gold["row"], gold["seed"])
+    instance = Instance(_make(name))
+    try:
+        yield from _replay(instance, gold, earlier)
+    except Exception:
+        yield from _close_quietly(instance)
+        raise
+    return instance
+
+
+def _replay(instance: Instance, gold: JsonValue, earlier: Turns) -> Calls[None]:
+    observation = yield from _reset(instance.environment, gold["row"], gold["seed"])
     if observation != gold["observation"]:
         raise ValueError(
             f"reset has to be a function of row and seed: it said {observation!r:.80}, and before "
             f"{gold['observation']!r:.80}"
         )
     for response, grade in earlier:
-        result = _step(instance, response)
+        result = yield from _step(instance, response)
         if grade is not None and result.reply != grade.reply:
             raise ValueError(
                 "an episode that is built again has to go the same way: step said "
                 f"{result.reply!r:.80}, and before {grade.reply!r:.80}"
             )
-    return instance
 
 
-def _reset(environment: Environment, row: JsonValue, seed: int) -> Prompt:
-    observation = _awaited(environment.reset(row, seed))
+def _reset(environment: Environment, row: JsonValue, seed: int) -> Calls[Prompt]:
+    observation = yield environment.reset(row, seed)
     if isinstance(observation, str):
         return observation
     if isinstance(observation, list) and observation and all(map(_is_message, observation)):
@@ -160,8 +239,8 @@ def _is_message(value: object) -> bool:
     return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
-def _step(instance: _Instance, response: str) -> Step:
-    result = _awaited(instance.environment.step(response))
+def _step(instance: Instance, response: str) -> Calls[Step]:
+    result = yield instance.environment.step(response)
     instance.responses.append(response)
     if not isinstance(result, tuple | list) or len(result) != 3:
         raise TypeError(f"step returned {result!r:.80}: it has to be (reply, reward, done)")
@@ -182,11 +261,32 @@ def _step(instance: _Instance, response: str) -> Step:
     )
 
 
-def _end(instance: _Instance | None) -> None:
+def _close(instance: Instance) -> Calls[None]:
     """Calls the method `close` of an environment that has one."""
-    close = getattr(instance and instance.environment, "close", None)
+    close = getattr(instance.environment, "close", None)
     if close is not None:
-        _awaited(close())
+        yield close()
+
+
+def _close_quietly(instance: Instance) -> Calls[None]:
+    """Closes an environment that has failed: what failed first is the error to tell."""
+    with contextlib.suppress(Exception):
+        yield from _close(instance)
+
+
+def run_calls(calls: Calls[T]) -> T:
+    """Makes calls one after the other, and waits for each in the event loop of this process."""
+    try:
+        returned = next(calls)
+        while True:
+            try:
+                value = _awaited(returned)
+            except Exception as error:
+                returned = calls.throw(error)
+            else:
+                returned = calls.send(value)
+    except StopIteration as end:
+        return end.value
 
 
 @functools.cache
@@ -216,12 +316,38 @@ def episode_values(problem: Problem, sample_index: int, earlier: Turns) -> dict[
     return {"episode": f"{problem.id}/{sample_index}", "turns": turns}
 
 
+def mode(task: TaskConfig) -> str:
+    """Returns where the instances live: in grader "processes", or in one event loop, "asyncio"."""
+    if task.environment_mode != "auto":
+        return task.environment_mode
+    return "asyncio" if task.environment.startswith(openenv.PREFIX) else "processes"
+
+
+def _find_class(name: str) -> Callable[[], Environment]:
+    """Returns what makes the instances of `task.environment=name`.
+
+    Raises:
+        Exception: whatever the import of the user's module raises, or TypeError for no function.
+    """
+    if name.startswith(openenv.PREFIX):
+        return functools.partial(openenv.OpenEnv, name.removeprefix(openenv.PREFIX))
+    return cast(Callable[[], Environment], find_function(name))
+
+
 def check(task: TaskConfig) -> None:
     """Raises UserError if there is no such class, or it lacks a method."""
     if not task.environment:
         raise UserError(
             "task.name=environment needs task.environment=module:Class or FILE.py:Class"
         )
+    if task.environment.startswith(openenv.PREFIX):
+        if mode(task) != "asyncio":
+            raise UserError(
+                f"task.environment={task.environment} waits for a server: set "
+                "task.environment_mode=auto"
+            )
+        openenv.check_url(task.environment.removeprefix(openenv.PREFIX))
+        return
     try:
         environment = find_function(task.environment)
     except Exception as error:  # the module is the user's: its import may raise anything
@@ -229,22 +355,36 @@ def check(task: TaskConfig) -> None:
             f"task.environment={task.environment} is no module:Class or FILE.py:Class "
             f"({type(error).__name__}: {error})"
         ) from None
+    if mode(task) == "asyncio" and task.tools.names:
+        raise UserError(
+            f"task.environment_mode=asyncio: {task.environment} is awaited in the run's own "
+            "process, and task.tools.names run in grader processes. Leave one of them out"
+        )
     if classes.is_tool_class(task.environment):
+        if mode(task) == "asyncio":
+            raise UserError(
+                f"task.environment_mode=asyncio: the methods of {task.environment} are tools, "
+                "which run in grader processes. Leave the mode out"
+            )
         return
     for method in ("reset", "step"):
-        if not callable(getattr(environment, method, None)):
+        function = getattr(environment, method, None)
+        if not callable(function):
             raise UserError(
                 f"task.environment={task.environment} has no method {method}: an environment has "
                 "reset(row, seed) and step(response)"
+            )
+        if mode(task) == "asyncio" and not inspect.iscoroutinefunction(function):
+            raise UserError(
+                f"task.environment_mode=asyncio: {task.environment} has a method {method} that "
+                "would hold up all other episodes: write `async def`, or set "
+                "task.environment_mode=processes"
             )
 
 
 def reset_for_prompt(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     """Resets an environment in a grader process; the reply is the observation, as JSON."""
-    instance = _Instance(_make(task.environment))
-    observation = _reset(instance.environment, gold["row"], gold["seed"])
-    _end(instance)
-    return Grade(0.0, False, "", reply=json.dumps(observation))
+    return run_calls(reset_calls(task.environment, gold))
 
 
 @functools.cache
@@ -260,12 +400,18 @@ def _problems(
 ) -> list[Problem]:
     """Returns a problem for each pair of an index and a row."""
     template = find_template(task.template, ENVIRONMENT_TEMPLATES)
-    pool = _resetters(task.grade_workers)
+    # It imports this module.
+    from jzero.tasks import asyncio_environments
+
+    pool = _resetters(0 if mode(task) == "asyncio" else task.grade_workers)
     starts: dict[int, dict[str, JsonValue]] = {}
     for index, row in rows:
         rng = random.Random(f"environment/{split}/{seed}/{index}")
         starts[index] = {"row": row, "seed": rng.getrandbits(31)}
-        pool.submit(index, RESETTER, "", starts[index], task)
+        stepping = None
+        if mode(task) == "asyncio":
+            stepping = asyncio_environments.resetting(pool, starts[index], task)
+        pool.submit(index, RESETTER, "", starts[index], task, stepping=stepping)
     problems = []
     grades = dict(pool.drain())
     for index, start in starts.items():
@@ -357,7 +503,9 @@ def num_train_problems(task: TaskConfig) -> int | None:
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
     """Grades the first response of an episode: the worker calls `step`, which knows the others."""
-    return to_grade(step(task.environment, "", gold, (), response, is_last=True))
+    result = step(task.environment, "", gold, (), response, is_last=True)
+    end("")
+    return to_grade(result)
 
 
 def to_grade(result: Step) -> Grade:

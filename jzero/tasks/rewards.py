@@ -9,7 +9,8 @@ There are six kinds of function:
   where the grades of a batch are collected.
 - "judge" is a model that is asked over the network (`jzero.grading.judge`).
 - "module:function" and "FILE.py:function" are functions of the user's, called in the grader process
-  with what their parameters ask for (`user_functions`).
+  with what their parameters ask for (`user_functions`). Those that ask for lists are called once
+  for all responses of a step (`batched_rewards`).
 
 To add a function to jzero, write it here and add a line to one of the three tables. Names, formulas
 and defaults are those of open-r1 (github.com/huggingface/open-r1, rewards.py).
@@ -247,9 +248,34 @@ def users_functions(settings: RewardConfig) -> list[str]:
     return [name for name in settings.functions if name not in NAMES]
 
 
+def asking_for_environment(settings: RewardConfig) -> list[str]:
+    """Returns the functions of the user's that ask for the instance of the environment."""
+    return [
+        name
+        for name in users_functions(settings)
+        if user_functions.ENVIRONMENT in (user_functions.parameter_names(name) or ())
+    ]
+
+
+def batched(settings: RewardConfig) -> list[str]:
+    """Returns the functions of the user's that are called once for all responses of a step."""
+    return [name for name in users_functions(settings) if user_functions.is_batched(name)]
+
+
+def need_worker(settings: RewardConfig, called: Sequence[str]) -> bool:
+    """Returns whether a grader process has rewards to add; `called` are functions that it has not.
+
+    Those of a batch, and the judge's, are added elsewhere.
+    """
+    elsewhere = {"accuracy", *BATCH_REWARDS, JUDGE, *batched(settings), *called}
+    return any(name not in elsewhere for name in settings.functions)
+
+
 def need_columns(settings: RewardConfig) -> bool:
     """Returns whether a reward asks for the columns of the data set; raises as `asked_for`."""
-    return "row" in asked_for(settings)
+    if "row" in asked_for(settings):
+        return True
+    return any("row" in user_functions.asked_in_lists(name) for name in batched(settings))
 
 
 def asked_for(settings: RewardConfig) -> frozenset[str]:
@@ -317,12 +343,20 @@ def add_response_rewards(
                 return replace(grade, reason=f"error: {error}", failed=True)
             if reward is not None:
                 parts[name] = reward
-        elif name not in NAMES:
+        elif name not in NAMES and not _is_batched(name):
             result = call(name, response, gold, task)
             if result is not None:
                 parts[name] = result.value
                 parts |= {f"{name}.{part}": value for part, value in result.parts.items()}
     return replace(grade, parts=parts)
+
+
+def _is_batched(name: str) -> bool:
+    """Returns whether a function is batched; one that cannot be found fails where it is called."""
+    try:
+        return user_functions.is_batched(name)
+    except Exception:
+        return False
 
 
 def add_batch_rewards(

@@ -6,7 +6,8 @@
 A function is called by the names of its parameters, any of ARGUMENTS. The trainer process sends a
 grader process what is in FROM_EPISODE only where a function asks for it. A function of TRL's takes
 lists (`trl_rewards`). A function whose parameters have other names takes (response, gold, task) by
-position. Imports no jax: grader processes load this module.
+position. A function whose parameters have names of PLURALS is called once for all responses of a
+step (`batched_rewards`). Imports no jax: grader processes load this module.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ from jzero.types import Grade, JsonValue, Problem, Prompt
 
 BY_POSITION = ("response", "gold", "task")
 FROM_EPISODE = ("prompt", "messages", "row", "turns")
-ARGUMENTS = (*BY_POSITION, *FROM_EPISODE)
+ENVIRONMENT = "environment"  # the instance, where there is one: it never leaves its process
+ARGUMENTS = (*BY_POSITION, *FROM_EPISODE, ENVIRONMENT)
+# The names of lists with one value for each response of a step, and whose lists they are.
+PLURALS = {
+    "responses": "response",
+    "golds": "gold",
+    "prompts": "prompt",
+    "conversations": "messages",
+    "rows": "row",
+    "episodes": "turns",
+}
 # A part of this name is the reward, and the other parts of the result are metrics alone.
 SCORE = "score"
 
@@ -93,7 +104,8 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # some functions that are not written in Python have none
         return None
-    if trl_rewards.is_batched(signature):
+    has_our_lists = not (PLURALS.keys() - set(trl_rewards.BATCHED)).isdisjoint(signature.parameters)
+    if trl_rewards.is_batched(signature) and not has_our_lists:
         return trl_rewards.ASKED
     asked = []
     others = []
@@ -106,10 +118,15 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
             inspect.Parameter.VAR_POSITIONAL,
             inspect.Parameter.VAR_KEYWORD,
         )
-        if can_be_named and parameter.name in ARGUMENTS:
+        if can_be_named and parameter.name in (*ARGUMENTS, *PLURALS):
             asked.append(parameter.name)
         elif parameter.default is inspect.Parameter.empty and not is_collection:
             others.append(parameter.name)
+    if set(asked) & set(PLURALS) and (mixed := set(asked) - set(PLURALS) - {"task"}):
+        raise UserError(
+            f"task.reward.functions: {name} has the parameter {min(mixed)} of one response beside "
+            f"lists of all: name its parameters {', '.join(PLURALS)} and task"
+        )
     if asked and not others:
         return tuple(asked)
     try:
@@ -118,12 +135,13 @@ def parameter_names(name: str) -> tuple[str, ...] | None:
         takes_position = False
     else:
         # A gold answer in a parameter called `prompt` would be a quiet mistake.
-        takes_position = not set(asked) & set(FROM_EPISODE)
+        takes_position = not set(asked) - set(BY_POSITION)
     if not takes_position:
         unknown = f"the parameter {others[0]}" if others else "no parameter that is filled"
         raise UserError(
             f"task.reward.functions: {name} has {unknown}: name its parameters "
-            f"{', '.join(ARGUMENTS)}, as many as it needs"
+            f"{', '.join(ARGUMENTS)}, as many as it needs, or {', '.join(PLURALS)} for lists of "
+            "all responses of a step"
         )
     return None
 
@@ -132,7 +150,19 @@ def asked_for(names: Sequence[str]) -> frozenset[str]:
     """Returns which of FROM_EPISODE any of the user's functions `names` asks for."""
     asked: set[str] = set()
     for name in names:
-        asked |= set(parameter_names(name) or ())
+        if not is_batched(name):
+            asked |= set(parameter_names(name) or ())
+    return frozenset(asked & set(FROM_EPISODE))
+
+
+def is_batched(name: str) -> bool:
+    """Returns whether a function takes lists, with a value for each response of a step."""
+    return bool(set(parameter_names(name) or ()) & set(PLURALS))
+
+
+def asked_in_lists(name: str) -> frozenset[str]:
+    """Returns which of FROM_EPISODE a batched function asks for, in the names of one value."""
+    asked = {PLURALS.get(parameter, parameter) for parameter in parameter_names(name) or ()}
     return frozenset(asked & set(FROM_EPISODE))
 
 
@@ -189,22 +219,27 @@ def call_function(name: str, values: Mapping[str, object]) -> Reward | None:
             them, or None; or it asks for a value that is not there.
         Exception: whatever the function raises.
     """
-    function = find_function(name)
-    asked = parameter_names(name)
-    if asked is trl_rewards.ASKED:
-        result = trl_rewards.call(function, values)
-    elif asked is None:
-        result = function(*(values[argument] for argument in BY_POSITION))
-    else:
-        if missing := [argument for argument in asked if argument not in values]:
-            raise TypeError(f"asks for {missing[0]}, which is not known where it is called")
-        result = function(**{argument: values[argument] for argument in asked})
+    result = invoke(name, values)
     if inspect.isawaitable(result):
-        result = asyncio.run(_wait_for(result))
+        result = asyncio.run(wait_for(result))
     return None if result is None else read_result(result)
 
 
-async def _wait_for(result: Awaitable[object]) -> object:
+def invoke(name: str, values: Mapping[str, object]) -> object:
+    """Calls the function `name` and returns what it returns, which may have to be awaited."""
+    function = find_function(name)
+    asked = parameter_names(name)
+    if asked is trl_rewards.ASKED:
+        return trl_rewards.call(function, values)
+    if asked is None:
+        return function(*(values[argument] for argument in BY_POSITION))
+    if missing := [argument for argument in asked if argument not in values]:
+        raise TypeError(f"asks for {missing[0]}, which is not known where it is called")
+    return function(**{argument: values[argument] for argument in asked})
+
+
+async def wait_for(result: Awaitable[object]) -> object:
+    """Awaits anything that can be awaited, which `asyncio.run` does not."""
     return await result
 
 

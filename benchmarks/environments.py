@@ -1,0 +1,272 @@
+"""Prints what slow and crashing environments cost: episodes that are lost, and use of the slots.
+
+    python benchmarks/environments.py              # 256 episodes at once, in an event loop
+    python benchmarks/environments.py --mode processes --workers 16 --episodes 64
+
+A tiny model with random weights walks through a cave: an environment with state, in which an
+episode has ten turns and every reply depends on all responses before. `--episodes` run at once:
+another begins where one ends, until `--walks` have ended. Each row of the table is such a run. In
+the first nothing waits. In the others a step takes `--delay` seconds on average, and some lose
+their connection (or end their process) or hang until the limit ends them.
+
+"slot use" is the share of the decoder's work that made tokens of an episode, and "of free" compares
+it with the first row. An episode whose second try fails, too, has "failed": it has no score, and
+its reason names the environment. A "lost" one would have ended without a reason. "different" are
+episodes whose tokens are not those of the first row, as far as both have come: the noise is keyed,
+so that nothing that waits or is built again may change a token.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import time
+import zlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jax
+
+from jzero import cli
+from jzero.config import (
+    ArchitectureConfig,
+    Config,
+    ModelConfig,
+    RewardConfig,
+    RolloutConfig,
+    TaskConfig,
+)
+from jzero.distributed.mesh import train_mesh
+from jzero.grading.pool import Pool
+from jzero.model import qwen
+from jzero.rollout.sampler import Sampler, make_sampler
+from jzero.rollout.sequence import DecodeCounters, Groups, Sequence, make_groups
+from jzero.run.base_model import read_base_model
+from jzero.tasks import find_task
+from jzero.training import learner
+
+TURNS = 10
+GROUP_SIZE = 8
+LIMIT_SECONDS = 5.0  # of a call
+HEADINGS = (
+    "environments",
+    "seconds",
+    "slot use",
+    "of free",
+    "crashes",
+    "time-outs",
+    "failed",
+    "lost",
+    "different",
+)
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What happens in the steps of a run. The environments read it from CAVE_TROUBLE."""
+
+    delay: float = 0.0  # seconds on average
+    crashes: float = 0.0  # share of the steps
+    hangs: float = 0.0  # share of the steps
+
+    def to_text(self) -> str:
+        return f"{self.delay} {self.crashes} {self.hangs}"
+
+    @classmethod
+    def from_text(cls, text: str) -> "Trouble":
+        return cls(*map(float, text.split()))
+
+
+class Cave:
+    """A walk of TURNS steps. Where a step leads depends on the response and on the place."""
+
+    async def reset(self, row: dict[str, object], seed: int) -> str:
+        self.place = seed % 100
+        self.steps = 0
+        self.trouble = Trouble.from_text(os.environ["CAVE_TROUBLE"])
+        return f"{self.place}\n"
+
+    async def step(self, response: str) -> tuple[str, float, bool]:
+        delay = random.expovariate(1 / self.trouble.delay) if self.trouble.delay else 0.0
+        await asyncio.sleep(delay)
+        chance = random.random()
+        if chance < self.trouble.crashes:
+            raise ConnectionResetError("the cave has fallen in")
+        if chance < self.trouble.crashes + self.trouble.hangs:
+            await asyncio.sleep(1000)
+        self.place = zlib.crc32(f"{self.place} {response}".encode()) % 100
+        self.steps += 1
+        return f"{self.place}\n", float(self.place > 50), self.steps == TURNS
+
+
+class KilledCave(Cave):
+    """The same for a process, which ends where the other loses its connection."""
+
+    async def step(self, response: str) -> tuple[str, float, bool]:
+        try:
+            return await super().step(response)
+        except ConnectionResetError:
+            os._exit(3)
+
+
+def make_settings(mode: str, episodes: int, slots: int, workers: int) -> Config:
+    """Returns the settings of a tiny model in the cave."""
+    name = "Cave" if mode == "asyncio" else "KilledCave"
+    return Config(
+        name="cave",
+        model=ModelConfig(
+            arch=ArchitectureConfig(
+                hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=8
+            ),
+            dtype="float32",
+        ),
+        task=TaskConfig(
+            name="environment",
+            environment=f"{Path(__file__).resolve()}:{name}",
+            environment_mode=mode,
+            template="plain",
+            turn_reward="score",
+            grade_workers=workers,
+            reward=RewardConfig(seconds=LIMIT_SECONDS),
+        ),
+        rollout=RolloutConfig(
+            num_prompts=episodes // GROUP_SIZE,
+            group_size=GROUP_SIZE,
+            max_prompt_tokens=8,
+            max_new_tokens=32,
+            max_turns=TURNS,
+            max_reply_tokens=8,
+            num_slots=slots,
+            page_size=16,
+            decode_steps=4,
+        ),
+    )
+
+
+def make_player(settings: Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
+    """Returns a sampler of a model with random weights, and the weights."""
+    base = read_base_model(settings.model)
+    mesh = train_mesh(1, 1, 1, jax.devices()[:1])
+    sampler, publish = make_sampler(settings, base, mesh, pool)
+    policy = learner.policy_learner(base.model, settings, mesh)
+    return sampler, publish(policy.init_params(0))
+
+
+@dataclass
+class Walks:
+    """The episodes of one run."""
+
+    episodes: list[Sequence]  # all that have begun
+    counters: DecodeCounters
+    counts: dict[str, int]  # of the pool
+    seconds: float
+
+    @property
+    def slot_use(self) -> float:
+        useful = self.counters.decoded_tokens - self.counters.wasted_tokens
+        return useful / self.counters.slot_steps
+
+    @property
+    def num_failed(self) -> int:
+        return sum(has_failed(episode) for episode in self.episodes)
+
+    @property
+    def num_lost(self) -> int:
+        """Episodes that have ended before their last turn, and not because they failed."""
+        ended = [episode for episode in self.episodes if episode.is_finished]
+        return sum(len(episode.turns) < TURNS and not has_failed(episode) for episode in ended)
+
+    def num_different(self, other: "Walks") -> int:
+        """Episodes whose tokens are not those of `other`, as far as both have come."""
+        tokens = {(e.prompt_id, e.sample_index): e.tokens for e in other.episodes}
+        count = 0
+        for episode in self.episodes:
+            others = tokens.get((episode.prompt_id, episode.sample_index), [])
+            length = min(len(episode.tokens), len(others))
+            count += episode.tokens[:length] != others[:length]
+        return count
+
+
+def has_failed(episode: Sequence) -> bool:
+    return any(turn.grade is not None and turn.grade.failed for turn in episode.turns)
+
+
+def play(
+    sampler: Sampler, params: qwen.Params, settings: Config, trouble: Trouble, num_walks: int
+) -> Walks:
+    """Plays until `num_walks` episodes have ended. As many as a step has run all the time."""
+    running = settings.rollout.num_prompts * GROUP_SIZE
+    os.environ["CAVE_TROUBLE"] = Trouble().to_text()  # prompts are made before
+    draw = find_task(settings.task.name).train_problems
+    problems = draw(settings.task, 0, 0, (num_walks + running) // GROUP_SIZE)
+    os.environ["CAVE_TROUBLE"] = trouble.to_text()
+    prompts = [sampler.encode_prompt(problem) for problem in problems]
+    waiting = make_groups(prompts, GROUP_SIZE, settings.rollout.max_new_tokens)[::-1]
+    begun: list[Sequence] = []
+
+    def admit_more() -> Groups | None:
+        num_ended = sum(episode.is_finished for episode in begun)
+        if num_ended >= num_walks:
+            return None
+        admitted: Groups = []
+        while waiting and len(begun) - num_ended <= running - GROUP_SIZE:
+            admitted.append(waiting.pop())
+            begun.extend(admitted[-1])
+        return admitted
+
+    workers = 0 if settings.task.environment_mode == "asyncio" else settings.task.grade_workers
+    with Pool(workers) as pool:
+        start = time.perf_counter()
+        counters = replace(sampler, pool=pool).decode(
+            params, [], GROUP_SIZE, problems.__getitem__, 1.0, (0, 0), 0, admit_more
+        )
+        seconds = time.perf_counter() - start
+        return Walks(begun, counters, dict(pool.counters), seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--mode", choices=("asyncio", "processes"), default="asyncio")
+    parser.add_argument("--episodes", type=int, default=256)
+    parser.add_argument("--walks", type=int, default=0, help="0: twice as many as --episodes")
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=16, help="processes of --mode processes")
+    parser.add_argument("--delay", type=float, default=0.02, help="seconds of a step on average")
+    args = parser.parse_args()
+    cli.start_jax([])
+
+    settings = make_settings(args.mode, args.episodes, args.slots, args.workers)
+    with Pool(0) as pool:
+        sampler, params = make_player(settings, pool)
+    num_walks = args.walks or 2 * args.episodes
+    play(sampler, params, settings, Trouble(), args.episodes)  # compiles
+
+    kinds = {
+        "free": Trouble(),
+        "slow": Trouble(args.delay),
+        "slow, crashing": Trouble(args.delay, crashes=0.01),
+        "slow, crashing, hanging": Trouble(args.delay, crashes=0.01, hangs=0.002),
+    }
+    free: Walks | None = None
+    print(f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|", sep="\n")
+    for name, trouble in kinds.items():
+        walks = play(sampler, params, settings, trouble, num_walks)
+        free = free or walks
+        cells = (
+            name,
+            f"{walks.seconds:.1f}",
+            f"{100 * walks.slot_use:.1f} %",
+            f"{100 * walks.slot_use / free.slot_use:.1f} %",
+            walks.counts["killed"],
+            walks.counts["timeouts"],
+            walks.num_failed,
+            walks.num_lost,
+            walks.num_different(free),
+        )
+        print(f"| {' | '.join(map(str, cells))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
