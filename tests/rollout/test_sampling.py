@@ -18,6 +18,11 @@ uniforms = jax.jit(sampling.uniforms, static_argnums=3)
 restrict = jax.jit(sampling.restrict, static_argnums=1)
 
 
+def thorough(*values: object) -> object:
+    """A case that runs only with --thorough: the default run has another one of its kind."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
+
+
 def parts_of(vocabulary: int, width: int) -> list[slice]:
     """Cuts a vocabulary into parts of `width` tokens; the last part may be shorter."""
     starts = range(0, vocabulary, width)
@@ -81,8 +86,8 @@ def chi_square_p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     return stats.chisquare(fold(counts), fold(expected)).pvalue
 
 
-@pytest.mark.parametrize("width", [VOCABULARY, 128, 90])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("width", [thorough(VOCABULARY), thorough(128), 90])
+@pytest.mark.parametrize("temperature", [1.0, thorough(0.6)])
 def test_tokens_follow_the_softmax(temperature: float, width: int) -> None:
     logits = random_logits(1)[0]
 
@@ -96,9 +101,9 @@ def test_tokens_follow_the_softmax(temperature: float, width: int) -> None:
 @pytest.mark.parametrize(
     ("filters", "width"),
     [
-        (ALLOW_ALL, VOCABULARY),
+        thorough(ALLOW_ALL, VOCABULARY),
         (ALLOW_ALL, 70),
-        (ALLOW_ALL, 256),
+        thorough(ALLOW_ALL, 256),
         (Filters(top_k=5, top_p=0.9, min_p=0.1), VOCABULARY),
     ],
 )
@@ -120,7 +125,7 @@ def test_logps_are_at_the_sampling_temperature_over_the_full_vocabulary(
     assert (np.asarray(tokens)[::2] == logits[::2].argmax(-1)).all()
 
 
-@pytest.mark.parametrize("width", [VOCABULARY, 100])
+@pytest.mark.parametrize("width", [thorough(VOCABULARY), 100])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 def test_low_temperature_and_extreme_logits_stay_finite(scale: float, width: int) -> None:
     logits = random_logits(16, scale=scale)
@@ -234,7 +239,7 @@ def test_filtered_tokens_stay_inside_the_mask_and_keep_their_proportions() -> No
     assert stats.chisquare(counts[is_kept], expected).pvalue > 0.01
 
 
-@pytest.mark.parametrize("width", [1, 5, 128, 129, VOCABULARY])
+@pytest.mark.parametrize("width", [1, thorough(5), thorough(128), 129, thorough(VOCABULARY)])
 def test_a_token_without_mass_is_never_drawn(width: int) -> None:
     rng = np.random.default_rng(width)
     rows = np.arange(400)
