@@ -11,6 +11,8 @@ from scipy import stats
 from jzero.rollout import sampling
 from jzero.rollout.sampling import Filters
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 VOCABULARY = 300  # the third block of 128 tokens is mostly padding
 ALLOW_ALL = Filters()
 
@@ -45,6 +47,18 @@ def sample(
 
     parts = parts_of(vocabulary, width or vocabulary)
     return sampling.sample(head, parts, logits, noise, temperature, filters)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def sample_kept(
+    logits: jax.Array, noise: jax.Array, temperature: jax.Array, filters: Filters
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Samples from given logits, and returns the tokens that the filters kept as well."""
+
+    def head(logits: jax.Array, part: slice) -> jax.Array:
+        return logits[:, part]
+
+    return sampling.sample_kept(head, slice(0, VOCABULARY), logits, noise, temperature, filters)
 
 
 def random_logits(rows: int, seed: int = 0, scale: float = 2.0) -> np.ndarray:
@@ -205,14 +219,7 @@ def test_the_tokens_that_were_kept_are_returned_and_hold_all_of_the_mass(
     noise = np.random.default_rng(3).random(50).astype(np.float32)
     temperatures = np.full(50, temperature, np.float32)
 
-    def head(logits: jax.Array, part: slice) -> jax.Array:
-        return logits[:, part]
-
-    @jax.jit
-    def sample_kept(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        return sampling.sample_kept(head, slice(0, VOCABULARY), *arrays, filters)
-
-    tokens, logps, kept = sample_kept(logits, noise, temperatures)
+    tokens, logps, kept = sample_kept(logits, noise, temperatures, filters)
 
     same_tokens, _ = sample(logits, noise[:, None], temperatures, filters)
     np.testing.assert_array_equal(tokens, same_tokens)
