@@ -471,7 +471,7 @@ def test_a_group_that_decodes_holds_the_full_pages_of_its_prompt_once() -> None:
 
 def test_a_group_larger_than_the_slots_is_no_special_case() -> None:
     want, _ = complete(make(), PROMPTS[:1], group=8)
-    assert_same(complete(make(**ARRANGEMENTS["preempted"]), PROMPTS[:1], group=8)[0], want)
+    assert_same(complete(make(**ARRANGEMENTS["2 slots"]), PROMPTS[:1], group=8)[0], want)
     assert len({tuple(sequence.tokens) for sequence in want.values()}) == 8
 
 
