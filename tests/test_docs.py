@@ -5,6 +5,7 @@ An HTML comment above a block states how the block is tested:
     runs            run here as it stands
     small           run here; each training command gets the settings of the tests' small runs
     thorough        the same, with `pytest --thorough`
+    runs thorough   run here as it stands, with `pytest --thorough`
     slow            run here as it stands, with `pytest --slow`
     test command    the command that .ci/run executes
     tested: FILE    run by that test file
@@ -70,6 +71,7 @@ def test_every_block_says_how_it_is_tested(block: Block) -> None:
 
     assert kind in (
         "runs",
+        "runs thorough",
         "small",
         "thorough",
         "slow",
@@ -123,7 +125,13 @@ def run(text: str, environment: dict[str, str], directory: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("block", marked("runs"), ids=block_name)
+def whole_blocks() -> list[object]:
+    """Returns the blocks that run as they stand within seconds, as parameters of a test."""
+    blocks = marked("runs thorough")
+    return [*marked("runs"), *[pytest.param(block, marks=pytest.mark.thorough) for block in blocks]]
+
+
+@pytest.mark.parametrize("block", whole_blocks(), ids=block_name)
 def test_it_runs(block: Block, environment: dict[str, str], tmp_path: Path) -> None:
     run(block.text, environment, tmp_path)
 

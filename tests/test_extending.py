@@ -34,14 +34,19 @@ def run_command(command: str, folder: Path, environment: dict[str, str]) -> None
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> Path:
-    """Returns a folder with the files of the page, in which the commands of the page have run."""
+    """Returns a folder with the files of the page, in which its first command has run."""
     folder = tmp_path_factory.mktemp("mine")
     for name, text in PYTHON.findall(PAGE):
         (folder / name).write_text(text, encoding="utf-8")
-    [commands] = COMMANDS.findall(PAGE)
-    for command in commands.splitlines():
-        run_command(command, folder, environment | {"PYTHONPATH": str(ROOT)})
+    first, _ = commands_of_the_page()
+    run_command(first, folder, environment | {"PYTHONPATH": str(ROOT)})
     return folder
+
+
+def commands_of_the_page() -> list[str]:
+    """Returns the commands that use what the page defines."""
+    [commands] = COMMANDS.findall(PAGE)
+    return commands.splitlines()
 
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
@@ -91,7 +96,13 @@ def test_episodes_have_the_prompt_and_the_replies_of_the_page(folder: Path) -> N
     assert max(len(episode["turns"]) for episode in episodes) == 3
 
 
-def test_an_option_on_the_command_line_reaches_the_task(folder: Path) -> None:
+@pytest.mark.thorough
+def test_an_option_on_the_command_line_reaches_the_task(
+    folder: Path, environment: dict[str, str]
+) -> None:
+    _, second = commands_of_the_page()
+    run_command(second, folder, environment | {"PYTHONPATH": str(ROOT)})
+
     episodes = read_episodes(folder / "runs/six")
 
     assert {episode["prompt"] for episode in episodes} == {"find a..f\n"}

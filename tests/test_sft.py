@@ -121,6 +121,7 @@ def test_a_killed_run_resumes_to_the_same_numbers(
     assert resumed_run.exported_weights == whole_run.exported_weights
 
 
+@pytest.mark.thorough
 def test_an_export_starts_another_run(
     whole_run: FinishedRun, environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ from jzero.model.hybrid import Mixers
 from jzero.model.layers import NORMAL, ONES, Attend, parameter, rms_norm, rotary
 from jzero.model.linear import ADAPTED_OUTPUT, GROUPED_PRODUCT, LOW_RANK_PRODUCT
 from jzero.model.quantized import QuantizedWeight, is_quantized
+from jzero.model.traced_once import traced_once
 
 __all__ = [
     "REMAT",
@@ -89,11 +90,13 @@ def init(config: QwenConfig, key: jax.Array) -> Params:
     return nnx.to_pure_dict(nnx.state(Qwen(config, nnx.Rngs(params=key))))
 
 
+@traced_once
 def abstract(config: QwenConfig) -> Params:
     """Returns the tree of `init` with a ShapeDtypeStruct at every leaf. Allocates nothing."""
     return jax.eval_shape(lambda: init(config, jax.random.key(0)))
 
 
+@traced_once
 def logical_axes(config: QwenConfig) -> Params:
     """Returns the tree of `init` with a tuple of logical axis names at every leaf."""
     state = nnx.state(nnx.eval_shape(lambda: Qwen(config, nnx.Rngs(0))))
@@ -110,6 +113,7 @@ def is_parameter(value: object) -> bool:
     return isinstance(value, nnx.Param)
 
 
+@traced_once
 def layer_graph(config: QwenConfig) -> nnx.GraphDef:
     """Returns the structure of one layer's module, into which `forward` merges the parameters."""
     make_layer = family_of(config.model_type).layer

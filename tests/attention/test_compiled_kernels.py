@@ -129,7 +129,7 @@ def test_packed_compiles_for_tpu(heads: Heads, tpus: Sequence[jax.Device]) -> No
     ("tensor", "heads"),
     [
         pytest.param(1, (14, 2, 64), id="1 device"),
-        pytest.param(2, (4, 4, 128), id="2 devices"),
+        pytest.param(2, (4, 4, 128), id="2 devices", marks=pytest.mark.thorough),
         pytest.param(2, (14, 2, 64), id="a head of 64 a device", marks=pytest.mark.slow),
         pytest.param(4, (4, 2, 128), id="fewer KV heads than devices", marks=pytest.mark.slow),
     ],

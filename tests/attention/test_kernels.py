@@ -4,7 +4,7 @@
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -59,15 +59,22 @@ gpu_paged: Paged = partial(gpu.paged, interpret=True)
 
 quick = pytest.mark.usefixtures("quick_compilation")
 slow = pytest.mark.slow
+thorough = pytest.mark.thorough
 every_packed = pytest.mark.parametrize("packed", [splash, cudnn_by_xla], ids=["tpu", "gpu"])
 
 
-def in_default_suite(names: set[str], table: Mapping[str, Value]) -> list:
-    """Returns the values of a table as test parameters; all but `names` need --slow."""
-    return [
-        pytest.param(value, id=name, marks=() if name in names else slow)
-        for name, value in table.items()
-    ]
+def in_default_suite(
+    names: set[str], table: Mapping[str, Value], with_thorough: Collection[str] = ()
+) -> list:
+    """Returns the values of a table as test parameters.
+
+    All but `names` need --slow, or only --thorough if they are in `with_thorough`.
+    """
+    parameters = []
+    for name, value in table.items():
+        mark = thorough if name in with_thorough else slow
+        parameters.append(pytest.param(value, id=name, marks=() if name in names else mark))
+    return parameters
 
 
 @pytest.fixture
@@ -177,7 +184,7 @@ MODELS_AND_LAYOUTS = {
 @quick
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
-    "heads_and_layout", in_default_suite({"qwen2.5-0.5b", "qwen2.5-3b"}, MODELS_AND_LAYOUTS)
+    "heads_and_layout", in_default_suite({"qwen2.5-0.5b"}, MODELS_AND_LAYOUTS, {"qwen2.5-3b"})
 )
 def test_splash_equals_the_definition(heads_and_layout: tuple[Heads, RowLayout]) -> None:
     heads, layout = heads_and_layout
@@ -338,7 +345,7 @@ def paged_by(
 
 @quick
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize("heads", in_default_suite({"qwen2.5-0.5b", "qwen2.5-1.5b"}, MODELS))
+@pytest.mark.parametrize("heads", in_default_suite({"qwen2.5-0.5b"}, MODELS, {"qwen2.5-1.5b"}))
 def test_paged_kernels_equal_the_definition(heads: Heads) -> None:
     _, K, D = heads
     expected = paged_by_definition(heads, jnp.bfloat16)
@@ -364,6 +371,7 @@ def test_rows_of_several_heads_equal_the_definition(heads: Heads) -> None:
     np.testing.assert_allclose(by_tpu, expected, atol=1e-5)
 
 
+@pytest.mark.thorough
 @quick
 @pytest.mark.usefixtures("interpreted")
 def test_paged_kernels_with_a_float32_pool_equal_the_definition() -> None:

@@ -68,6 +68,7 @@ def number_in(cell: str) -> float:
     return float(cell.replace(",", ""))
 
 
+@pytest.mark.thorough
 def test_decode_prints_a_row_for_every_number_of_slots(
     environment: dict[str, str], model: str
 ) -> None:

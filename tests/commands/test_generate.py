@@ -61,7 +61,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(inputs: Path, out: Path, settings: str, *more: str) -> list[str]:
     """Returns the arguments of a command that answers the problems of `inputs`."""
-    settings = f"{settings} rollout.num_prompts={CHUNK}"
+    settings = f"{settings} rollout.num_prompts={CHUNK} task.grade_workers=1"
     return [
         f"--model={inputs / 'model'}",
         f"--data={inputs / 'data.jsonl'}",

@@ -274,6 +274,7 @@ def test_a_run_stopped_three_times_equals_one_that_was_not(
     assert summary["seconds"] > seconds
 
 
+@pytest.mark.thorough
 def test_a_finished_run_may_be_run_again(command, finished, tmp_path: Path) -> None:
     workdir = tmp_path / "again"
     shutil.copytree(finished, workdir)

@@ -176,6 +176,7 @@ def test_the_command(
     assert "does not fit; try" in printed
 
 
+@pytest.mark.thorough
 @needs_libtpu
 def test_a_host_of_several_decodes_with_split_heads(cache) -> None:
     """The compiler refuses a part of a slice whose devices talk to each other."""

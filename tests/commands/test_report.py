@@ -178,7 +178,14 @@ def test_samples_are_of_steps_evenly_apart_and_of_the_last(steps, each) -> None:
     )
 
 
-@pytest.mark.parametrize(("letter", "runs"), [("a", 1), ("数", 1), ("<", 2)])
+@pytest.mark.parametrize(
+    ("letter", "runs"),
+    [
+        pytest.param("a", 1, marks=pytest.mark.thorough),
+        pytest.param("数", 1, marks=pytest.mark.thorough),
+        ("<", 2),
+    ],
+)
 def test_a_run_of_2000_steps_stays_under_5_megabytes(tmp_path: Path, letter, runs) -> None:
     chance, written = random.Random(0), []
     for number in range(runs):

@@ -469,6 +469,7 @@ def test_a_client_that_leaves_frees_its_slot(alone) -> None:
     assert worker.num_reserved == 0
 
 
+@pytest.mark.thorough
 def test_jetstreams_client_gets_the_same_greedy_tokens(
     model, environment: dict[str, str], alone
 ) -> None:

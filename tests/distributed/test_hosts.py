@@ -270,6 +270,7 @@ def test_a_mistake_on_one_host_ends_the_other_with_its_reason(
     assert first_error == second_error.replace("error: ", "error: host 1 of 2 ended: ")
 
 
+@pytest.mark.thorough
 def test_a_signal_before_the_steps_ends_both_hosts(
     environment: Environment, tmp_path: Path
 ) -> None:

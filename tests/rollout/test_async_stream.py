@@ -185,27 +185,51 @@ def test_without_staleness_it_is_the_synchronous_run(
     assert weights_of(tmp_path / "stream") == weights_of(tmp_path / "synchronous")
 
 
-def test_rollouts_carry_over_and_a_stopped_run_ends_in_the_same_numbers(tmp_path: Path) -> None:
-    """Tokens are up to max_staleness versions old; a run is stopped between steps and resumes."""
+def train_with_carried_rollouts(workdir: Path, num_steps: int) -> None:
+    """Trains a run whose tokens may be two versions old, or goes on with it."""
+    settings = asynchronous(2, train={"steps": num_steps, "logged_rollouts": 16})
+    train.train(settings, workdir)
 
-    def train_in(name: str, num_steps: int) -> None:
-        settings = asynchronous(2, train={"steps": num_steps, "logged_rollouts": 16})
-        train.train(settings, tmp_path / name)
 
-    train_in("whole", 6)
-    train_in("resumed", 2)
-    train_in("resumed", 6)
+@pytest.fixture(scope="module")
+def carried_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Returns the workdir of a run that nothing interrupts: see `trained_once`."""
+    return tmp_path_factory.mktemp("carried") / "whole"
 
-    whole = timeless_rows_of(tmp_path / "whole")
+
+def trained_once(workdir: Path) -> Path:
+    """Trains a run of 6 steps in a directory that has none yet.
+
+    A fixture of the module would be set up before `quick_runs`, which is set up for each test.
+    """
+    if not workdir.exists():
+        train_with_carried_rollouts(workdir, 6)
+    return workdir
+
+
+def test_rollouts_carry_over(carried_run: Path) -> None:
+    """Tokens are up to max_staleness versions old."""
+    whole = timeless_rows_of(trained_once(carried_run))
     assert len(whole) == 6
-    assert timeless_rows_of(tmp_path / "resumed") == whole
-    assert weights_of(tmp_path / "resumed") == weights_of(tmp_path / "whole")
     assert sum(row["async/carried_tokens"] for row in whole) > 0
     assert sum(row["async/staleness_1"] + row["async/staleness_2"] for row in whole) > 0
     for row in whole:
         shares = [row[f"async/staleness_{versions}"] for versions in range(3)]
         assert sum(shares) == pytest.approx(1)
         assert row["policy/correction"] > 0  # decoupled PPO
+
+
+@pytest.mark.thorough
+def test_a_run_that_was_stopped_between_steps_ends_in_the_same_numbers(
+    carried_run: Path, tmp_path: Path
+) -> None:
+    whole = trained_once(carried_run)
+
+    train_with_carried_rollouts(tmp_path, 2)
+    train_with_carried_rollouts(tmp_path, 6)
+
+    assert timeless_rows_of(tmp_path) == timeless_rows_of(whole)
+    assert weights_of(tmp_path) == weights_of(whole)
 
 
 @pytest.mark.thorough

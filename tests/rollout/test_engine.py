@@ -290,7 +290,7 @@ def scored(
         yield sequence, np.asarray(logits[i, response], np.float64), np.asarray(logps[i, response])
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["qwen2", "qwen3", thorough("llama")])
 def test_greedy_is_the_argmax_of_the_full_forward(name) -> None:
     completions = base(name, 0.0)
     for sequence, logits, logps in scored(make(name), completions, 1.0):
@@ -385,7 +385,7 @@ ARRANGEMENTS = {
         "num_pages": 46,
     },
 }
-DEFAULT_ARRANGEMENTS = ("2 slots", "2 shards x tensor 2", "preempted")
+DEFAULT_ARRANGEMENTS = ("2 shards x tensor 2", "preempted")
 # Other cases have pages that do not divide the prompt, and tensor parallelism.
 SLOW_ARRANGEMENTS = ("page of 12", "tensor 2", "preempted, 2 shards")
 
@@ -645,7 +645,7 @@ def test_stop_strings_and_preemption() -> None:
 # -- the life of a scheduler ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("arrangement", ["2 slots", "preempted"])
+@pytest.mark.parametrize("arrangement", [thorough("2 slots"), "preempted"])
 def test_cancel_frees_everything_and_the_engine_serves_the_next(arrangement) -> None:
     engine = make(**ARRANGEMENTS[arrangement])
     scheduler = Scheduler(engine, params_on(engine), text_of)
@@ -708,7 +708,7 @@ def test_load_params_gives_the_decoders_layout_and_dtype() -> None:
 @pytest.mark.parametrize(
     "arrangement, slot",
     [
-        ("2 slots", 1),
+        thorough("2 slots", 1),
         ("2 shards x tensor 2", 6),
         thorough("3 slots, 1-token calls", 2),
         thorough("4 shards", 6),

@@ -11,11 +11,18 @@ from scipy import stats
 from jzero.rollout import sampling
 from jzero.rollout.sampling import Filters
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 VOCABULARY = 300  # the third block of 128 tokens is mostly padding
 ALLOW_ALL = Filters()
 
 uniforms = jax.jit(sampling.uniforms, static_argnums=3)
 restrict = jax.jit(sampling.restrict, static_argnums=1)
+
+
+def thorough(*values: object) -> object:
+    """A case that runs only with --thorough: the default run has another one of its kind."""
+    return pytest.param(*values, marks=pytest.mark.thorough)
 
 
 def parts_of(vocabulary: int, width: int) -> list[slice]:
@@ -40,6 +47,18 @@ def sample(
 
     parts = parts_of(vocabulary, width or vocabulary)
     return sampling.sample(head, parts, logits, noise, temperature, filters)
+
+
+@functools.partial(jax.jit, static_argnums=3)
+def sample_kept(
+    logits: jax.Array, noise: jax.Array, temperature: jax.Array, filters: Filters
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Samples from given logits, and returns the tokens that the filters kept as well."""
+
+    def head(logits: jax.Array, part: slice) -> jax.Array:
+        return logits[:, part]
+
+    return sampling.sample_kept(head, slice(0, VOCABULARY), logits, noise, temperature, filters)
 
 
 def random_logits(rows: int, seed: int = 0, scale: float = 2.0) -> np.ndarray:
@@ -81,8 +100,8 @@ def chi_square_p_value(counts: np.ndarray, expected: np.ndarray) -> float:
     return stats.chisquare(fold(counts), fold(expected)).pvalue
 
 
-@pytest.mark.parametrize("width", [VOCABULARY, 128, 90])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("width", [thorough(VOCABULARY), thorough(128), 90])
+@pytest.mark.parametrize("temperature", [1.0, thorough(0.6)])
 def test_tokens_follow_the_softmax(temperature: float, width: int) -> None:
     logits = random_logits(1)[0]
 
@@ -96,9 +115,9 @@ def test_tokens_follow_the_softmax(temperature: float, width: int) -> None:
 @pytest.mark.parametrize(
     ("filters", "width"),
     [
-        (ALLOW_ALL, VOCABULARY),
+        thorough(ALLOW_ALL, VOCABULARY),
         (ALLOW_ALL, 70),
-        (ALLOW_ALL, 256),
+        thorough(ALLOW_ALL, 256),
         (Filters(top_k=5, top_p=0.9, min_p=0.1), VOCABULARY),
     ],
 )
@@ -120,7 +139,7 @@ def test_logps_are_at_the_sampling_temperature_over_the_full_vocabulary(
     assert (np.asarray(tokens)[::2] == logits[::2].argmax(-1)).all()
 
 
-@pytest.mark.parametrize("width", [VOCABULARY, 100])
+@pytest.mark.parametrize("width", [thorough(VOCABULARY), 100])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 30.0])
 def test_low_temperature_and_extreme_logits_stay_finite(scale: float, width: int) -> None:
     logits = random_logits(16, scale=scale)
@@ -200,14 +219,7 @@ def test_the_tokens_that_were_kept_are_returned_and_hold_all_of_the_mass(
     noise = np.random.default_rng(3).random(50).astype(np.float32)
     temperatures = np.full(50, temperature, np.float32)
 
-    def head(logits: jax.Array, part: slice) -> jax.Array:
-        return logits[:, part]
-
-    @jax.jit
-    def sample_kept(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-        return sampling.sample_kept(head, slice(0, VOCABULARY), *arrays, filters)
-
-    tokens, logps, kept = sample_kept(logits, noise, temperatures)
+    tokens, logps, kept = sample_kept(logits, noise, temperatures, filters)
 
     same_tokens, _ = sample(logits, noise[:, None], temperatures, filters)
     np.testing.assert_array_equal(tokens, same_tokens)
@@ -234,7 +246,7 @@ def test_filtered_tokens_stay_inside_the_mask_and_keep_their_proportions() -> No
     assert stats.chisquare(counts[is_kept], expected).pvalue > 0.01
 
 
-@pytest.mark.parametrize("width", [1, 5, 128, 129, VOCABULARY])
+@pytest.mark.parametrize("width", [1, thorough(5), thorough(128), 129, thorough(VOCABULARY)])
 def test_a_token_without_mass_is_never_drawn(width: int) -> None:
     rng = np.random.default_rng(width)
     rows = np.arange(400)

@@ -245,7 +245,7 @@ def decode(engine: Engine, scorings: list[Scoring]) -> tuple[dict, DecodeCounter
 
 @cache
 def decoded_alone() -> dict[tuple[int, int], Sequence]:
-    return decode(make(num_slots=6), [])[0]
+    return decode(make(), [])[0]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_the_prompt_of_a_sequence_in_a_slot_is_not_computed_again() -> None:
     prompt = fresh_groups()[0][0].prompt_tokens
     tokens = np.concatenate([prompt, SEQUENCES[3][:8]])
     scoring = Scoring(tokens, first=len(prompt))
-    _, counters = decode(make(num_slots=6), [scoring])
+    _, counters = decode(make(), [scoring])
     assert_scored(scoring)
     assert counters.shared_tokens == (len(prompt) - 1) // PAGE * PAGE
 
@@ -286,7 +286,7 @@ def test_the_engines_scores_of_its_samples_are_the_samplers() -> None:
 
 
 def test_a_cancelled_run_forgets_what_it_scores() -> None:
-    engine = make(num_slots=6)
+    engine = make()
     scheduler = Scheduler(engine, params_on(engine), str)
     for tokens in SEQUENCES:
         scheduler.scorer.submit(Scoring(tokens))

@@ -427,7 +427,7 @@ def assert_same(got: Conversation, want: Conversation) -> None:
     ids=["ids", "strings", "qwen3"],
 )
 def test_an_episode_is_the_same_however_it_was_decoded(name: str, stop: tuple[str, ...]) -> None:
-    """Pages kept or given up, alone or in company, in few slots or many, on one device or two."""
+    """Pages kept or given up, alone or in company, in few slots or many."""
     engine = make(name, **SIZES)
     want = converse(engine, stop=stop)
     assert max(len(turns) for turns in want.turns.values()) == 3
@@ -444,8 +444,17 @@ def test_an_episode_is_the_same_however_it_was_decoded(name: str, stop: tuple[st
 
     assert_same(converse(engine, stop=stop, wait=3), want)
     assert_same(converse(make(name, **SIZES, num_slots=2), stop=stop), want)
-    assert_same(converse(make(name, (2, 1), **SIZES), stop=stop), want)
     assert_same(converse(engine, PROMPTS[:1], stop=stop), want)
+
+
+@pytest.mark.thorough
+def test_an_episode_is_the_same_on_two_devices() -> None:
+    on_one = converse(make("qwen2", **SIZES))
+
+    on_two = converse(make("qwen2", (2, 1), **SIZES))
+
+    assert_same(on_two, on_one)
+    assert on_two.tokens.keys() == on_one.tokens.keys()
 
 
 def test_an_episode_that_waits_gives_way() -> None:

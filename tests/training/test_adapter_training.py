@@ -74,7 +74,7 @@ def weights_in(base: str) -> qwen.Params:
         pytest.param("eight slots, two buckets", (2, 1, 1), "native", marks=pytest.mark.thorough),
         pytest.param("eight slots, two buckets", (2, 1, 1), "int8", marks=pytest.mark.thorough),
         ("plain", (2, 2, 2), "native"),
-        ("plain", (2, 2, 2), "int8"),
+        pytest.param("plain", (2, 2, 2), "int8", marks=pytest.mark.thorough),
     ],
     ids=str,
 )

@@ -1,5 +1,6 @@
 """Supervised examples: which tokens a row becomes, and which of them are trained on."""
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -63,19 +64,28 @@ def test_a_completion_and_its_end_are_trained_on(prompt: str, completion: str) -
 # -- conversations ---------------------------------------------------------------------------------
 
 
+@cache
+def load_once(directory: Path, chat_template: str) -> PreTrainedTokenizerFast:
+    """Loads a tokenizer and gives it a chat template, or leaves it its own where that is empty.
+
+    The tests share it, because it takes half a second to load. None of them changes it.
+    """
+    tok = tokenizer.load(str(directory))
+    if chat_template:
+        tok.chat_template = chat_template
+    return tok
+
+
 @pytest.fixture
 def tok(shared: Path) -> PreTrainedTokenizerFast:
     """Returns the tokenizer of Qwen2, with the chat template of Qwen2."""
-    return tokenizer.load(str(shared / "data/qwen2_tokenizer"))
+    return load_once(shared / "data/qwen2_tokenizer", "")
 
 
 @pytest.fixture(params=["", QWEN25, QWEN3], ids=["qwen2", "qwen2.5", "qwen3"])
-def chat_tok(
-    tok: PreTrainedTokenizerFast, request: pytest.FixtureRequest
-) -> PreTrainedTokenizerFast:
+def chat_tok(shared: Path, request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
     """Returns the tokenizer with one of three chat templates."""
-    if request.param:
-        tok.chat_template = request.param
+    tok = load_once(shared / "data/qwen2_tokenizer", request.param)
     assert tokenizer.end_of_turn(tok) == "<|im_end|>"
     return tok
 
@@ -198,10 +208,8 @@ def test_a_message_that_holds_the_end_of_a_turn_is_refused(tok: PreTrainedTokeni
         encode_row(tok, {"messages": messages}, "assistant")
 
 
-def test_a_template_that_writes_earlier_turns_anew_is_refused(
-    tok: PreTrainedTokenizerFast,
-) -> None:
-    tok.chat_template = "{{ messages|length }}" + QWEN25
+def test_a_template_that_writes_earlier_turns_anew_is_refused(shared: Path) -> None:
+    tok = load_once(shared / "data/qwen2_tokenizer", "{{ messages|length }}" + QWEN25)
 
     with pytest.raises(ValueError, match="writes earlier turns anew"):
         encode_row(tok, {"messages": CONVERSATION}, "assistant")

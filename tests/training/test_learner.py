@@ -41,6 +41,8 @@ PARAMS = reference.random_params()
 FAR = 2.0**40
 
 ONE_DEVICE = (1, 1, 1)
+# The default suite has meshes that split the rows and the weights.
+DATA_ALONE = pytest.param((8, 1, 1), marks=pytest.mark.thorough, id="(8, 1, 1)")
 PACKINGS: dict[str, dict[str, object]] = {
     "own slot": {"packs_per_row": 1, "microbatch_tokens": 512},
     "two slots": {"packs_per_row": 2, "microbatch_tokens": 240},
@@ -203,7 +205,7 @@ def test_score_is_the_log_prob_of_each_sequence_alone() -> None:
 # -- meshes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 8, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [DATA_ALONE, (2, 2, 2), (1, 8, 1)], ids=str)
 def test_gradient_does_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> None:
     trainer = gradient_trainer("two slots", sizes)
 
@@ -215,14 +217,14 @@ def test_gradient_does_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> No
     np.testing.assert_allclose(stats["mismatch_max"], largest_mismatch(), rtol=1e-4)
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [DATA_ALONE, (2, 2, 2)], ids=str)
 def test_score_does_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> None:
     scores = scores_of_rollouts(gradient_trainer("two slots", sizes))
 
     assert_scores_are_those_of_each_sequence_alone(scores)
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("sizes", [DATA_ALONE, (2, 2, 2)], ids=str)
 def test_scoring_batches_with_more_fields_does_not_compile_again(
     sizes: tuple[int, int, int],
 ) -> None:
@@ -235,7 +237,7 @@ def test_scoring_batches_with_more_fields_does_not_compile_again(
     assert trainer.policy.score_program._cache_size() == 1
 
 
-@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize("is_tied", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_head_that_is_split_by_vocabulary_has_the_same_gradient(is_tied: bool) -> None:
     # The 61 tokens of reference.MODEL cannot be split over two devices. 64 can, in chunks of 16.
     model = replace(reference.MODEL, vocab_size=64, tie_word_embeddings=is_tied)
