@@ -44,13 +44,17 @@ def empty_slots(model: QwenConfig, slots: int) -> DeltaState | None:
 def sharding_specs(model: QwenConfig, tensor: int) -> DeltaState | None:
     """Returns how the states lie on a mesh of the axes (slots, tensor).
 
-    The value heads are split as the weights that make them, if `tensor` divides them. The
-    convolution's channels are not, because q, k and v lie side by side in them.
+    Value heads and channels are split, as XLA splits the products that make them, if `tensor`
+    divides their numbers.
     """
-    if model.delta_net is None:
+    sizes = model.delta_net
+    if sizes is None:
         return None
-    heads = "tensor" if model.delta_net.num_value_heads % tensor == 0 else None
-    return DeltaState(recurrent=P(None, "slots", heads), convolution=OF_SLOTS)
+    heads = "tensor" if sizes.num_value_heads % tensor == 0 else None
+    channels = "tensor" if sizes.num_channels % tensor == 0 else None
+    return DeltaState(
+        recurrent=P(None, "slots", heads), convolution=P(None, "slots", None, channels)
+    )
 
 
 def of_layer(states: DeltaState, layer: Int[Array, ""]) -> DeltaState:
