@@ -124,7 +124,19 @@ class ModelConfig:
         "Attention kernels, an entry of jzero.attention.BACKENDS. Empty: those of the platform. "
         "xla: plain XLA everywhere.",
     )
+    exact: bool = setting(
+        False,
+        "Holds a run to it that the sampler and the trainer compute the same log-probabilities, "
+        "to the last bit: the ratio is exactly 1 before the first optimizer step, old log-probs "
+        "are not computed again, and the run fails at the first one that differs. See "
+        "docs/exact.md.",
+    )
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
+
+    @property
+    def kernels(self) -> str:
+        """Returns the entry of jzero.attention.BACKENDS that computes attention."""
+        return "exact" if self.exact else self.attention
 
 
 @dataclass

@@ -87,7 +87,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     engine = _engine(settings, model, host_mesh, num_hosts)
     trainer = make_trainer(settings, model, critic, mesh)
     batches = abstract_batches(trainer)
-    needs_old = needs_old_logps(settings)
+    needs_old = needs_old_logps(trainer.config)
     needs_reference = algorithms.needs_reference(settings.algorithm)
 
     learner_programs = trainer.policy.programs(batches, trainer.layouts)
@@ -124,7 +124,8 @@ def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hos
         host_mesh,
         STOP_IDS,
         settings.model.dtype,
-        settings.model.attention,
+        settings.model.kernels,
+        settings.model.exact,
     )
 
 

@@ -98,6 +98,7 @@ class Engine:
         stop_ids: tuple[int, ...],
         dtype: str,
         attention_name: str = "",
+        exact: bool = False,
     ) -> None:
         """Makes an engine without device state; no program is compiled yet.
 
@@ -106,7 +107,8 @@ class Engine:
             mesh: axes (slots, tensor), the devices of this host.
             stop_ids: tokens that end a response.
             dtype: of weights and activations.
-            attention_name: `config.model.attention`.
+            attention_name: `config.model.kernels`.
+            exact: `config.model.exact`.
 
         Raises:
             UserError: the pages of a shard do not hold one sequence of full length.
@@ -146,6 +148,7 @@ class Engine:
             attention_name=attention_name,
             slots_per_shard=self.slots_per_shard,
             pages_per_shard=self.pages_per_shard,
+            exact=exact,
         )
         self.page_allocators = [
             PageAllocator(

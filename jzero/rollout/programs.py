@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jzero import attention
-from jzero.model import qwen
+from jzero.model import exact, qwen
 from jzero.rollout import sampling
 from jzero.rollout.decode_state import (
     PREFIX_SPECS,
@@ -62,6 +62,8 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
     is_tpu7x = mesh.devices.flat[0].device_kind == "TPU7x"
     tiles = {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
     compiler_options = tiles if is_tpu7x else None
+    if settings.exact is not None:
+        compiler_options = exact.compiler_options(mesh) or compiler_options
 
     def program(
         function: Callable, in_specs: tuple, out_specs: object, donate: tuple[int, ...] = ()
@@ -159,7 +161,14 @@ def prefill(
     empty = jnp.zeros(kv_shape, settings.dtype)
     positions = jnp.broadcast_to(jnp.arange(width), (prompts, width))
     hidden, (k, v) = qwen.forward(
-        model, params, tokens, positions, attend, (empty, empty), dtype=settings.dtype
+        model,
+        params,
+        tokens,
+        positions,
+        attend,
+        (empty, empty),
+        dtype=settings.dtype,
+        exact=settings.exact,
     )
 
     def for_each_sample(x: jax.Array) -> jax.Array:
@@ -386,6 +395,7 @@ def decode_step(
         attend,
         (state.k_pool, state.v_pool),
         dtype=settings.dtype,
+        exact=settings.exact,
     )
     token, logp = sample_tokens(
         settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
@@ -430,8 +440,13 @@ def sample_tokens(
         weight: jax.Array, hidden: jax.Array, noise: jax.Array, temperature: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
         def head(hidden: jax.Array, part: slice) -> jax.Array:
-            logits = qwen.head(settings.model, {name: weight}, hidden, settings.dtype, part)
+            logits = qwen.head(
+                settings.model, {name: weight}, hidden, settings.dtype, part, settings.exact
+            )
             return expand_logits(logits)
+
+        if settings.exact is not None:
+            return sampling.sample_exactly(head, hidden, noise, temperature, settings.filters)
 
         return sampling.sample(
             head,

@@ -247,7 +247,8 @@ def make_sampler(
         mesh_for_decoding,
         base.stop_tokens,
         settings.model.dtype,
-        settings.model.attention,
+        settings.model.kernels,
+        settings.model.exact,
     )
     sampler = Sampler(engine, base.tokenizer, pool, settings.task)
     publish = publisher(

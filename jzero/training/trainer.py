@@ -15,6 +15,7 @@ from jzero.config import Config, TrainConfig
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.run.clock import Clock
+from jzero.training.exactness import check_exact_mesh, with_exact_ratio
 from jzero.training.learner import Learner, critic_learner, policy_learner
 from jzero.training.packing import INTEGER_FIELDS, make_layouts, num_rows
 from jzero.types import Batch, RowLayout
@@ -41,8 +42,11 @@ def make_trainer(
 ) -> Trainer:
     """Returns the trainer of a run. Compiles nothing.
 
-    Raises UserError if train.microbatch_tokens holds less than one row for each device.
+    Raises UserError if train.microbatch_tokens holds less than one row for each device, or if
+    model.exact cannot be on this mesh.
     """
+    check_exact_mesh(config, mesh)
+    config = with_exact_ratio(config)
     train, rollout = config.train, config.rollout
     layouts = make_layouts(
         rollout.max_prompt_tokens,
