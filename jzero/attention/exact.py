@@ -29,7 +29,7 @@ from jzero.types import RowLayout
 
 pool_rows = one_row_per_head
 KEY_BLOCK = 64  # keys of a block, by their position in their sequence
-QUERY_ROWS = 4  # a product of one row has other bits on CPUs than the same row among others
+QUERY_ROWS = 64  # products of fewer rows have other bits on CPUs, where YNNPACK computes them
 
 Blocks = tuple[int | jax.Array, OnlineSoftmax]  # blocks done, and the softmax over them
 

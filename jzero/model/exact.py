@@ -22,10 +22,6 @@ from jzero.attention.exact import sum_by_halves
 # that, other numbers of rows take other paths through the library.
 ROW_TILE = 64
 
-# XLA:CPU hands products to the library YNNPACK, whose kernels for a few rows and for many rows add
-# in another order. Without it they are Eigen's.
-CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}
-
 # On a TPU the default product of a row depends on the number of rows; this one does not.
 TPU_PRODUCTS = "BF16_BF16_F32"
 
@@ -37,7 +33,7 @@ class ExactRows:
     tile: int = ROW_TILE  # every product has a multiple of so many rows
     precision: str = ""  # as jax.default_matmul_precision; "": the platform's default
 
-    def pad(self, x: Shaped[Array, "rows *rest"]) -> Shaped[Array, "padded *rest"]:
+    def pad(self, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padded ..."]:
         """Appends rows of zeros up to the next multiple of the tile."""
         return jnp.pad(x, [(0, -len(x) % self.tile)] + [(0, 0)] * (x.ndim - 1))
 
@@ -57,11 +53,6 @@ def exact_rows(mesh: Mesh, shards: int = 1) -> ExactRows:
     return ExactRows(ROW_TILE * shards, TPU_PRODUCTS if is_tpu else "")
 
 
-def compiler_options(mesh: Mesh) -> dict[str, str] | None:
-    """Returns the options with which exact programs on the devices of `mesh` are compiled."""
-    return CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else None
-
-
 def exact_token_logps(
     logits: Float[Array, "*batch V"],
     tokens: Int[Array, "*batch"],
@@ -71,10 +62,9 @@ def exact_token_logps(
 
     The log-probability has the same bits in every program; the entropy need not have.
     """
-    # Behind the barrier the temperature is no constant. XLA would multiply by the reciprocal of a
-    # constant, and divide by what it does not know.
-    logits, scale = lax.optimization_barrier((logits, jnp.asarray(temperature, jnp.float32)))
-    scale = jnp.broadcast_to(scale, tokens.shape)
+    # No token is negative, but XLA does not know that, so the scale is no constant: XLA would
+    # multiply by the reciprocal of a constant, and divide by what it does not know.
+    scale = jnp.where(tokens < 0, 1.0, jnp.broadcast_to(jnp.float32(temperature), tokens.shape))
     largest = lax.stop_gradient(logits.max(axis=-1))
     shifted = (logits - largest[..., None]) / scale[..., None]
     masses = jnp.exp(shifted)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jzero import attention
-from jzero.model import exact, qwen
+from jzero.model import qwen
 from jzero.rollout import sampling
 from jzero.rollout.decode_state import (
     PREFIX_SPECS,
@@ -62,8 +62,6 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
     is_tpu7x = mesh.devices.flat[0].device_kind == "TPU7x"
     tiles = {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
     compiler_options = tiles if is_tpu7x else None
-    if settings.exact is not None:
-        compiler_options = exact.compiler_options(mesh) or compiler_options
 
     def program(
         function: Callable, in_specs: tuple, out_specs: object, donate: tuple[int, ...] = ()

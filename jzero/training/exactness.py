@@ -58,8 +58,8 @@ def check_exact_mesh(config: Config, mesh: Mesh) -> None:
         )
     if mesh.devices.flat[0].platform == "tpu" and config.model.dtype != "bfloat16":
         raise UserError(
-            f"model.dtype={config.model.dtype}: the products of model.exact on a TPU take bfloat16; "
-            "set model.dtype=bfloat16, or model.exact=false"
+            f"model.dtype={config.model.dtype}: the products of model.exact on a TPU take "
+            "bfloat16; set model.dtype=bfloat16, or model.exact=false"
         )
 
 

@@ -41,7 +41,8 @@ from jzero import attention
 from jzero.config import Config, ModelConfig, OptimizerConfig
 from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
-from jzero.model import adapters, exact, huggingface, peft, qwen
+from jzero.model import adapters, huggingface, peft, qwen
+from jzero.model.exact import exact_rows
 from jzero.training.frozen import abstract_base, freeze
 from jzero.training.heads import Head, Stats, critic_head, make_sequence_sum, policy_head
 from jzero.training.optimizer import optimizer
@@ -90,7 +91,7 @@ class Learner:
             )
         self.exact = None
         if compute.exact:
-            self.exact = exact.exact_rows(mesh, 1 if self.is_data_parallel else row_shards(mesh))
+            self.exact = exact_rows(mesh, 1 if self.is_data_parallel else row_shards(mesh))
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -282,21 +283,11 @@ class Learner:
         """
         return self.score_program(params, scored_fields(batches), counts, tuple(layouts))
 
-    @property
-    def compiler_options(self) -> dict[str, str] | None:
-        """The options of XLA with which the programs are compiled."""
-        return None if self.exact is None else exact.compiler_options(self.mesh)
-
     @cached_property
     def score_program(self) -> jax.stages.Wrapped:
         # Scores lie as `put` places rows. If they lay elsewhere, the program that reads them as a
         # field of a batch would be compiled once more.
-        return jax.jit(
-            self._score,
-            static_argnums=3,
-            out_shardings=self.row_sharding,
-            compiler_options=self.compiler_options,
-        )
+        return jax.jit(self._score, static_argnums=3, out_shardings=self.row_sharding)
 
     @cached_property
     def update_program(self) -> jax.stages.Wrapped:
@@ -305,7 +296,6 @@ class Learner:
             static_argnums=6,
             donate_argnums=0,
             out_shardings=(self.state_shardings, self.replicated, self.row_sharding),
-            compiler_options=self.compiler_options,
         )
 
     def programs(
@@ -451,7 +441,10 @@ class Learner:
         base: qwen.Params,
         layouts: tuple[RowLayout, ...],
     ) -> tuple[State, Stats, list[jax.Array | None]]:
-        """Computes what `update_with_logps` returns. `state` has no base, and the layouts are static."""
+        """Computes what `update_with_logps` returns.
+
+        `state` has no base, and the layouts are static.
+        """
         summed_gradient = self._over_data(
             partial(self._gradient, layouts=layouts),
             in_specs=(P(), P(), P(None, "data"), P(), P()),
