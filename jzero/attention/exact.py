@@ -73,7 +73,7 @@ def fold_block(
 ) -> OnlineSoftmax:
     """Folds one block of keys of every row into the softmax, in fp32."""
     scale = queries.shape[-1] ** -0.5
-    scores = jnp.einsum("rkmd,rkpd->rkmp", queries, keys, preferred_element_type=jnp.float32)
+    scores = products("md,pd->mp", queries, keys)
     is_visible = is_visible[:, None]
     scores = lax.optimization_barrier(jnp.where(is_visible, scores * scale, MASKED))
     largest = jnp.maximum(softmax.largest, scores.max(-1))
@@ -84,13 +84,27 @@ def fold_block(
     weights, kept_total, kept_out = lax.optimization_barrier(
         (weights, softmax.total * rescale, softmax.out * rescale[..., None])
     )
-    mixed = jnp.einsum(
-        "rkmp,rkpd->rkmd",
-        weights.astype(values.dtype),
-        values,
-        preferred_element_type=jnp.float32,
-    )
+    mixed = products("mp,pd->md", weights.astype(values.dtype), values)
     return OnlineSoftmax(largest, kept_total + sum_by_halves(weights), kept_out + mixed)
+
+
+def products(
+    letters: str, rows: Float[Array, "R K m inner"], others: Float[Array, "R K ..."]
+) -> Float[Array, "R K m outer"]:
+    """Multiplies QUERY_ROWS rows at a time: every product has one shape, in every program."""
+    R, K, m, inner = rows.shape
+
+    def of_head(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
+        tiles, other = pair
+
+        def of_tile(tile: jax.Array) -> jax.Array:
+            return jnp.einsum(letters, tile, other, preferred_element_type=jnp.float32)
+
+        return lax.map(of_tile, tiles)
+
+    tiles = rows.reshape(R * K, m // QUERY_ROWS, QUERY_ROWS, inner)
+    out = lax.map(of_head, (tiles, others.reshape(R * K, *others.shape[2:])))
+    return out.reshape(R, K, m, -1)
 
 
 def empty_softmax(queries: Float[Array, "R K m D"]) -> OnlineSoftmax:
@@ -109,11 +123,11 @@ def normalized(softmax: OnlineSoftmax) -> Float[Array, "R K m D"]:
 
 
 def by_kv_head(q: Float[Array, "R N H D"], kv_heads: int) -> Float[Array, "R K m D"]:
-    """Puts the G * N queries of a KV head into the rows of one product, at least QUERY_ROWS."""
+    """Puts the G * N queries of a KV head into the rows of products, a multiple of QUERY_ROWS."""
     R, N, H, D = q.shape
     G = H // kv_heads
     rows = q.reshape(R, N, kv_heads, G, D).transpose(0, 2, 3, 1, 4).reshape(R, kv_heads, G * N, D)
-    return jnp.pad(rows, ((0, 0), (0, 0), (0, max(0, QUERY_ROWS - G * N)), (0, 0)))
+    return jnp.pad(rows, ((0, 0), (0, 0), (0, -(G * N) % QUERY_ROWS), (0, 0)))
 
 
 def by_token(rows: Float[Array, "R K m D"], num_heads: int, num_tokens: int) -> jax.Array:

@@ -7,19 +7,21 @@ the vocabulary. docs/exact.md explains them.
 """
 
 import contextlib
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from jzero.attention.exact import sum_by_halves
 
-# From 64 rows on, the bits of a row of a product by XLA:CPU do not depend on the other rows. Below
-# that, other numbers of rows take other paths through the library.
+# Rows of a product. Products of other numbers of rows take other paths through the libraries that
+# XLA:CPU calls, with other bits, so that every product has this number (`in_tiles`).
 ROW_TILE = 64
 
 # On a TPU the default product of a row depends on the number of rows; this one does not.
@@ -51,6 +53,46 @@ def exact_rows(mesh: Mesh, shards: int = 1) -> ExactRows:
     """
     is_tpu = mesh.devices.flat[0].platform == "tpu"
     return ExactRows(ROW_TILE * shards, TPU_PRODUCTS if is_tpu else "")
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def in_tiles(
+    product: Callable[[jax.Array, PyTree], jax.Array],
+    tile: int,
+    x: Float[Array, "N inputs"],
+    weight: PyTree,
+) -> Float[Array, "N outputs"]:
+    """Computes product(x, weight) for `tile` rows at a time: every product has one shape.
+
+    N is a multiple of the tile. The backward pass is that of the product of all rows: a gradient of
+    the weight that was summed tile by tile would be rounded as often.
+    """
+
+    def of_tile(rows: Float[Array, "tile inputs"]) -> Float[Array, "tile outputs"]:
+        return product(rows, weight)
+
+    out = lax.map(of_tile, x.reshape(-1, tile, x.shape[1]))
+    return out.reshape(len(x), -1)
+
+
+def in_tiles_forward(
+    product: Callable[[jax.Array, PyTree], jax.Array], tile: int, x: jax.Array, weight: PyTree
+) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
+    return in_tiles(product, tile, x, weight), (x, weight)
+
+
+def in_tiles_backward(
+    product: Callable[[jax.Array, PyTree], jax.Array],
+    tile: int,
+    kept: tuple[jax.Array, PyTree],
+    gradient: jax.Array,
+) -> tuple[jax.Array, PyTree]:
+    """Returns the gradients of x and the weight."""
+    _, backward = jax.vjp(product, *kept)
+    return backward(gradient)
+
+
+in_tiles.defvjp(in_tiles_forward, in_tiles_backward)
 
 
 def exact_token_logps(

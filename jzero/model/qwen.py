@@ -24,10 +24,10 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from jzero.model.architecture import Params, QwenConfig
-from jzero.model.exact import ExactRows
+from jzero.model.exact import ExactRows, in_tiles
 from jzero.model.families import Layer, family_of
-from jzero.model.layers import NORMAL, ONES, Attend, parameter, rms_norm, rotary
-from jzero.model.linear import ADAPTED_OUTPUT, LOW_RANK_PRODUCT
+from jzero.model.layers import NORMAL, ONES, Attend, ExactScale, parameter, rms_norm, rotary
+from jzero.model.linear import ADAPTED_OUTPUT, LOW_RANK_PRODUCT, TiledWeight
 from jzero.model.quantized import QuantizedWeight, is_quantized
 
 __all__ = [
@@ -202,7 +202,7 @@ def forward(
     x = params["embed"][tokens.ravel()].astype(dtype)
     indices = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
     (x, carry), _ = jax.lax.scan(REMAT[remat](step), (x, carry), (indices, layers))
-    x = rms_norm(x, params["norm"].astype(dtype), config.rms_norm_eps)
+    x = rms_norm(x, cast(params["norm"], dtype), config.rms_norm_eps)
     return x.reshape(*tokens.shape, -1), carry
 
 
@@ -239,7 +239,7 @@ def exact_forward(
     with exact.products():
         hidden, carry = forward(
             config,
-            params,
+            written_order(config, params, exact),
             in_one_row(tokens),
             in_one_row(positions),
             attend_in_own_shape,
@@ -248,6 +248,21 @@ def exact_forward(
             remat=remat,
         )
     return in_own_shape(hidden), carry
+
+
+def written_order(config: QwenConfig, params: Params, exact: ExactRows) -> Params:
+    """Returns the parameters in the kinds whose products and sums have an order of their own."""
+    axes = logical_axes(config)["layers"]
+    tensors = family_of(config.model_type).tensors
+
+    def of_layers(name: str, weight: PyTree) -> PyTree:
+        stored = tensors.get(f"layers.{name}")
+        if stored is not None and stored.layout == "linear":
+            return TiledWeight(weight, exact.tile)
+        return ExactScale(weight) if "norm" in axes[name] else weight
+
+    layers = {name: of_layers(name, weight) for name, weight in params["layers"].items()}
+    return params | {"layers": layers, "norm": ExactScale(params["norm"])}
 
 
 EVERY_WORD = slice(None)
@@ -265,15 +280,15 @@ def head(
 
     The inputs of the product are in `dtype`; it accumulates in fp32. exact: as in `forward`.
     """
-    if exact is not None:
-        rows = hidden.reshape(-1, hidden.shape[-1])
-        with exact.products():
-            logits = head(config, params, exact.pad(rows), dtype, part)
-        return logits[: len(rows)].reshape(*hidden.shape[:-1], -1)
     if config.tie_word_embeddings:
         letters, weight = "...e,ve->...v", params["embed"][part]
     else:
         letters, weight = "...e,ev->...v", params["lm_head"][:, part]
-    return jnp.einsum(
-        letters, hidden.astype(dtype), weight.astype(dtype), preferred_element_type=jnp.float32
-    )
+    hidden, weight = hidden.astype(dtype), weight.astype(dtype)
+    product = partial(jnp.einsum, letters, preferred_element_type=jnp.float32)
+    if exact is None:
+        return product(hidden, weight)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    with exact.products():
+        logits = in_tiles(product, exact.tile, exact.pad(rows), weight)
+    return logits[: len(rows)].reshape(*hidden.shape[:-1], -1)

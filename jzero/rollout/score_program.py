@@ -150,6 +150,7 @@ def score(
         attend,
         (state.k_pool, state.v_pool),
         dtype=settings.dtype,
+        exact=settings.exact,
     )
     scores = score_in_chunks(settings, params, hidden, inputs, alternatives)
     return state._replace(k_pool=k_pool, v_pool=v_pool), scores

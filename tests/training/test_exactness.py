@@ -57,8 +57,6 @@ ROLLOUT = {
 }
 TRAIN = {"minibatches": 2, "microbatch_tokens": 512, "packs_per_row": 2, "pack_buckets": 1}
 ONE_DEVICE = (1, 1, 1)
-# docs/exact.md says so under "What is not exact yet".
-NOT_YET = pytest.mark.xfail(reason="products of these shapes still differ on CPUs", strict=True)
 
 
 def settings(dtype: str = "float32", **changes: dict[str, object]) -> Config:
@@ -160,7 +158,7 @@ def assert_exact(sampled: Sampled) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("bfloat16", marks=[pytest.mark.thorough, NOT_YET])]
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)]
 )
 def test_no_bit_differs_between_slots_and_packed_rows(dtype: str) -> None:
     """Prompts are shared by pages in the decoder, and by rows in the trainer."""
@@ -168,7 +166,6 @@ def test_no_bit_differs_between_slots_and_packed_rows(dtype: str) -> None:
 
 
 @pytest.mark.thorough
-@NOT_YET
 def test_preempted_sequences_are_exact_in_plain_rows() -> None:
     rollout = {"num_pages": 20, "page_size": 8}
     sampled = Sampled(settings(rollout=rollout, train={"packs_per_row": 0}), model=QWEN3)
