@@ -103,7 +103,8 @@ def products(
         return lax.map(of_tile, tiles)
 
     tiles = rows.reshape(R * K, m // QUERY_ROWS, QUERY_ROWS, inner)
-    out = lax.map(of_head, (tiles, others.reshape(R * K, *others.shape[2:])))
+    by_head = lax.optimization_barrier((tiles, others.reshape(R * K, *others.shape[2:])))
+    out = lax.optimization_barrier(lax.map(of_head, by_head))
     return out.reshape(R, K, m, -1)
 
 

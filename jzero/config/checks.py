@@ -92,6 +92,17 @@ def check_exact(config: Config) -> Iterator[str]:
             f"{EXACT_BLOCK}, which are whole pages or parts of a page; set "
             f"rollout.page_size={EXACT_BLOCK}"
         )
+    if model.is_base_quantized:
+        yield (
+            f"model.base={model.base}: products with weights in 8 bits are not exact; set "
+            "model.base=native or model.exact=false"
+        )
+    if remembers_kept(config):
+        yield (
+            f"rollout.top_k={rollout.top_k}: ratios over the tokens that it keeps are not exact; "
+            "with model.exact set algorithm.old_policy=trainer algorithm.correction=none, or "
+            "rollout.top_k=0"
+        )
     if config.sft.data:
         yield (
             "model.exact=True compares the trainer with a sampler, and supervised fine-tuning has "

@@ -121,6 +121,14 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "rollout.page_size=48: model.exact reads keys in blocks of 64",
     ),
     (
+        {"model.exact": True, "model.base": "int8"},
+        "model.base=int8: products with weights in 8 bits are not exact",
+    ),
+    (
+        {"model.exact": True, "rollout.top_k": 20, "algorithm.old_policy": "sampler"},
+        "rollout.top_k=20: ratios over the tokens that it keeps are not exact",
+    ),
+    (
         {"model.exact": True, "sft.data": "chats"},
         "model.exact=True compares the trainer with a sampler",
     ),

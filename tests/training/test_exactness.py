@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
@@ -29,6 +30,7 @@ from jzero.config import (
 from jzero.distributed.mesh import decode_mesh, train_mesh
 from jzero.distributed.publish import publisher
 from jzero.model import qwen
+from jzero.model.exact import ExactRows
 from jzero.rollout.engine import Engine
 from jzero.rollout.sampler import to_rollout, with_turn_grades
 from jzero.rollout.scheduler import Scheduler
@@ -157,9 +159,8 @@ def assert_exact(sampled: Sampled) -> None:
     assert sampled.trainer.policy.score_program._cache_size() == 0
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_no_bit_differs_between_slots_and_packed_rows(dtype: str) -> None:
     """Prompts are shared by pages in the decoder, and by rows in the trainer."""
     assert_exact(Sampled(settings(dtype)))
@@ -210,6 +211,40 @@ def test_another_block_of_keys_in_the_sampler_fails_by_name() -> None:
         r"log-probability is -[\d.]+, the trainer's -[\d.]+; \d+ of \d+ differ",
     ):
         sampled.update()
+
+
+# -- the forward pass ------------------------------------------------------------------------------
+
+
+def test_tokens_beside_a_row_and_a_gradient_change_no_bit_of_its_logits() -> None:
+    model = replace(QWEN3, num_hidden_layers=1)
+    params = random_params(model)
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (3, 40))
+    rows = ExactRows()
+
+    def logits(params: qwen.Params, tokens: jax.Array) -> jax.Array:
+        layout = RowLayout(0, 1, tokens.shape[1])
+        segments = jnp.ones(tokens.shape, jnp.int32)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: object
+        ) -> tuple[jax.Array, object]:
+            return exact.packed(q, k, v, segments, layout), carry
+
+        hidden, _ = qwen.forward(
+            model, params, tokens, positions, attend, dtype=jnp.float32, exact=rows
+        )
+        return qwen.head(model, params, hidden, jnp.float32, exact=rows)
+
+    def loss(params: qwen.Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        of_tokens = logits(params, tokens)
+        return jnp.sin(of_tokens).sum(), of_tokens
+
+    alone = jax.jit(logits)(params, tokens[:1])
+    (_, together), _ = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, tokens)
+
+    np.testing.assert_array_equal(alone, together[:1])
 
 
 # -- the comparison --------------------------------------------------------------------------------
