@@ -24,7 +24,7 @@ def test_packed_sequences_get_the_values_of_the_definition() -> None:
     segments[0, :5] = 1
     segments[0, prefix : prefix + 70] = 1
     segments[0, prefix + 70 : prefix + 80] = 2
-    layout = RowLayout(prefix, 2, own // 2)
+    layout = RowLayout(prefix, 1, own)
 
     ours = jax.jit(exact.packed, static_argnums=4)(q, k, v, segments, layout)
     defined = jax.jit(xla.packed, static_argnums=4)(q, k, v, segments, layout)
