@@ -87,8 +87,9 @@ def rms_norm(
     """Divides x by its root mean square over the last axis and multiplies by `scale`, in fp32."""
     x32 = x.astype(jnp.float32)
     if isinstance(scale, ExactScale):
-        # Behind the barrier the compiler cannot make one rounding of the division and the sum.
-        total = sum_by_halves(x32 * x32)[..., None]
+        # The maximum and the barrier keep the compiler from making one rounding of a product or a
+        # division and the sum behind it, which it does in some programs only.
+        total = sum_by_halves(jnp.maximum(x32 * x32, 0))[..., None]
         mean_square = jax.lax.optimization_barrier(total / x.shape[-1])
         scale = scale.scale
     else:
