@@ -179,7 +179,14 @@ def prefill(
     empty = jnp.zeros(kv_shape, settings.dtype)
     positions = jnp.broadcast_to(jnp.arange(width), (prompts, width))
     hidden, (k, v) = qwen.forward(
-        model, params, tokens, positions, attend, (empty, empty), dtype=settings.dtype
+        model,
+        params,
+        tokens,
+        positions,
+        attend,
+        (empty, empty),
+        dtype=settings.dtype,
+        exact=settings.exact,
     )
 
     def for_each_sample(x: jax.Array) -> jax.Array:
@@ -421,6 +428,7 @@ def decode_step(
         attend,
         (state.k_pool, state.v_pool),
         dtype=settings.dtype,
+        exact=settings.exact,
     )
     token, logp, kept = sample_tokens(
         settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
@@ -468,13 +476,20 @@ def sample_tokens(
         weight: jax.Array, hidden: jax.Array, noise: jax.Array, temperature: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         def head(hidden: jax.Array, part: slice) -> jax.Array:
-            logits = qwen.head(settings.model, {name: weight}, hidden, settings.dtype, part)
+            logits = qwen.head(
+                settings.model, {name: weight}, hidden, settings.dtype, part, settings.exact
+            )
             return expand_logits(logits)
 
         if settings.remembers_kept:
             [part] = settings.vocabulary_parts
             uniform = noise[:, 0]
             return sampling.sample_kept(head, part, hidden, uniform, temperature, settings.filters)
+        if settings.exact is not None:
+            tokens, logps = sampling.sample_exactly(
+                head, hidden, noise, temperature, settings.filters
+            )
+            return tokens, logps, None
         tokens, logps = sampling.sample(
             head,
             settings.vocabulary_parts,

@@ -249,9 +249,10 @@ def make_sampler(
         mesh_for_decoding,
         base.stop_tokens,
         settings.model.dtype,
-        settings.model.attention,
+        settings.model.kernels,
         settings.eval.longest_episode(settings.rollout),
         config.remembers_kept(settings),
+        settings.model.exact,
     )
     sampler = Sampler(engine, base.tokenizer, pool, settings.task)
     publish = publisher(
