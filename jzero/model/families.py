@@ -76,6 +76,8 @@ class Family:
     window        returns the tokens to which a layer attends at most, as a config.json says, or
                   None. `layer` attends to all of them, so longer sequences are refused.
     known_models  the sizes that can be planned without a download.
+    is_exact      `layer` multiplies by weights with `linear`, norms with `rms_norm` and mixes
+                  tokens with its `attend` alone, so that it can have the bits of `model.exact`.
     """
 
     architecture: str
@@ -86,6 +88,7 @@ class Family:
     written: HuggingFaceConfig = field(default_factory=dict)
     window: Callable[[HuggingFaceConfig], int | None] = no_limit
     known_models: KnownModels = field(default_factory=dict)
+    is_exact: bool = False
 
 
 DENSE_TENSORS = {
@@ -169,6 +172,7 @@ FAMILIES: dict[str, Family] = {
         refusals=dense_refusals,
         written={"use_sliding_window": False},
         known_models=QWEN2_MODELS,
+        is_exact=True,
     ),
     "qwen3": Family(  # the dense models of Qwen3
         architecture="Qwen3ForCausalLM",
@@ -177,6 +181,7 @@ FAMILIES: dict[str, Family] = {
         refusals=qwen3_refusals,
         written={"use_sliding_window": False},
         known_models=QWEN3_MODELS,
+        is_exact=True,
     ),
     "llama": Family(  # Llama 1, 2, 3, 3.1, 3.2 and 3.3, and what was made from them
         architecture="LlamaForCausalLM",
@@ -185,6 +190,7 @@ FAMILIES: dict[str, Family] = {
         refusals=llama_refusals,
         defaults={"num_key_value_heads": None},  # as many as query heads
         known_models=LLAMA_MODELS,
+        is_exact=True,
     ),
     "mistral": Family(
         architecture="MistralForCausalLM",
@@ -194,6 +200,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"num_key_value_heads": 8, "sliding_window": 4096},
         written={"sliding_window": None},
         window=sliding_window,
+        is_exact=True,
     ),
 }
 

@@ -223,6 +223,9 @@ def exact_forward(
     Only `attend` sees the tokens in their own shape, without the padding.
     """
     B, T = tokens.shape
+    # A prompt's positions are constants. The compiler would compute their angles itself, with
+    # another cosine than that of the programs in which positions are data.
+    positions = jax.lax.optimization_barrier(positions)
 
     def in_one_row(x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "1 padded *rest"]:
         return exact.pad(x.reshape(B * T, *x.shape[2:]))[None]

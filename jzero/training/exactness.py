@@ -12,6 +12,8 @@ from jax.sharding import Mesh
 
 from jzero.config import Config
 from jzero.errors import UserError
+from jzero.model.architecture import QwenConfig
+from jzero.model.families import FAMILIES, family_of
 from jzero.training.packing import PackedBatch
 from jzero.types import Rollout
 
@@ -42,10 +44,16 @@ def with_exact_ratio(config: Config) -> Config:
     return replace(config, algorithm=algorithm)
 
 
-def check_exact_mesh(config: Config, mesh: Mesh) -> None:
-    """Raises UserError if a run with model.exact cannot be exact on the devices of `mesh`."""
+def check_can_be_exact(config: Config, model: QwenConfig, mesh: Mesh) -> None:
+    """Raises UserError if model.exact cannot hold for `model` or on the devices of `mesh`."""
     if not config.model.exact:
         return
+    if not family_of(model.model_type).is_exact:
+        families = ", ".join(name for name, family in FAMILIES.items() if family.is_exact)
+        raise UserError(
+            f"model_type={model.model_type}: the layers of this family are not exact; choose a "
+            f"model of {families}, or set model.exact=false"
+        )
     if mesh.shape["fsdp"] > 1:
         raise UserError(
             f"mesh.fsdp={mesh.shape['fsdp']}: with model.exact every device has whole weights; set "

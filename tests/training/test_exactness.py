@@ -29,9 +29,12 @@ from jzero.config import (
 )
 from jzero.distributed.mesh import decode_mesh, train_mesh
 from jzero.distributed.publish import publisher
+from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.exact import ExactRows
+from jzero.model.families import FAMILIES
 from jzero.rollout.engine import Engine
+from jzero.rollout.program_settings import ProgramSettings
 from jzero.rollout.sampler import to_rollout, with_turn_grades
 from jzero.rollout.scheduler import Scheduler
 from jzero.rollout.sequence import Reply, Sequence, make_groups
@@ -106,7 +109,7 @@ class Sampled:
         config: Config,
         sizes: tuple[int, int, int] = ONE_DEVICE,
         model: qwen.QwenConfig = MODEL,
-        sampler_backend: Backend | None = None,
+        change_programs: Callable[[ProgramSettings], ProgramSettings] | None = None,
         poll_replies: Callable[[Scheduler], Callable[[bool], list[Reply]]] | None = None,
     ) -> None:
         self.trainer: Trainer = make_trainer(
@@ -131,8 +134,8 @@ class Sampled:
             attention_name=config.model.kernels,
             exact=config.model.exact,
         )
-        if sampler_backend is not None:
-            engine.program_settings = replace(engine.program_settings, attention=sampler_backend)
+        if change_programs is not None:
+            engine.program_settings = change_programs(engine.program_settings)
         publish = publisher(model, policy.mesh, mesh, config.model.dtype, config.model.adapter)
         self.scheduler = Scheduler(engine, publish(policy.weights(self.state)), text_of)
         rng = np.random.default_rng(2)
@@ -161,9 +164,16 @@ def assert_exact(sampled: Sampled) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_no_bit_differs_between_slots_and_packed_rows(dtype: str) -> None:
+@pytest.mark.parametrize("model", [MODEL, QWEN3], ids=["qwen2", "qwen3"])
+def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dtype: str) -> None:
     """Prompts are shared by pages in the decoder, and by rows in the trainer."""
-    assert_exact(Sampled(settings(dtype)))
+    assert_exact(Sampled(settings(dtype), model=model))
+
+
+@pytest.mark.thorough
+def test_the_size_of_a_microbatch_changes_no_bit() -> None:
+    """The minibatch is one microbatch here, and two in the other tests."""
+    assert_exact(Sampled(settings(train={"microbatch_tokens": 1024})))
 
 
 @pytest.mark.thorough
@@ -200,11 +210,24 @@ def test_turns_that_go_on_after_a_reply_are_exact() -> None:
     assert_exact(sampled)
 
 
-@pytest.mark.thorough
-def test_another_block_of_keys_in_the_sampler_fails_by_name() -> None:
+def with_small_blocks(programs: ProgramSettings) -> ProgramSettings:
+    """Breaks the rule of attention: the sampler reads keys in other blocks than the trainer."""
     paged = partial(exact.paged, key_block=16)
     backend = Backend(exact.packed, paged, exact.pool_rows, write)
-    sampled = Sampled(settings(), sampler_backend=backend)
+    return replace(programs, attention=backend)
+
+
+def with_single_rows(programs: ProgramSettings) -> ProgramSettings:
+    """Breaks the rule of products: the sampler multiplies one row at a time."""
+    return replace(programs, exact=ExactRows(tile=1))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("broken", [with_small_blocks, with_single_rows])
+def test_a_broken_rule_in_the_sampler_fails_by_name(
+    broken: Callable[[ProgramSettings], ProgramSettings],
+) -> None:
+    sampled = Sampled(settings(), change_programs=broken)
     with pytest.raises(
         InexactError,
         match=r"step 1, sequence \d+ \(sample \d of problem p\d\), token \d+: the sampler's "
@@ -283,3 +306,28 @@ def test_one_bit_is_a_difference() -> None:
 def test_tokens_of_older_policies_and_of_replies_are_not_compared() -> None:
     rollout = hand_made([-0.25, 0.0, -1.0], [3, -1, 4])
     assert compare(rollout, [-9.0, -9.0, -1.0], step=5) == 1
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((1, 2, 1), "mesh.fsdp=2: with model.exact every device has whole weights"),
+        ((1, 1, 4), "mesh.tensor=4: the order of a sum over more than two devices"),
+    ],
+)
+def test_meshes_whose_sums_have_no_order_are_refused(
+    sizes: tuple[int, int, int], message: str
+) -> None:
+    mesh = train_mesh(*sizes, jax.devices()[: int(np.prod(sizes))])
+    with pytest.raises(UserError, match=message):
+        make_trainer(settings(), MODEL, None, mesh)
+
+
+def test_a_family_whose_layers_are_not_exact_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "other", replace(FAMILIES["qwen2"], is_exact=False))
+    mesh = train_mesh(*ONE_DEVICE, jax.devices()[:1])
+    with pytest.raises(UserError, match="model_type=other: the layers of this family are not"):
+        make_trainer(settings(), replace(MODEL, model_type="other"), None, mesh)
