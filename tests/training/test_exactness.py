@@ -37,6 +37,7 @@ from jzero.rollout.engine import Engine
 from jzero.rollout.program_settings import ProgramSettings
 from jzero.rollout.sampler import to_rollout, with_turn_grades
 from jzero.rollout.scheduler import Scheduler
+from jzero.rollout.scoring import Scoring, score_all
 from jzero.rollout.sequence import Reply, Sequence, make_groups
 from jzero.training.exactness import InexactError, check_exact
 from jzero.training.packing import TrainingSequence, pack
@@ -137,7 +138,9 @@ class Sampled:
         if change_programs is not None:
             engine.program_settings = change_programs(engine.program_settings)
         publish = publisher(model, policy.mesh, mesh, config.model.dtype, config.model.adapter)
-        self.scheduler = Scheduler(engine, publish(policy.weights(self.state)), text_of)
+        self.engine = engine
+        self.weights = publish(policy.weights(self.state))
+        self.scheduler = Scheduler(engine, self.weights, text_of)
         rng = np.random.default_rng(2)
         prompts = [
             rng.integers(4, model.vocab_size, length).astype(np.int32) for length in PROMPT_LENGTHS
@@ -182,6 +185,20 @@ def test_preempted_sequences_are_exact_in_plain_rows() -> None:
     sampled = Sampled(settings(rollout=rollout, train={"packs_per_row": 0}), model=QWEN3)
     assert sampled.scheduler.counters.preempted > 0
     assert_exact(sampled)
+
+
+@pytest.mark.thorough
+def test_scores_of_given_tokens_have_the_bits_of_the_sampler() -> None:
+    sampled = Sampled(settings())
+    sampled.engine.score_tokens = 32  # a sequence is scored in several chunks
+    scorings = [
+        Scoring(rollout.tokens, rollout.prompt_length, temperature=ROLLOUT["temperature"])
+        for rollout in sampled.rollouts
+    ]
+    score_all(sampled.engine, sampled.weights, scorings)
+    for rollout, scoring in zip(sampled.rollouts, scorings, strict=True):
+        logps = rollout.logps[rollout.prompt_length :]
+        np.testing.assert_array_equal(scoring.scores.logps, logps.astype(np.float32))
 
 
 @pytest.mark.thorough
