@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jzero.attention import exact, xla
 from jzero.types import RowLayout
@@ -15,6 +16,7 @@ def random_heads(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
+@pytest.mark.usefixtures("quick_compilation")  # the values have a tolerance
 def test_packed_sequences_get_the_values_of_the_definition() -> None:
     """A row has a shared prefix, two sequences behind it, one longer than a block, and padding."""
     prefix, own = 8, 88

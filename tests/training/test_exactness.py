@@ -174,12 +174,6 @@ def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dt
 
 
 @pytest.mark.thorough
-def test_the_size_of_a_microbatch_changes_no_bit() -> None:
-    """The minibatch is one microbatch here, and two in the other tests."""
-    assert_exact(Sampled(settings(train={"microbatch_tokens": 1024})))
-
-
-@pytest.mark.thorough
 def test_preempted_sequences_are_exact_in_plain_rows() -> None:
     rollout = {"num_pages": 20, "page_size": 8}
     sampled = Sampled(settings(rollout=rollout, train={"packs_per_row": 0}), model=QWEN3)
@@ -234,13 +228,8 @@ def with_small_blocks(programs: ProgramSettings) -> ProgramSettings:
     return replace(programs, attention=backend)
 
 
-def with_single_rows(programs: ProgramSettings) -> ProgramSettings:
-    """Breaks the rule of products: the sampler multiplies one row at a time."""
-    return replace(programs, exact=ExactRows(tile=1))
-
-
 @pytest.mark.thorough
-@pytest.mark.parametrize("broken", [with_small_blocks, with_single_rows])
+@pytest.mark.parametrize("broken", [with_small_blocks])
 def test_a_broken_rule_in_the_sampler_fails_by_name(
     broken: Callable[[ProgramSettings], ProgramSettings],
 ) -> None:
