@@ -42,6 +42,7 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "xla": shipped("xla"),
     "tpu": shipped("tpu"),
     "gpu": shipped("gpu"),
+    "exact": shipped("exact"),
 }
 
 # The backend of each platform, where model.attention is empty. Every other platform has "xla".

@@ -20,6 +20,7 @@ from jzero.config.schema import Config, Setting, list_settings
 from jzero.errors import UserError
 from jzero.files import JsonObject
 
+EXACT_BLOCK = 64  # attention.exact.KEY_BLOCK; this module imports no JAX
 POSITIONS = "max_position_embeddings"  # in config.json of a model
 
 
@@ -68,6 +69,45 @@ def check_bounds(item: Setting) -> Iterator[str]:
 
 
 # Settings that must fit together.
+
+
+def check_exact(config: Config) -> Iterator[str]:
+    """With model.exact the sampler and the trainer must be able to compute the same bits."""
+    model, rollout = config.model, config.rollout
+    if not model.exact:
+        return
+    if model.attention not in ("", "exact"):
+        yield (
+            f"model.attention={model.attention} is not the attention of model.exact: set "
+            "model.attention= or model.exact=false"
+        )
+    if model.dtype == "float32" and rollout.kv_dtype != "float32":
+        yield (
+            f"rollout.kv_dtype={rollout.kv_dtype} rounds the keys that the trainer does not round: "
+            "with model.exact set rollout.kv_dtype=float32, or model.dtype=bfloat16"
+        )
+    if EXACT_BLOCK % rollout.page_size and rollout.page_size % EXACT_BLOCK:
+        yield (
+            f"rollout.page_size={rollout.page_size}: model.exact reads keys in blocks of "
+            f"{EXACT_BLOCK}, which are whole pages or parts of a page; set "
+            f"rollout.page_size={EXACT_BLOCK}"
+        )
+    if model.is_base_quantized:
+        yield (
+            f"model.base={model.base}: products with weights in 8 bits are not exact; set "
+            "model.base=native or model.exact=false"
+        )
+    if remembers_kept(config):
+        yield (
+            f"rollout.top_k={rollout.top_k}: ratios over the tokens that it keeps are not exact; "
+            "with model.exact set algorithm.old_policy=trainer algorithm.correction=none, or "
+            "rollout.top_k=0"
+        )
+    if config.sft.data:
+        yield (
+            "model.exact=True compares the trainer with a sampler, and supervised fine-tuning has "
+            "none: set model.exact=false"
+        )
 
 
 def check_architecture(config: Config) -> Iterator[str]:
@@ -594,6 +634,7 @@ def beyond(length: int) -> str:
 
 
 CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
+    check_exact,
     check_architecture,
     check_adapter,
     check_packages,

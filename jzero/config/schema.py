@@ -163,12 +163,24 @@ class ModelConfig:
         "alike.",
         choices=("native", "int8"),
     )
+    exact: bool = setting(
+        False,
+        "Holds a run to it that the sampler and the trainer compute the same log-probabilities, "
+        "to the last bit: the ratio is exactly 1 before the first optimizer step, old log-probs "
+        "are not computed again, and the run fails at the first one that differs. See "
+        "docs/exact.md.",
+    )
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
     @property
     def is_base_quantized(self) -> bool:
         """Returns whether the linear layers of a frozen base are in 8 bits."""
         return self.base == "int8"
+
+    @property
+    def kernels(self) -> str:
+        """Returns the entry of jzero.attention.BACKENDS that computes attention."""
+        return "exact" if self.exact else self.attention
 
 
 @dataclass

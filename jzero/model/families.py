@@ -139,6 +139,8 @@ class Family:
                   tower. An export takes them over from the checkpoint that the model came from.
     exact_names   parameters that an export in bfloat16 leaves in fp32, unless the checkpoint that
                   the model came from has them in bfloat16 itself.
+    is_exact      `layer` multiplies by weights with `linear`, norms with `rms_norm` and mixes
+                  tokens with its `attend` alone, so that it can have the bits of `model.exact`.
     """
 
     architecture: str
@@ -157,6 +159,7 @@ class Family:
     skipped: tuple[str, ...] = ()
     exact_names: frozenset[str] = frozenset()
     has_experts: bool = False
+    is_exact: bool = False
 
 
 DENSE_TENSORS = {
@@ -305,6 +308,7 @@ FAMILIES: dict[str, Family] = {
         refusals=dense_refusals,
         written={"use_sliding_window": False},
         known_models=QWEN2_MODELS,
+        is_exact=True,
     ),
     "qwen3": Family(  # the dense models of Qwen3
         architecture="Qwen3ForCausalLM",
@@ -313,6 +317,7 @@ FAMILIES: dict[str, Family] = {
         refusals=qwen3_refusals,
         written={"use_sliding_window": False},
         known_models=QWEN3_MODELS,
+        is_exact=True,
     ),
     "qwen3_moe": Family(  # the models of Qwen3 with experts, such as Qwen3-30B-A3B
         architecture="Qwen3MoeForCausalLM",
@@ -331,6 +336,7 @@ FAMILIES: dict[str, Family] = {
         refusals=llama_refusals,
         defaults={"num_key_value_heads": None},  # as many as query heads
         known_models=LLAMA_MODELS,
+        is_exact=True,
     ),
     "mistral": Family(
         architecture="MistralForCausalLM",
@@ -340,6 +346,7 @@ FAMILIES: dict[str, Family] = {
         defaults={"num_key_value_heads": 8, "sliding_window": 4096},
         written={"sliding_window": None},
         window=sliding_window,
+        is_exact=True,
     ),
     "qwen3_5_text": Family(  # Qwen3.5, 3.6 and 3.8, without their vision
         architecture="Qwen3_5ForCausalLM",

@@ -5,7 +5,8 @@ receives its attention as a function, so the same layer serves packed training r
 prompts and paged decoding. See `architecture.py` for the dimension letters.
 """
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from jax.nn import initializers
 from jax.nn.initializers import Initializer
 from jaxtyping import Array, Float, Int, PyTree
 
+from jzero.attention.exact import sum_by_halves
 from jzero.model.architecture import QwenConfig
 from jzero.model.linear import LinearWeight, linear
 
@@ -71,12 +73,28 @@ def rotate(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T he
     return jnp.concatenate([rotated_first, rotated_second], axis=-1).astype(x.dtype)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class ExactScale:
+    """The scale of a norm of `model.exact`, whose sum has an order that is written out."""
+
+    scale: Any  # f32[width]; in the stack of all layers [L, width]
+
+
 def rms_norm(
-    x: Float[Array, "*batch width"], scale: Float[Array, " width"], eps: float
+    x: Float[Array, "*batch width"], scale: Float[Array, " width"] | ExactScale, eps: float
 ) -> Float[Array, "*batch width"]:
     """Divides x by its root mean square over the last axis and multiplies by `scale`, in fp32."""
     x32 = x.astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
+    if isinstance(scale, ExactScale):
+        # The maximum and the barrier keep the compiler from making one rounding of a product or a
+        # division and the sum behind it, which it does in some programs only.
+        total = sum_by_halves(jnp.maximum(x32 * x32, 0))[..., None]
+        mean_square = jax.lax.optimization_barrier(total / x.shape[-1])
+        scale = scale.scale
+    else:
+        mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+    normed = x32 * jax.lax.rsqrt(mean_square + eps)
     return (normed * scale.astype(jnp.float32)).astype(x.dtype)
 
 
@@ -165,7 +183,7 @@ class DenseLayer(nnx.Module):
         2.4 times as long to contract the two axes of B and T.
         """
         x, carry = self.with_attention(x, rope, attend, layer, carry)
-        h = rms_norm(x, self.mlp_norm[...], self.norm_eps)
+        h = rms_norm(x, self.mlp_norm.get_value(), self.norm_eps)
         gate = jax.nn.silu(linear(h, self.gate.get_value()))
         up = linear(h, self.up.get_value())
         x = x + linear(gate * up, self.down.get_value())
@@ -181,7 +199,7 @@ class DenseLayer(nnx.Module):
     ) -> tuple[Float[Array, "N E"], PyTree]:
         """Returns the hidden states after the attention, and its `carry`."""
         N, _ = x.shape
-        h = rms_norm(x, self.attn_norm[...], self.norm_eps)
+        h = rms_norm(x, self.attn_norm.get_value(), self.norm_eps)
         q, k, v = self.queries_keys_values(h, rope)
         mixed, carry = attend(q, k, v, layer, carry)
         flat_mixed = mixed.reshape(N, -1)  # [N, H * D]
@@ -201,8 +219,8 @@ class DenseLayer(nnx.Module):
             k = k + self.k_bias[...]
             v = v + self.v_bias[...]
         if self.query_key_norm:
-            q = rms_norm(q, self.q_norm[...], self.norm_eps)
-            k = rms_norm(k, self.k_norm[...], self.norm_eps)
+            q = rms_norm(q, self.q_norm.get_value(), self.norm_eps)
+            k = rms_norm(k, self.k_norm.get_value(), self.norm_eps)
         q = rotate(q.reshape(B, T, -1, D), rope)
         k = rotate(k.reshape(B, T, -1, D), rope)
         return q, k, v.reshape(B, T, -1, D)

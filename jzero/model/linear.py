@@ -4,7 +4,8 @@
 
 A weight is an array [*inputs, *outputs], a frozen `QuantizedWeight` in 8 bits, or an
 `AdaptedWeight`: one of these two, frozen, with a low-rank adapter beside it (LoRA, Hu et al. 2021,
-arXiv:2106.09685, eq. 3). Layers do not know which of them they have. A new kind of weight is one
+arXiv:2106.09685, eq. 3). With `model.exact` it is a `TiledWeight` around one of them. Layers do not
+know which of them they have. A new kind of weight is one
 more case of `linear`.
 
 A weight in 8 bits is never restored: its integers are exact in every type of computation, so that
@@ -21,6 +22,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jzero.model.exact import in_tiles
 from jzero.model.quantized import QuantizedWeight, dequantize
 
 # Names of values that the backward pass keeps; `qwen.REMAT` says which setting keeps which.
@@ -60,12 +62,26 @@ class AdaptedWeight:
         return weight.astype(np.float32) + self.scale * change.reshape(weight.shape)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["tile"])
+@dataclass(frozen=True)
+class TiledWeight:
+    """A weight whose products are computed for `tile` rows at a time, all of one shape.
+
+    Only `model.exact` makes them (`exact.py`). The weight is not in 8 bits.
+    """
+
+    weight: Array | AdaptedWeight
+    tile: int
+
+
 FrozenWeight: TypeAlias = Array | QuantizedWeight
-LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight
+LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight | TiledWeight
 
 
 def linear(x: Float[Array, "N inputs"], weight: LinearWeight) -> Float[Array, "N outputs"]:
     """Multiplies x by a weight [*inputs, *outputs], in 8 bits or not, with an adapter or not."""
+    if isinstance(weight, TiledWeight):
+        return checkpoint_name(in_tiles(linear, weight.tile, x, weight.weight), ADAPTED_OUTPUT)
     inputs = x.shape[1]
     if isinstance(weight, AdaptedWeight):
         rank = weight.b.shape[0]

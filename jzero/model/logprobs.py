@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jzero.model import qwen
+from jzero.model.exact import ExactRows, exact_token_logps
 
 Placement = Callable[[jax.Array], jax.Array]  # constrains the sharding of an array
 
@@ -32,6 +33,7 @@ def token_logps(
     place: Placement = leave_in_place,
     place_logits: Placement = leave_in_place,
     kept: Int[Array, "B T K"] | None = None,
+    exact: ExactRows | None = None,
 ) -> tuple[Float[Array, "B T"], ...]:
     """Computes log p(target) and the entropy of p = softmax(logits / temperature), both in fp32.
 
@@ -43,6 +45,7 @@ def token_logps(
     least one: chunks of the flattened [B * T] would undo a sharding of B.
     place, place_logits: sharding constraints on a chunk's hidden states [B, width, E] and on its
     logits [B, width, V].
+    exact: computes the bits that the sampler computes with the same setting.
     """
 
     def score(
@@ -50,6 +53,10 @@ def token_logps(
         targets: Int[Array, "B width"],
         kept: Int[Array, "B width K"] | None = None,
     ) -> tuple[Float[Array, "B width"], ...]:
+        if exact is not None:
+            assert kept is None, "the checks of the config refuse model.exact with kept tokens"
+            logits = place_logits(qwen.head(config, params, place(hidden), dtype, exact=exact))
+            return exact_token_logps(logits, targets, temperature)
         logits = place_logits(qwen.head(config, params, place(hidden), dtype) / temperature)
         logz = jax.nn.logsumexp(logits, axis=-1)
         target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]

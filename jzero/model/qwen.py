@@ -21,14 +21,20 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.nn import initializers
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree, Shaped
 
 from jzero.model.architecture import FP32_PARAMETERS, Params, QwenConfig
 from jzero.model.delta_net import Recur
+from jzero.model.exact import ExactRows, in_tiles
 from jzero.model.families import Layer, family_of
 from jzero.model.hybrid import Mixers
-from jzero.model.layers import NORMAL, ONES, Attend, parameter, rms_norm, rotary
-from jzero.model.linear import ADAPTED_OUTPUT, GROUPED_PRODUCT, LOW_RANK_PRODUCT
+from jzero.model.layers import NORMAL, ONES, Attend, ExactScale, parameter, rms_norm, rotary
+from jzero.model.linear import (
+    ADAPTED_OUTPUT,
+    GROUPED_PRODUCT,
+    LOW_RANK_PRODUCT,
+    TiledWeight,
+)
 from jzero.model.quantized import QuantizedWeight, is_quantized
 from jzero.model.traced_once import traced_once
 
@@ -196,6 +202,7 @@ def forward(
     dtype: DTypeLike,
     remat: str = "none",
     recur: Recur | None = None,
+    exact: ExactRows | None = None,
 ) -> tuple[Float[Array, "B T E"], PyTree]:
     """Computes the hidden states after the final norm.
 
@@ -205,8 +212,13 @@ def forward(
         bits stay as they are: `linear` multiplies by them.
     remat: a key of REMAT, which says what the backward pass of a layer recomputes.
     recur: what computes the gated delta nets of a hybrid (`delta_net.Recur`), with the same carry.
+    exact: makes the bits of a token independent of the tokens beside it, if `attend` does too.
     Returns the hidden states, and `carry` as the last layer's attention left it.
     """
+    if exact is not None:
+        return exact_forward(
+            config, params, tokens, positions, attend, carry, dtype=dtype, remat=remat, exact=exact
+        )
     rope = rotary(config, positions)
     stack = family_of(config.model_type).stack
     if stack is not None:
@@ -230,8 +242,70 @@ def forward(
     x = params["embed"][tokens.ravel()].astype(dtype)
     indices = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
     (x, carry), _ = jax.lax.scan(REMAT[remat](step), (x, carry), (indices, layers))
-    x = rms_norm(x, params["norm"].astype(dtype), config.rms_norm_eps)
+    x = rms_norm(x, cast(params["norm"], dtype), config.rms_norm_eps)
     return x.reshape(*tokens.shape, -1), carry
+
+
+def exact_forward(
+    config: QwenConfig,
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    attend: Attend,
+    carry: PyTree,
+    *,
+    dtype: DTypeLike,
+    remat: str,
+    exact: ExactRows,
+) -> tuple[Float[Array, "B T E"], PyTree]:
+    """Computes `forward` with all tokens in one row, which is padded to the tile of products.
+
+    Only `attend` sees the tokens in their own shape, without the padding.
+    """
+    B, T = tokens.shape
+    # A prompt's positions are constants. The compiler would compute their angles itself, with
+    # another cosine than that of the programs in which positions are data.
+    positions = jax.lax.optimization_barrier(positions)
+
+    def in_one_row(x: Shaped[Array, "B T *rest"]) -> Shaped[Array, "1 padded *rest"]:
+        return exact.pad(x.reshape(B * T, *x.shape[2:]))[None]
+
+    def in_own_shape(x: Shaped[Array, "1 padded *rest"]) -> Shaped[Array, "B T *rest"]:
+        return x[0, : B * T].reshape(B, T, *x.shape[2:])
+
+    def attend_in_own_shape(
+        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: PyTree
+    ) -> tuple[jax.Array, PyTree]:
+        out, carry = attend(in_own_shape(q), in_own_shape(k), in_own_shape(v), layer, carry)
+        return in_one_row(out), carry
+
+    with exact.products():
+        hidden, carry = forward(
+            config,
+            written_order(config, params, exact),
+            in_one_row(tokens),
+            in_one_row(positions),
+            attend_in_own_shape,
+            carry,
+            dtype=dtype,
+            remat=remat,
+        )
+    return in_own_shape(hidden), carry
+
+
+def written_order(config: QwenConfig, params: Params, exact: ExactRows) -> Params:
+    """Returns the parameters in the kinds whose products and sums have an order of their own."""
+    axes = logical_axes(config)["layers"]
+    tensors = family_of(config.model_type).tensors
+
+    def of_layers(name: str, weight: PyTree) -> PyTree:
+        stored = tensors.get(f"layers.{name}")
+        if stored is not None and stored.layout == "linear":
+            return TiledWeight(weight, exact.tile)
+        return ExactScale(weight) if "norm" in axes[name] else weight
+
+    layers = {name: of_layers(name, weight) for name, weight in params["layers"].items()}
+    return params | {"layers": layers, "norm": ExactScale(params["norm"])}
 
 
 EVERY_WORD = slice(None)
@@ -243,15 +317,21 @@ def head(
     hidden: Float[Array, "*batch E"],
     dtype: DTypeLike,
     part: slice = EVERY_WORD,
+    exact: ExactRows | None = None,
 ) -> Float[Array, "*batch words"]:
     """Computes fp32 logits of a part of the vocabulary.
 
-    The inputs of the product are in `dtype`; it accumulates in fp32.
+    The inputs of the product are in `dtype`; it accumulates in fp32. exact: as in `forward`.
     """
     if config.tie_word_embeddings:
         letters, weight = "...e,ve->...v", params["embed"][part]
     else:
         letters, weight = "...e,ev->...v", params["lm_head"][:, part]
-    return jnp.einsum(
-        letters, hidden.astype(dtype), weight.astype(dtype), preferred_element_type=jnp.float32
-    )
+    hidden, weight = hidden.astype(dtype), weight.astype(dtype)
+    product = partial(jnp.einsum, letters, preferred_element_type=jnp.float32)
+    if exact is None:
+        return product(hidden, weight)
+    rows = hidden.reshape(-1, hidden.shape[-1])
+    with exact.products():
+        logits = in_tiles(product, exact.tile, exact.pad(rows), weight)
+    return logits[: len(rows)].reshape(*hidden.shape[:-1], -1)

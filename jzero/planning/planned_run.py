@@ -117,7 +117,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
     engine = _engine(settings, model, host_mesh, num_hosts)
     trainer = make_trainer(settings, model, critic, mesh)
     batches = abstract_batches(trainer)
-    needs_old = needs_old_logps(settings)
+    needs_old = needs_old_logps(trainer.config)
     needs_reference = algorithms.needs_reference(settings.algorithm)
     keeps_reference = needs_reference or settings.teacher.kind == "reference"
 
@@ -203,9 +203,10 @@ def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hos
         host_mesh,
         STOP_IDS,
         settings.model.dtype,
-        settings.model.attention,
+        settings.model.kernels,
         settings.eval.longest_episode(settings.rollout),
         config.remembers_kept(settings),
+        settings.model.exact,
     )
 
 

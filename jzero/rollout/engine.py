@@ -106,6 +106,7 @@ class Engine:
         attention_name: str = "",
         longest_evaluation: int = 0,
         remembers_kept: bool = False,
+        exact: bool = False,
     ) -> None:
         """Makes an engine without device state; no program is compiled yet.
 
@@ -114,10 +115,11 @@ class Engine:
             mesh: axes (slots, tensor), the devices of this host.
             stop_ids: tokens that end a response.
             dtype: of weights and activations.
-            attention_name: `config.model.attention`.
+            attention_name: `config.model.kernels`.
             longest_evaluation: tokens of the longest sequence of an evaluation. Where it is longer
                 than the rollouts, fewer of its sequences may find pages at the same time.
             remembers_kept: returns the tokens that the filters kept, for every sampled token.
+            exact: `config.model.exact`.
 
         Raises:
             UserError: the pages of a shard do not hold one sequence of full length.
@@ -159,6 +161,7 @@ class Engine:
             attention_name=attention_name,
             slots_per_shard=self.slots_per_shard,
             pages_per_shard=self.pages_per_shard,
+            exact=exact,
         )
         self.program_settings = replace(self.program_settings, remembers_kept=remembers_kept)
         # Behind the rows of the slots every shard has rows for the sequences that are scored.

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jzero import attention
 from jzero.config import RolloutConfig
 from jzero.model import experts, qwen
+from jzero.model.exact import ExactRows, exact_rows
 from jzero.rollout import sampling
 
 # On these TPUs the on-chip memory (VMEM) does not hold the logits of all slots, and XLA keeps them
@@ -38,6 +39,7 @@ class ProgramSettings:
     tensor: int  # devices that share a shard
     experts: experts.Placement  # how the devices of a shard share the experts, if there are any
     remembers_kept: bool = False  # returns the tokens that the filters kept, for every token
+    exact: ExactRows | None = None  # how products are computed with model.exact
 
 
 def make_program_settings(
@@ -50,12 +52,13 @@ def make_program_settings(
     attention_name: str,
     slots_per_shard: int,
     pages_per_shard: int,
+    exact: bool = False,
 ) -> ProgramSettings:
     """Chooses kernels, and what the devices of `mesh` hold. See `Engine` for the arguments."""
     device = mesh.devices.flat[0]
     tensor = mesh.shape["tensor"]
     filters = sampling.Filters(settings.top_k, settings.top_p, settings.min_p)
-    logits_axis, vocabulary_parts = split_logits(filters, model.vocab_size, mesh)
+    logits_axis, vocabulary_parts = split_logits(filters, model.vocab_size, mesh, exact)
 
     # KV heads lie as the weights do: every device has all heads if `tensor` does not divide them.
     splits_heads = model.num_key_value_heads % tensor == 0
@@ -77,20 +80,23 @@ def make_program_settings(
         decode_steps=settings.decode_steps,
         tensor=tensor,
         experts=experts.decoding_placement(mesh),
+        exact=exact_rows(mesh) if exact else None,
     )
 
 
 def split_logits(
-    filters: sampling.Filters, vocab_size: int, mesh: Mesh
+    filters: sampling.Filters, vocab_size: int, mesh: Mesh, exact: bool = False
 ) -> tuple[str, tuple[slice, ...]]:
     """Returns the mesh axis that logits are split over, and the parts of the vocabulary.
 
-    A filter needs all logits of a slot on one device and in one part.
+    A filter needs all logits of a slot on one device and in one part, and so does the softmax of
+    model.exact.
     """
     tensor = mesh.shape["tensor"]
-    splits_logits = filters.allow_all and tensor > 1 and vocab_size % tensor == 0
+    may_split = filters.allow_all and not exact
+    splits_logits = may_split and tensor > 1 and vocab_size % tensor == 0
     has_small_vmem = mesh.devices.flat[0].device_kind in KINDS_WITH_SMALL_VMEM
-    makes_parts = filters.allow_all and tensor == 1 and has_small_vmem
+    makes_parts = may_split and tensor == 1 and has_small_vmem
     part_size = sampling.PART if makes_parts else vocab_size
     part_starts = range(0, vocab_size, part_size)
     part_ends = [min(start + part_size, vocab_size) for start in part_starts]
@@ -105,7 +111,8 @@ def with_top_p(
     The state of the decoder does not depend on it, so both programs can work on one state.
     """
     filters = sampling.Filters(settings.top_k, top_p, settings.min_p)
-    axis, parts = split_logits(filters, program_settings.model.vocab_size, mesh)
+    exact = program_settings.exact is not None
+    axis, parts = split_logits(filters, program_settings.model.vocab_size, mesh, exact)
     return replace(program_settings, filters=filters, logits_axis=axis, vocabulary_parts=parts)
 
 

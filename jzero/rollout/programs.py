@@ -205,7 +205,15 @@ def prefill(
     nothing = LayerCarry(empty, empty, slot_state.empty_slots(model, prompts))
     carry = experts.start(model, nothing, segments > 0, settings.experts)
     hidden, carry = qwen.forward(
-        model, params, tokens, positions, attend, carry, dtype=settings.dtype, recur=recur
+        model,
+        params,
+        tokens,
+        positions,
+        attend,
+        carry,
+        dtype=settings.dtype,
+        recur=recur,
+        exact=settings.exact,
     )
     of_prompts, _ = experts.finish(carry)
 
@@ -470,6 +478,7 @@ def decode_step(
         carry,
         dtype=settings.dtype,
         recur=recur,
+        exact=settings.exact,
     )
     carry, _ = experts.finish(carry)
     token, logp, kept = sample_tokens(
@@ -519,13 +528,20 @@ def sample_tokens(
         weight: jax.Array, hidden: jax.Array, noise: jax.Array, temperature: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
         def head(hidden: jax.Array, part: slice) -> jax.Array:
-            logits = qwen.head(settings.model, {name: weight}, hidden, settings.dtype, part)
+            logits = qwen.head(
+                settings.model, {name: weight}, hidden, settings.dtype, part, settings.exact
+            )
             return expand_logits(logits)
 
         if settings.remembers_kept:
             [part] = settings.vocabulary_parts
             uniform = noise[:, 0]
             return sampling.sample_kept(head, part, hidden, uniform, temperature, settings.filters)
+        if settings.exact is not None:
+            tokens, logps = sampling.sample_exactly(
+                head, hidden, noise, temperature, settings.filters
+            )
+            return tokens, logps, None
         tokens, logps = sampling.sample(
             head,
             settings.vocabulary_parts,

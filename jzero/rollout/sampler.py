@@ -269,9 +269,10 @@ def make_sampler(
         mesh_for_decoding,
         base.stop_tokens,
         settings.model.dtype,
-        settings.model.attention,
+        settings.model.kernels,
         settings.eval.longest_episode(settings.rollout),
         config.remembers_kept(settings),
+        settings.model.exact,
     )
     syntax = settings.task.tools.syntax or parsing.syntax_of(base.tokenizer.chat_template)
     task = replace(settings.task, tools=replace(settings.task.tools, syntax=syntax))

@@ -28,6 +28,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from jzero.model.exact import exact_token_logps
+
 BLOCK = 128  # tokens of a block: the lanes of a TPU's vector register
 PART = 396 * BLOCK  # tokens of a part, where logits are made in parts: a third of Qwen's vocabulary
 
@@ -125,6 +127,28 @@ def sample(
             draw, logits, first_token, uniform, is_greedy, scale, filters, axis, device
         )
     return draw.token, (draw.logit - draw.largest) / scale - jnp.log(draw.mass)
+
+
+def sample_exactly(
+    head: Head,
+    hidden: Float[Array, "rows E"],
+    noise: Float[Array, "slots 1"],
+    temperature: Float[Array, " slots"],
+    filters: Filters,
+) -> tuple[Int[Array, " slots"], Float[Array, " slots"]]:
+    """Draws a token for every slot; its log-probability has the bits that the trainer computes.
+
+    See `sample`. All logits are on this device, in one part.
+    """
+    logits = lax.optimization_barrier(head(hidden, slice(None)))
+
+    def all_logits(hidden: jax.Array, part: slice) -> jax.Array:
+        return logits
+
+    everything = slice(0, logits.shape[1])
+    tokens, _ = sample(all_logits, (everything,), hidden, noise, temperature, filters)
+    logps, _ = exact_token_logps(logits, tokens, jnp.where(temperature == 0, 1.0, temperature))
+    return tokens, logps
 
 
 def draw_from_part(

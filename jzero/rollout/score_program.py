@@ -22,6 +22,7 @@ from jzero import attention
 from jzero.attention import pools
 from jzero.model import experts, qwen
 from jzero.model.delta_net import DeltaInputs, DeltaState, recur_chunks
+from jzero.model.exact import exact_token_logps
 from jzero.model.logprobs import split_columns
 from jzero.rollout import slot_state
 from jzero.rollout.decode_state import DecodeState
@@ -189,6 +190,7 @@ def score(
         carry,
         dtype=settings.dtype,
         recur=recur,
+        exact=settings.exact,
     )
     carry, _ = experts.finish(carry)
     if row_states is not None:
@@ -237,13 +239,17 @@ def score_columns(
     """Scores the targets of some columns, all of whose logits exist at once."""
     # Columns of padding have the temperature 0. What they get is not used, and must not be NaN.
     scale = jnp.where(temperature > 0, temperature, 1.0)
-    logits = qwen.head(settings.model, params, hidden, settings.dtype) / scale[..., None]
+    logits = qwen.head(settings.model, params, hidden, settings.dtype, exact=settings.exact)
+    exact_logps = None
+    if settings.exact is not None:
+        exact_logps, _ = exact_token_logps(logits, targets, scale)
+    logits = logits / scale[..., None]
     log_total = jax.nn.logsumexp(logits, axis=-1)
     target = jnp.take_along_axis(logits, targets[..., None], axis=-1)
     ranks = 1 + jnp.sum(logits > target, axis=-1, dtype=jnp.int32)
     top_logits, top_tokens = lax.top_k(logits, alternatives)
     return TokenScores(
-        logps=target[..., 0] - log_total,
+        logps=target[..., 0] - log_total if exact_logps is None else exact_logps,
         ranks=ranks,
         top_tokens=top_tokens.astype(jnp.int32),
         top_logps=top_logits - log_total[..., None],

@@ -191,6 +191,11 @@ METRICS: dict[str, Metric] = {
         "all optimizer steps: (sum r)^2 / (n sum r^2). 1 where all ratios are equal.",
         "share",
     ),
+    "policy/exact_tokens": Metric(
+        "Tokens of the first optimizer step whose log-probability was compared with the sampler's "
+        "and has the same bits (`model.exact`).",
+        "tokens",
+    ),
     "policy/ratio_shift": Metric("Mean of |ratio - 1|, the distance of the ratio from 1.", ""),
     "policy/correction": Metric("Mean weight that `algorithm.correction` gives a token.", ""),
     "policy/correction_above": Metric(

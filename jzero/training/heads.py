@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jzero import algorithms
 from jzero.config import Config
 from jzero.model import qwen
+from jzero.model.exact import exact_rows
 from jzero.model.logprobs import token_logps
 from jzero.types import Batch, RowLayout
 
@@ -64,6 +65,11 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
     # along fsdp take the same tokens.
     token_shards = mesh.shape["data"] * (1 if is_split else mesh.shape["fsdp"])
 
+    # In a program under shard_map every device has its rows to itself.
+    is_data_parallel = mesh.shape["data"] == mesh.size
+    row_shards = 1 if is_data_parallel else token_shards
+    exact = exact_rows(mesh, row_shards) if config.model.exact else None
+
     def constrain(x: jax.Array, spec: P) -> jax.Array:
         return lax.with_sharding_constraint(x, NamedSharding(mesh, spec)) if is_split else x
 
@@ -94,6 +100,7 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
             place=place_hidden,
             place_logits=place_logits,
             kept=kept,
+            exact=exact,
         )
 
     def loss(

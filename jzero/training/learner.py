@@ -43,6 +43,7 @@ from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
 from jzero.model import adapters, experts, huggingface, peft, qwen
 from jzero.model.delta_net import DeltaInputs, recur_packed
+from jzero.model.exact import exact_rows
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
     Head,
@@ -94,12 +95,15 @@ class Learner:
         self.is_data_parallel = mesh.shape["data"] == mesh.size
         self.expert_placement = experts.training_placement(mesh)
 
-        self.packed_attention = attention.choose(compute.attention, mesh).packed
+        self.packed_attention = attention.choose(compute.kernels, mesh).packed
         if not self.is_data_parallel:
             # XLA cannot split a kernel by itself.
             self.packed_attention = attention.split_over_mesh(
                 self.packed_attention, mesh.shape["tensor"], ("data", "fsdp"), mesh
             )
+        self.exact = None
+        if compute.exact:
+            self.exact = exact_rows(mesh, 1 if self.is_data_parallel else row_shards(mesh))
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -258,7 +262,24 @@ class Learner:
         optimizer.skip_norm, so that the State did not change. A model with experts has
         `expert_load` f32[L, X] as well, the tokens of every expert, prompts too.
         """
-        next_state, stats = self.update_program(
+        next_state, stats, _ = self.update_with_logps(state, batches, counts, layouts, lr, fresh)
+        return next_state, stats
+
+    def update_with_logps(
+        self,
+        state: State,
+        batches: Batches,
+        counts: jax.Array,
+        layouts: Sequence[RowLayout],
+        lr: float,
+        fresh: bool = True,
+    ) -> tuple[State, Stats, list[jax.Array | None]]:
+        """Does the same as `update`; also returns the log-probabilities before the step.
+
+        With model.exact they are one f32[M, B, T] for each layout, as those of `score`, and
+        otherwise None.
+        """
+        next_state, stats, logps = self.update_program(
             replace(state, base={}),
             batches,
             counts,
@@ -267,7 +288,7 @@ class Learner:
             state.base,
             tuple(layouts),
         )
-        return replace(next_state, base=state.base), stats
+        return replace(next_state, base=state.base), stats, logps
 
     def score(
         self,
@@ -294,7 +315,7 @@ class Learner:
             self._update,
             static_argnums=6,
             donate_argnums=0,
-            out_shardings=(self.state_shardings, self.replicated),
+            out_shardings=(self.state_shardings, self.replicated, self.row_sharding),
         )
 
     def programs(
@@ -352,6 +373,7 @@ class Learner:
             dtype=jnp.dtype(self.compute.dtype),
             remat=self.compute.remat,
             recur=recur,
+            exact=self.exact,
         )
         if not self.is_data_parallel:
             # Left alone, XLA splits the activations as fsdp splits the weights, and sums
@@ -371,10 +393,11 @@ class Learner:
         batch: Batch[jax.Array],
         layout: RowLayout,
         fresh: jax.Array,
-    ) -> tuple[jax.Array, Stats]:
-        """Returns the loss of one microbatch and the sums of its diagnostics.
+    ) -> tuple[jax.Array, tuple[Stats, jax.Array | None]]:
+        """Returns the loss of one microbatch, the sums of its diagnostics, and its log-probs.
 
-        `params` are what is trained, on `base` if that is not empty.
+        `params` are what is trained, on `base` if that is not empty. Log-probabilities are
+        returned with model.exact alone, f32[B, T - prefix].
         """
         outputs, layer_stats = self._outputs(self.whole(base, params), batch, layout)
         # The head's outputs have no prefix, so the fields that the loss reads have none either.
@@ -386,7 +409,9 @@ class Learner:
         # `where` and not a product: what is not trained may be infinite or NaN, and 0 * NaN is NaN.
         loss = jnp.where(tokens_with_loss(body), terms, 0).sum()
         sums = summed_stats(stats, body) | lax.stop_gradient(layer_stats)
-        return loss, sums | {"loss": lax.stop_gradient(loss)}
+        sums |= {"loss": lax.stop_gradient(loss)}
+        logps = lax.stop_gradient(outputs[0]) if self.exact is not None else None
+        return loss, (sums, logps)
 
     def _microbatch_gradient(
         self,
@@ -396,10 +421,14 @@ class Learner:
         layout: RowLayout,
         fresh: jax.Array,
         index: jax.Array | int,
-    ) -> tuple[qwen.Params, Stats]:
-        """Returns the gradient and the stats of microbatch `index` of a batch."""
+    ) -> tuple[tuple[qwen.Params, Stats], jax.Array | None]:
+        """Returns the gradient and the stats of microbatch `index` of a batch, and its log-probs
+        as `_loss` returns them.
+        """
         gradient_of_loss = jax.grad(self._loss, has_aux=True)
-        return gradient_of_loss(params, base, take_microbatch(batch, index), layout, fresh)
+        microbatch = take_microbatch(batch, index)
+        gradient, (stats, logps) = gradient_of_loss(params, base, microbatch, layout, fresh)
+        return (gradient, stats), logps
 
     def _gradient(
         self,
@@ -409,20 +438,27 @@ class Learner:
         counts: jax.Array,
         fresh: jax.Array,
         layouts: tuple[RowLayout, ...],
-    ) -> tuple[qwen.Params, Stats]:
-        """Returns the gradient and the stats, summed over every microbatch and every data shard."""
+    ) -> tuple[tuple[qwen.Params, Stats], list[jax.Array | None]]:
+        """Returns the gradient and the stats, summed over every microbatch and every data shard.
+
+        The list has the log-probabilities of each layout with model.exact, and otherwise None.
+        """
         total = None
+        all_logps: list[jax.Array | None] = []
         for number, (batch, layout) in enumerate(zip(batches, layouts, strict=True)):
             gradient = partial(self._microbatch_gradient, params, base, batch, layout, fresh)
             if total is None:
-                total = jax.tree.map(zeros_in_fp32, jax.eval_shape(gradient, 0))
+                total = jax.tree.map(zeros_in_fp32, jax.eval_shape(gradient, 0)[0])
+            logps = None if self.exact is None else jnp.zeros(batch.tokens.shape, jnp.float32)
             # The number of microbatches is data: a step with fewer of them does not compile anew.
-            total = lax.fori_loop(0, counts[number], partial(add_gradient, gradient), total)
+            add = partial(add_gradient, gradient, layout.prefix)
+            total, logps = lax.fori_loop(0, counts[number], add, (total, logps))
+            all_logps.append(logps)
         assert total is not None, f"{layouts=}"
-        if not self.is_data_parallel:
-            return total
-        gradient, stats = total
-        return lax.psum(gradient, "data"), combine_stats_over(stats, "data")
+        if self.is_data_parallel:
+            gradient, stats = total
+            total = lax.psum(gradient, "data"), combine_stats_over(stats, "data")
+        return total, all_logps
 
     def _update(
         self,
@@ -433,14 +469,18 @@ class Learner:
         fresh: jax.Array,
         base: qwen.Params,
         layouts: tuple[RowLayout, ...],
-    ) -> tuple[State, Stats]:
-        """Computes what `update` returns. `state` has no base, and the layouts are static."""
+    ) -> tuple[State, Stats, list[jax.Array | None]]:
+        """Computes what `update_with_logps` returns.
+
+        `state` has no base, and the layouts are static.
+        """
         summed_gradient = self._over_data(
             partial(self._gradient, layouts=layouts),
             in_specs=(P(), P(), P(None, "data"), P(), P()),
-            out_specs=P(),
+            out_specs=(P(), P(None, "data")),
         )
-        gradient, stats = summed_gradient(state.params, base, batches, counts, fresh)
+        summed, logps = summed_gradient(state.params, base, batches, counts, fresh)
+        gradient, stats = summed
 
         def descend(param: jax.Array, change: jax.Array) -> jax.Array:
             return param - lr * change
@@ -460,7 +500,7 @@ class Learner:
 
             next_state = jax.tree.map(choose, next_state, state)
             stats["skipped"] = 1 - is_kept.astype(jnp.float32)
-        return next_state, stats
+        return next_state, stats, logps
 
     def _score(
         self,
@@ -502,7 +542,9 @@ class Learner:
         scores = jnp.zeros(batch.tokens.shape, jnp.float32)
         return lax.fori_loop(0, count, score_microbatch, scores)
 
-    def _over_data(self, function: Callable, in_specs: tuple[P, ...], out_specs: P) -> Callable:
+    def _over_data(
+        self, function: Callable, in_specs: tuple[P, ...], out_specs: P | tuple[P, ...]
+    ) -> Callable:
         """Returns `function` under shard_map if rows are all that is split, else unchanged."""
         if not self.is_data_parallel:
             return function
@@ -521,7 +563,14 @@ def critic_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learne
     """Returns the learner of the critic. `score` returns values of the states before targets."""
     head = critic_head(config.algorithm)
     with_value = replace(model, value_head=True)
-    return Learner(with_value, config.model, config.critic.optimizer, head, mesh)
+    # Nobody samples from a critic.
+    compute = replace(config.model, exact=False)
+    return Learner(with_value, compute, config.critic.optimizer, head, mesh)
+
+
+def row_shards(mesh: Mesh) -> int:
+    """Returns how many devices rows are split over."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def scored_fields(batches: Sequence[Batch]) -> tuple[Batch, ...]:
@@ -560,14 +609,21 @@ def zeros_in_fp32(x: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def add_gradient(
-    gradient: Callable[[jax.Array], tuple[qwen.Params, Stats]],
+    gradient: Callable[[jax.Array], tuple[tuple[qwen.Params, Stats], jax.Array | None]],
+    prefix: int,
     index: jax.Array,
-    total: tuple[qwen.Params, Stats],
-) -> tuple[qwen.Params, Stats]:
-    """Adds the gradient and the stats of microbatch `index` to `total`."""
-    total_gradient, total_stats = total
-    microbatch_gradient, stats = gradient(index)
-    return (
+    so_far: tuple[tuple[qwen.Params, Stats], jax.Array | None],
+) -> tuple[tuple[qwen.Params, Stats], jax.Array | None]:
+    """Adds the gradient and the stats of microbatch `index` to those so far.
+
+    The log-probabilities of the microbatch, if there are any, are written behind the prefix.
+    """
+    (total_gradient, total_stats), all_logps = so_far
+    (microbatch_gradient, stats), logps = gradient(index)
+    if all_logps is not None:
+        all_logps = all_logps.at[index, :, prefix:].set(logps)
+    total = (
         jax.tree.map(jnp.add, total_gradient, microbatch_gradient),
         combine_stats(total_stats, stats),
     )
+    return total, all_logps

@@ -30,6 +30,7 @@ from jzero.training.credit import (
     training_sequences,
     zeros_like_tokens,
 )
+from jzero.training.exactness import check_exact
 from jzero.training.expert_load import expert_metrics
 from jzero.training.heads import Stats
 from jzero.training.learner import Learner
@@ -155,7 +156,7 @@ def update_on_rollouts(
         credit = score_and_credit(trainer, state, minibatches, rollouts, reference, teacher)
 
     with trainer.clock("update"):
-        state, metrics = run_optimizer_steps(trainer, state, minibatches, step)
+        state, metrics = run_optimizer_steps(trainer, state, minibatches, step, rollouts)
 
     metrics |= packing_metrics(minibatches) | credit.metrics
     batches = [batch for minibatch in minibatches for batch in minibatch.batches]
@@ -415,10 +416,15 @@ def run_optimizer_steps(
     state: State,
     minibatches: Sequence[Minibatch],
     step: int,
+    rollouts: list[Rollout] | None = None,
 ) -> tuple[State, dict[str, float]]:
     """Makes train.epochs passes over the minibatches. Returns the next State and metrics.
 
-    During the first critic.warmup_steps RL steps only the critic is trained.
+    During the first critic.warmup_steps RL steps only the critic is trained. With model.exact the
+    log-probabilities of the first minibatch are compared with those of `rollouts`, if given.
+
+    Raises:
+        InexactError: with model.exact, a log-probability is not the sampler's.
     """
     config, train = trainer.config, trainer.config.train
     trains_policy = trainer.critic is None or step > config.critic.warmup_steps
@@ -428,6 +434,7 @@ def run_optimizer_steps(
     policy_stats: list[Stats] = []
     critic_stats: list[Stats] = []
     policy_lr = 0.0
+    first_logps: list[jax.Array | None] = []
     for epoch in range(train.epochs):
         for number, minibatch in enumerate(minibatches):
             data = minibatch.batches, minibatch.counts, trainer.layouts
@@ -439,8 +446,11 @@ def run_optimizer_steps(
                 is_first = epoch == 0 and number == 0
                 # Log-probs of the sampler are not the policy's own, not even before the first step.
                 fresh = is_first and config.algorithm.old_policy == "trainer"
-                policy_state, stats = trainer.policy.update(policy_state, *data, policy_lr, fresh)
+                policy_state, stats, logps = trainer.policy.update_with_logps(
+                    policy_state, *data, policy_lr, fresh
+                )
                 policy_stats.append(stats)
+                first_logps = first_logps or logps
 
             if trainer.critic is not None and critic_state is not None:
                 critic_lr = learning_rate(config.critic.optimizer, optimizer_step, total_steps)
@@ -449,7 +459,26 @@ def run_optimizer_steps(
 
     host_stats = jax.device_get((policy_stats, critic_stats))
     metrics = update_metrics(*host_stats) | {"optimizer/lr": policy_lr}
+    if config.model.exact and rollouts is not None and first_logps:
+        metrics |= compare_with_sampler(config, minibatches[0], first_logps, rollouts, step)
     return replace(policy_state, critic=critic_state), metrics
+
+
+def compare_with_sampler(
+    config: Config,
+    minibatch: Minibatch,
+    logps: Sequence[jax.Array | None],
+    rollouts: list[Rollout],
+    step: int,
+) -> dict[str, float]:
+    """Compares the log-probabilities of the first optimizer step with the sampler's.
+
+    Raises InexactError where one differs. Returns how many there are, as a metric.
+    """
+    rows = [collectives.fetch_global(part) for part in logps if part is not None]
+    sequences, _ = training_sequences(rollouts, config)
+    compared = check_exact(minibatch.packed, rows, minibatch.chosen, sequences, step)
+    return {"policy/exact_tokens": compared}
 
 
 # -- metrics ---------------------------------------------------------------------------------------

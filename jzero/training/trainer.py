@@ -16,6 +16,7 @@ from jzero.config import Config, TrainConfig, remembers_kept
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.run.clock import Clock
+from jzero.training.exactness import check_can_be_exact, with_exact_ratio
 from jzero.training.learner import Learner, critic_learner, policy_learner
 from jzero.training.packing import INTEGER_FIELDS, make_layouts, num_rows
 from jzero.types import Batch, RowLayout
@@ -51,9 +52,13 @@ def make_trainer(
 ) -> Trainer:
     """Returns the trainer of a run. Compiles nothing.
 
-    Raises UserError if train.microbatch_tokens holds less than one row for each device.
+    Raises UserError if train.microbatch_tokens holds less than one row for each device, or if
+    model.exact cannot hold for this model or on this mesh.
     """
+    check_can_be_exact(config, model, mesh)
     shapes = row_shapes(config, mesh, config.rollout.max_prompt_tokens)
+    num_kept = min(config.rollout.top_k, model.vocab_size) if remembers_kept(config) else 0
+    config = with_exact_ratio(config)
     return Trainer(
         config,
         policy_learner(model, config, mesh),
@@ -61,7 +66,7 @@ def make_trainer(
         shapes.layouts,
         shapes.rows,
         shapes.microbatches,
-        min(config.rollout.top_k, model.vocab_size) if remembers_kept(config) else 0,
+        num_kept,
     )
 
 

@@ -109,6 +109,30 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "mesh.decode_devices=1 would wait for every update: set rollout.max_staleness=1",
     ),
     (
+        {"model.exact": True, "model.attention": "xla"},
+        "model.attention=xla is not the attention of model.exact",
+    ),
+    (
+        {"model.exact": True, "model.dtype": "float32"},
+        "rollout.kv_dtype=bfloat16 rounds the keys that the trainer does not round",
+    ),
+    (
+        {"model.exact": True, "rollout.page_size": 48},
+        "rollout.page_size=48: model.exact reads keys in blocks of 64",
+    ),
+    (
+        {"model.exact": True, "model.base": "int8"},
+        "model.base=int8: products with weights in 8 bits are not exact",
+    ),
+    (
+        {"model.exact": True, "rollout.top_k": 20, "algorithm.old_policy": "sampler"},
+        "rollout.top_k=20: ratios over the tokens that it keeps are not exact",
+    ),
+    (
+        {"model.exact": True, "sft.data": "chats"},
+        "model.exact=True compares the trainer with a sampler",
+    ),
+    (
         {"algorithm.correction_low": 3.0},
         "algorithm.correction_low=3.0 is above algorithm.correction_high=2.0",
     ),

@@ -1,0 +1,133 @@
+"""The check that a run with `model.exact` is held to: sampler and trainer agree to the last bit.
+
+The first optimizer step of an RL step computes log-probabilities under the weights that the sampler
+had. Its update returns them, and `check_exact` compares every one with the sampler's own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jax.sharding import Mesh
+
+from jzero.config import Config
+from jzero.errors import UserError
+from jzero.model.architecture import QwenConfig
+from jzero.model.families import FAMILIES, family_of
+from jzero.training.packing import PackedBatch
+from jzero.types import Rollout
+
+
+class InexactError(RuntimeError):
+    """The trainer's log-probability of a token is not the sampler's."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A log-probability that differs."""
+
+    sequence: int  # index among the sequences of the RL step
+    token: int  # index in the sequence, its prompt included
+    sampled: np.float32
+    trained: np.float32
+
+
+def with_exact_ratio(config: Config) -> Config:
+    """Returns the config of a trainer whose old policy is the sampler, where both are exact.
+
+    The old log-probs then need no forward pass, and a correction between sampler and trainer would
+    be 1. Rollouts that may be older than the policy keep what their algorithm says.
+    """
+    if not config.model.exact or config.rollout.max_staleness:
+        return config
+    algorithm = replace(config.algorithm, old_policy="sampler", correction="none")
+    return replace(config, algorithm=algorithm)
+
+
+def check_can_be_exact(config: Config, model: QwenConfig, mesh: Mesh) -> None:
+    """Raises UserError if model.exact cannot hold for `model` or on the devices of `mesh`."""
+    if not config.model.exact:
+        return
+    if not family_of(model.model_type).is_exact:
+        families = ", ".join(name for name, family in FAMILIES.items() if family.is_exact)
+        raise UserError(
+            f"model_type={model.model_type}: the layers of this family are not exact; choose a "
+            f"model of {families}, or set model.exact=false"
+        )
+    if mesh.shape["fsdp"] > 1:
+        raise UserError(
+            f"mesh.fsdp={mesh.shape['fsdp']}: with model.exact every device has whole weights; set "
+            "mesh.fsdp=1 mesh.data=-1, or model.exact=false"
+        )
+    if mesh.shape["tensor"] > 2:
+        raise UserError(
+            f"mesh.tensor={mesh.shape['tensor']}: the order of a sum over more than two devices is "
+            "not fixed; with model.exact set mesh.tensor to 1 or 2"
+        )
+    if mesh.devices.flat[0].platform == "tpu" and config.model.dtype != "bfloat16":
+        raise UserError(
+            f"model.dtype={config.model.dtype}: the products of model.exact on a TPU take "
+            "bfloat16; set model.dtype=bfloat16, or model.exact=false"
+        )
+
+
+def check_exact(
+    packed: Sequence[PackedBatch],
+    rows: Sequence[np.ndarray],
+    chosen: Sequence[int],
+    sequences: Sequence[Rollout],
+    step: int,
+) -> int:
+    """Compares the trainer's log-probabilities with the sampler's. Returns how many there are.
+
+    Args:
+        packed: the sequences of the first optimizer step of RL step `step`, one for each layout.
+        rows: the trainer's log-probabilities f32[M, B, T] of each.
+        chosen: the number of each packed sequence among `sequences`.
+        sequences: all of the RL step. Only tokens of the policy before the step count.
+
+    Raises:
+        InexactError: a log-probability differs in any bit; the message names the first one.
+    """
+    trained = [np.zeros(len(sequences[index].tokens), np.float32) for index in chosen]
+    for part, logps in zip(packed, rows, strict=True):
+        part.from_rows(logps, trained)
+
+    num_compared = 0
+    differences: list[Difference] = []
+    for index, logps in zip(chosen, trained, strict=True):
+        sequence = sequences[index]
+        is_compared = sequence.sampled & (sequence.versions == step - 1)
+        num_compared += int(is_compared.sum())
+        sampled = sequence.logps.astype(np.float32)
+        is_different = is_compared & (sampled.view(np.int32) != logps.view(np.int32))
+        differences += [
+            Difference(index, int(token), sampled[token], logps[token])
+            for token in np.flatnonzero(is_different)
+        ]
+    if differences:
+        raise InexactError(describe(differences, num_compared, sequences, step))
+    return num_compared
+
+
+def describe(
+    differences: Sequence[Difference],
+    num_compared: int,
+    sequences: Sequence[Rollout],
+    step: int,
+) -> str:
+    """Returns the message on differences, of which it names the first."""
+    first = min(differences, key=place_of)
+    sequence = sequences[first.sequence]
+    largest = max(abs(float(item.sampled) - float(item.trained)) for item in differences)
+    return (
+        f"model.exact: step {step}, sequence {first.sequence} (sample {sequence.sample_index} of "
+        f"problem {sequence.problem.id}), token {first.token}: the sampler's log-probability is "
+        f"{first.sampled!s}, the trainer's {first.trained!s}; {len(differences)} of "
+        f"{num_compared} differ, by at most {largest:.2g}. Set model.exact=false to train with "
+        "them, or see docs/exact.md"
+    )
+
+
+def place_of(difference: Difference) -> tuple[int, int]:
+    return difference.sequence, difference.token

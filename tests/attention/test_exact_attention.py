@@ -1,0 +1,54 @@
+"""Attention of `model.exact`: the definition's values, and one set of bits packed and paged."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jzero.attention import exact, xla
+from jzero.types import RowLayout
+
+H, K, D = 4, 2, 16
+PAGE = 8
+
+
+def random_heads(seed: int, *shape: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
+
+
+@pytest.mark.usefixtures("quick_compilation")  # the values have a tolerance
+def test_packed_sequences_get_the_values_of_the_definition() -> None:
+    """A row has a shared prefix, two sequences behind it, one longer than a block, and padding."""
+    prefix, own = 8, 88
+    T = prefix + own
+    q, k, v = random_heads(0, 1, T, H, D), random_heads(1, 1, T, K, D), random_heads(2, 1, T, K, D)
+    segments = np.zeros((1, T), np.int32)
+    segments[0, :5] = 1
+    segments[0, prefix : prefix + 70] = 1
+    segments[0, prefix + 70 : prefix + 80] = 2
+    layout = RowLayout(prefix, 1, own)
+
+    ours = jax.jit(exact.packed, static_argnums=4)(q, k, v, segments, layout)
+    defined = jax.jit(xla.packed, static_argnums=4)(q, k, v, segments, layout)
+
+    is_token = segments[0] > 0
+    np.testing.assert_allclose(ours[0, is_token], defined[0, is_token], atol=2e-6)
+
+
+def test_a_slot_has_the_bits_of_a_packed_row() -> None:
+    T = 96
+    q, k, v = random_heads(0, 1, T, H, D), random_heads(1, 1, T, K, D), random_heads(2, 1, T, K, D)
+    positions = jnp.array([0, 3, 40, 63, 64, 95])
+    slots = len(positions)
+
+    def pool(x: jax.Array) -> jax.Array:
+        return jnp.moveaxis(x[0], 1, 0).reshape(K, T // PAGE, PAGE, D)
+
+    table = jnp.tile(jnp.arange(T // PAGE), (slots, 1))
+    shared = jnp.zeros(slots, jnp.int32)
+    segments = jnp.ones((1, T), jnp.int32)
+
+    in_row = jax.jit(exact.packed, static_argnums=4)(q, k, v, segments, RowLayout(0, 1, T))
+    in_slots = jax.jit(exact.paged)(q[0, positions], pool(k), pool(v), table, positions + 1, shared)
+
+    np.testing.assert_array_equal(in_row[0, positions], in_slots)

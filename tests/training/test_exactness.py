@@ -1,0 +1,339 @@
+"""A run with `model.exact`: the trainer's log-probabilities have the bits of the sampler's.
+
+Each test samples rollouts with the engine and makes an optimizer step on them, with the weights
+that the engine had. The model is small, but its products are wide enough for XLA:CPU to compute a
+row of few rows otherwise than a row of many.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jzero import algorithms
+from jzero.attention import Backend, exact
+from jzero.attention.pools import write
+from jzero.config import (
+    AdapterConfig,
+    Config,
+    ModelConfig,
+    OptimizerConfig,
+    RolloutConfig,
+    TrainConfig,
+)
+from jzero.distributed.mesh import decode_mesh, train_mesh
+from jzero.distributed.publish import publisher
+from jzero.errors import UserError
+from jzero.model import qwen
+from jzero.model.exact import ExactRows
+from jzero.model.families import FAMILIES
+from jzero.rollout.engine import Engine
+from jzero.rollout.program_settings import ProgramSettings
+from jzero.rollout.sampler import to_rollout, with_turn_grades
+from jzero.rollout.scheduler import Scheduler
+from jzero.rollout.scoring import Scoring, score_all
+from jzero.rollout.sequence import Reply, Sequence, make_groups
+from jzero.training.exactness import InexactError, check_exact
+from jzero.training.packing import TrainingSequence, pack
+from jzero.training.step import UpdateResult, update_on_rollouts
+from jzero.training.trainer import Trainer, make_trainer
+from jzero.types import Grade, Problem, Rollout, RowLayout, State, Turn
+
+# Programs are compiled as in runs, with all optimizations: these may change the order of sums.
+MODEL = qwen.QwenConfig("qwen2", 100, 128, 256, 2, 4, 2, 32, True, 10000.0, 1e-6)
+QWEN3 = qwen.QwenConfig("qwen3", 100, 128, 256, 2, 4, 1, 32, False, 10000.0, 1e-6)
+GROUP = 4
+# Blocks of keys have 64 tokens: sequences end before, behind and at the end of the first one.
+PROMPT_LENGTHS = (20, 62, 33, 5)
+ROLLOUT = {
+    "num_prompts": len(PROMPT_LENGTHS),
+    "group_size": GROUP,
+    "max_prompt_tokens": 64,
+    "max_new_tokens": 40,
+    "temperature": 0.7,
+    "num_slots": 8,
+    "page_size": 16,
+    "decode_steps": 8,
+}
+TRAIN = {"minibatches": 2, "microbatch_tokens": 512, "packs_per_row": 2, "pack_buckets": 1}
+ONE_DEVICE = (1, 1, 1)
+
+
+def settings(dtype: str = "float32", **changes: dict[str, object]) -> Config:
+    """Returns a config; `changes` are those of sections, by name."""
+    return Config(
+        model=ModelConfig(
+            dtype=dtype, logit_chunk=128, **({"exact": True} | changes.get("model", {}))
+        ),
+        rollout=RolloutConfig(**(ROLLOUT | {"kv_dtype": dtype} | changes.get("rollout", {}))),
+        algorithm=algorithms.grpo(),
+        # The second of two minibatches then has the policy of the first.
+        optimizer=OptimizerConfig(lr=0.0),
+        train=TrainConfig(**(TRAIN | changes.get("train", {}))),
+    )
+
+
+def random_params(model: qwen.QwenConfig) -> qwen.Params:
+    """Every leaf is random, norms around 1, so that each of them matters."""
+    rng = np.random.default_rng(1)
+
+    def random_leaf(path: tuple, x: jax.ShapeDtypeStruct) -> np.ndarray:
+        center = 1.0 if "norm" in path[-1].key else 0.0
+        return (center + 0.12 * rng.standard_normal(x.shape)).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(random_leaf, qwen.abstract(model))
+
+
+def text_of(tokens: list[int]) -> str:
+    return "".join(chr(ord("!") + token) for token in tokens)
+
+
+def graded(sequence: Sequence) -> Rollout:
+    """Returns a rollout whose score depends on its place in its group."""
+    problem = Problem(f"p{sequence.prompt_id}", "countdown", "", None)
+    rollout = to_rollout(problem, sequence)
+    score = float(sequence.sample_index % 2)
+    return with_turn_grades(rollout, [Grade(score, bool(score), "") for _ in rollout.turns])
+
+
+class Sampled:
+    """A trainer with its first state, and rollouts of an engine that has the state's weights."""
+
+    def __init__(
+        self,
+        config: Config,
+        sizes: tuple[int, int, int] = ONE_DEVICE,
+        model: qwen.QwenConfig = MODEL,
+        change_programs: Callable[[ProgramSettings], ProgramSettings] | None = None,
+        poll_replies: Callable[[Scheduler], Callable[[bool], list[Reply]]] | None = None,
+    ) -> None:
+        self.trainer: Trainer = make_trainer(
+            config, model, None, train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
+        )
+        policy = self.trainer.policy
+        params = jax.device_put(random_params(model), policy.model_shardings)
+        self.state: State = policy.start_on(policy.freeze(params), 0)
+        if config.model.adapter.rank:
+            # A new adapter adds nothing: B is 0.
+            self.state = replace(
+                self.state, params=jax.tree.map(lambda x: x + 0.05, self.state.params)
+            )
+
+        mesh = decode_mesh(policy.mesh)
+        engine = Engine(
+            model,
+            config.rollout,
+            mesh,
+            (3,),
+            config.model.dtype,
+            attention_name=config.model.kernels,
+            exact=config.model.exact,
+        )
+        if change_programs is not None:
+            engine.program_settings = change_programs(engine.program_settings)
+        publish = publisher(model, policy.mesh, mesh, config.model.dtype, config.model.adapter)
+        self.engine = engine
+        self.weights = publish(policy.weights(self.state))
+        self.scheduler = Scheduler(engine, self.weights, text_of)
+        rng = np.random.default_rng(2)
+        prompts = [
+            rng.integers(4, model.vocab_size, length).astype(np.int32) for length in PROMPT_LENGTHS
+        ]
+        groups = make_groups(prompts, GROUP, config.rollout.max_new_tokens)
+        seed = jax.device_put(jax.random.key(0), NamedSharding(mesh, P()))
+        poll = poll_replies(self.scheduler) if poll_replies else None
+        for _ in self.scheduler.run(groups, GROUP, config.rollout.temperature, seed, 0, poll):
+            pass
+        self.rollouts = [graded(sequence) for group in groups for sequence in group]
+
+    def update(self) -> UpdateResult:
+        return update_on_rollouts(self.trainer, self.state, self.rollouts, 1)
+
+
+def assert_exact(sampled: Sampled) -> None:
+    """The update compares all tokens and finds no difference; it computes no old log-probs."""
+    metrics = sampled.update().metrics
+    assert metrics["policy/mismatch"] == 0
+    assert metrics["policy/ratio_shift"] == 0
+    assert metrics["policy/exact_tokens"] > 100
+    assert sampled.trainer.policy.score_program._cache_size() == 0
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", [MODEL, QWEN3], ids=["qwen2", "qwen3"])
+def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dtype: str) -> None:
+    """Prompts are shared by pages in the decoder, and by rows in the trainer."""
+    assert_exact(Sampled(settings(dtype), model=model))
+
+
+@pytest.mark.thorough
+def test_preempted_sequences_are_exact_in_plain_rows() -> None:
+    rollout = {"num_pages": 20, "page_size": 8}
+    sampled = Sampled(settings(rollout=rollout, train={"packs_per_row": 0}), model=QWEN3)
+    assert sampled.scheduler.counters.preempted > 0
+    assert_exact(sampled)
+
+
+@pytest.mark.thorough
+def test_scores_of_given_tokens_have_the_bits_of_the_sampler() -> None:
+    sampled = Sampled(settings())
+    sampled.engine.score_tokens = 32  # a sequence is scored in several chunks
+    scorings = [
+        Scoring(rollout.tokens, rollout.prompt_length, temperature=ROLLOUT["temperature"])
+        for rollout in sampled.rollouts
+    ]
+    score_all(sampled.engine, sampled.weights, scorings)
+    for rollout, scoring in zip(sampled.rollouts, scorings, strict=True):
+        logps = rollout.logps[rollout.prompt_length :]
+        np.testing.assert_array_equal(scoring.scores.logps, logps.astype(np.float32))
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (4, 1, 2)], ids=["data 8", "data 4, tensor 2"])
+def test_devices_change_no_bit(sizes: tuple[int, int, int]) -> None:
+    assert_exact(Sampled(settings(train={"microbatch_tokens": 2048}), sizes))
+
+
+@pytest.mark.thorough
+def test_an_adapter_is_exact() -> None:
+    assert_exact(Sampled(settings("bfloat16", model={"adapter": AdapterConfig(rank=4)})))
+
+
+@pytest.mark.thorough
+def test_turns_that_go_on_after_a_reply_are_exact() -> None:
+    def reply_once(scheduler: Scheduler) -> Callable[[bool], list[Reply]]:
+        def poll(wait: bool) -> list[Reply]:
+            waiting = [episode.sequence for episode in scheduler.waiting.values()]
+            return [(item, [7, 8, 9] if len(item.turns) == 1 else None) for item in waiting]
+
+        return poll
+
+    rollout = {"max_turns": 2, "max_new_tokens": 20, "max_reply_tokens": 8}
+    sampled = Sampled(settings(rollout=rollout), poll_replies=reply_once)
+    assert all(len(item.turns) == 2 for item in sampled.rollouts)
+    assert_exact(sampled)
+
+
+def with_small_blocks(programs: ProgramSettings) -> ProgramSettings:
+    """Breaks the rule of attention: the sampler reads keys in other blocks than the trainer."""
+    paged = partial(exact.paged, key_block=16)
+    backend = Backend(exact.packed, paged, exact.pool_rows, write)
+    return replace(programs, attention=backend)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("broken", [with_small_blocks])
+def test_a_broken_rule_in_the_sampler_fails_by_name(
+    broken: Callable[[ProgramSettings], ProgramSettings],
+) -> None:
+    sampled = Sampled(settings(), change_programs=broken)
+    with pytest.raises(
+        InexactError,
+        match=r"step 1, sequence \d+ \(sample \d of problem p\d\), token \d+: the sampler's "
+        r"log-probability is -[\d.]+, the trainer's -[\d.]+; \d+ of \d+ differ",
+    ):
+        sampled.update()
+
+
+# -- the forward pass ------------------------------------------------------------------------------
+
+
+def test_tokens_beside_a_row_and_a_gradient_change_no_bit_of_its_logits() -> None:
+    model = replace(QWEN3, num_hidden_layers=1)
+    params = random_params(model)
+    tokens = np.random.default_rng(0).integers(0, model.vocab_size, (3, 40))
+    rows = ExactRows()
+
+    def logits(params: qwen.Params, tokens: jax.Array) -> jax.Array:
+        layout = RowLayout(0, 1, tokens.shape[1])
+        segments = jnp.ones(tokens.shape, jnp.int32)
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: object
+        ) -> tuple[jax.Array, object]:
+            return exact.packed(q, k, v, segments, layout), carry
+
+        hidden, _ = qwen.forward(
+            model, params, tokens, positions, attend, dtype=jnp.float32, exact=rows
+        )
+        return qwen.head(model, params, hidden, jnp.float32, exact=rows)
+
+    def loss(params: qwen.Params, tokens: jax.Array) -> tuple[jax.Array, jax.Array]:
+        of_tokens = logits(params, tokens)
+        return jnp.sin(of_tokens).sum(), of_tokens
+
+    alone = jax.jit(logits)(params, tokens[:1])
+    (_, together), _ = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, tokens)
+
+    np.testing.assert_array_equal(alone, together[:1])
+
+
+# -- the comparison --------------------------------------------------------------------------------
+
+
+def hand_made(logps: list[float], versions: list[int]) -> Rollout:
+    """Returns a rollout: a prompt of two tokens, then tokens of these versions, -1 for a reply."""
+    all_versions = np.array([-1, -1, *versions], np.int32)
+    return Rollout(
+        problem=Problem("p", "countdown", "", None),
+        sample_index=3,
+        tokens=np.arange(len(all_versions), dtype=np.int32),
+        sampled=all_versions >= 0,
+        logps=np.array([0, 0, *logps], np.float32),
+        versions=all_versions,
+        turns=(Turn(2, len(all_versions), "", "stop"),),
+    )
+
+
+def compare(rollout: Rollout, trained: list[float], step: int) -> int:
+    """Compares one packed rollout with the trainer's log-probs of its tokens after the prompt."""
+    sequence = TrainingSequence(rollout.tokens, 2, np.ones(len(rollout.tokens)), rollout.logps)
+    packed = pack([[sequence]], [RowLayout(4, 1, 8)], [1], [1])
+    rows = packed[0].to_rows([np.array([0, 0, *trained], np.float32)])
+    return check_exact(packed, [rows], [0], [rollout], step)
+
+
+def test_one_bit_is_a_difference() -> None:
+    near = float(np.nextafter(np.float32(-0.5), np.float32(0)))
+    rollout = hand_made([-0.25, -0.5, -1.0], [4, 4, 4])
+    assert compare(rollout, [-0.25, -0.5, -1.0], step=5) == 3
+    with pytest.raises(InexactError, match=r"step 5, sequence 0 \(sample 3 .*token 3: .*1 of 3"):
+        compare(rollout, [-0.25, near, -1.0], step=5)
+
+
+def test_tokens_of_older_policies_and_of_replies_are_not_compared() -> None:
+    rollout = hand_made([-0.25, 0.0, -1.0], [3, -1, 4])
+    assert compare(rollout, [-9.0, -9.0, -1.0], step=5) == 1
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ((1, 2, 1), "mesh.fsdp=2: with model.exact every device has whole weights"),
+        ((1, 1, 4), "mesh.tensor=4: the order of a sum over more than two devices"),
+    ],
+)
+def test_meshes_whose_sums_have_no_order_are_refused(
+    sizes: tuple[int, int, int], message: str
+) -> None:
+    mesh = train_mesh(*sizes, jax.devices()[: int(np.prod(sizes))])
+    with pytest.raises(UserError, match=message):
+        make_trainer(settings(), MODEL, None, mesh)
+
+
+def test_a_family_whose_layers_are_not_exact_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FAMILIES, "other", replace(FAMILIES["qwen2"], is_exact=False))
+    mesh = train_mesh(*ONE_DEVICE, jax.devices()[:1])
+    with pytest.raises(UserError, match="model_type=other: the layers of this family are not"):
+        make_trainer(settings(), replace(MODEL, model_type="other"), None, mesh)
