@@ -122,7 +122,8 @@ class ModelConfig:
     attention: str = setting(
         "",
         "Attention kernels, an entry of jzero.attention.BACKENDS. Empty: those of the platform. "
-        "xla: plain XLA everywhere.",
+        "xla: plain XLA everywhere. tpu_separate: on TPUs, decoding rotates, writes and attends in "
+        "operations of their own.",
     )
     base: str = setting(
         "native",

@@ -171,6 +171,7 @@ def forward(
     *,
     dtype: DTypeLike,
     remat: str = "none",
+    attention_rotates: bool = False,
 ) -> tuple[Float[Array, "B T E"], PyTree]:
     """Computes the hidden states after the final norm.
 
@@ -179,9 +180,10 @@ def forward(
     dtype: the type of activations and weights; norms, angles and softmax are in fp32. Weights in 8
         bits stay as they are: `linear` multiplies by them.
     remat: a key of REMAT, which says what the backward pass of a layer recomputes.
+    attention_rotates: `attend` gets q and k as they are before RoPE.
     Returns the hidden states, and `carry` as the last layer's attention left it.
     """
-    rope = rotary(config, positions)
+    rope = rotary(config, positions)._replace(is_left_to_attention=attention_rotates)
     graph = layer_graph(config)
 
     def step(state: tuple, scanned: tuple) -> tuple[tuple, None]:

@@ -31,6 +31,7 @@ from jzero.rollout.decode_state import (
     ResultTokens,
     ResumePoint,
 )
+from jzero.rollout.fused_attention import fused_attend
 from jzero.rollout.pages import SCRATCH_PAGE
 from jzero.rollout.program_settings import ProgramSettings, num_kept
 from jzero.types import RowLayout
@@ -413,6 +414,10 @@ def decode_step(
         )
         return out.astype(q.dtype), pools
 
+    is_fused = settings.attention.decode is not None
+    if is_fused:
+        attend = fused_attend(settings, state, table, shared_pages, split_over_tensor)
+
     hidden, (k_pool, v_pool) = qwen.forward(
         settings.model,
         params,
@@ -421,6 +426,7 @@ def decode_step(
         attend,
         (state.k_pool, state.v_pool),
         dtype=settings.dtype,
+        attention_rotates=is_fused,
     )
     token, logp, kept = sample_tokens(
         settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
