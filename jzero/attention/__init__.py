@@ -9,6 +9,9 @@ their backend once, by the devices of their mesh, and never branch on it. A back
 one more entry of the table, and `model.attention=mine` chooses it:
 
     attention.BACKENDS["mine"] = lambda: attention.Backend(packed, paged, pool_rows, write)
+
+A backend may have one more function, which rotates, writes and attends in one call of a decode step
+(`backend.Decode`); decoding then calls it instead of `write` and `paged`.
 """
 
 import importlib

@@ -38,7 +38,6 @@ BLOCK_TOKENS = 512  # tokens of a slot that are computed at a time
 BLOCK_BYTES = 4 * 2**20
 # Slots of one part. Their queries and outputs are in VMEM as fp32: 2 MB for 64 slots of 32 heads.
 MOST_SLOTS = 64
-CORES_OF_MEGACORE = 2
 
 Ref = Any  # a reference to memory inside of a kernel; Pallas has no public type for it
 
@@ -129,7 +128,7 @@ def in_part(part: int, shape: tuple[int, ...], sizes: Sizes) -> jax.Array:
 def lay_out_queries(q: Ref, cos: jax.Array, sin: jax.Array, scratch: Scratch, sizes: Sizes) -> None:
     """Rotates the queries of all slots, and puts every head where `Sizes.place_of` says."""
     n, width, slots = sizes.heads_per_row, sizes.width, sizes.slots
-    if sizes.rows * n * sizes.group < sizes.slot_queries or sizes.heads < sizes.slot_queries:
+    if sizes.heads < sizes.slot_queries:
         scratch.q[...] = jnp.zeros_like(scratch.q)
     for first in range(0, sizes.heads, n):
         row = q[:, first // n * width : (first // n + 1) * width]
@@ -363,10 +362,9 @@ def decode(
             f"rollout.page_size={page_size}: the TPU's decode kernel writes {tile} tokens at once; "
             f"set a multiple of {tile}, or model.attention=tpu_separate"
         )
-    lanes = D if D < width and width % D == 0 else width
+    lanes = D if width % D == 0 else width
     heads_per_row = width // lanes
-    parts = num_parts(S, interpret)
-    slots = S // parts if S % parts == 0 else MOST_SLOTS
+    slots = slots_of_part(S, interpret)
     block_pages = pages_per_block(k_pool, table.shape[1])
     sizes = Sizes(
         slots=slots,
@@ -458,15 +456,18 @@ def call(
     )(*scalars, *by_slot, *pools)
 
 
-def num_parts(num_slots: int, interpret: bool) -> int:
-    """Returns how many parts the slots are divided into: at least one for each core of the device.
+def slots_of_part(num_slots: int, interpret: bool) -> int:
+    """Returns how many slots are computed at a time: all, or whole registers of 16 bits.
 
-    A part has at most MOST_SLOTS slots. Interpreted, a device has one core.
+    They are at most MOST_SLOTS, and every core of the device has a part. Interpreted, a device has
+    one core.
     """
     cores = 1 if interpret else pltpu.get_tpu_info().num_cores
     parts = max(cores, math.ceil(num_slots / MOST_SLOTS))
-    # A part is whole registers of 16 bits.
-    return parts if num_slots % (parts * 2 * SUBLANES) == 0 else math.ceil(num_slots / MOST_SLOTS)
+    smallest = 2 * SUBLANES
+    if parts == 1 or num_slots <= smallest:
+        return num_slots
+    return round_up(math.ceil(num_slots / parts), smallest)
 
 
 def pages_per_block(pool: jax.Array, max_pages: int) -> int:

@@ -27,8 +27,8 @@ class Attend(Protocol):
     """Attention from the outside: queries, keys and values in, mixed values out.
 
     Shapes: q [B, T, H, D], k and v [B, T, K, D], layer i32[], output [B, T, H, D]. q and k are
-    rotated already, unless `Rotary.is_left_to_attention`; q is not scaled. `carry` is any tree of arrays that attention reads and
-    changes, such as pages of keys and values.
+    rotated already, unless `Rotary.is_left_to_attention`; q is not scaled. `carry` is any tree of
+    arrays that attention reads and changes, such as pages of keys and values.
     """
 
     def __call__(
@@ -64,8 +64,8 @@ def rotate(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T he
     """Rotates the heads of q or k by their positions, in fp32.
 
     A pair is element i of the first half of D and element i of the second half, which is Hugging
-    Face's order of the weights. The RoPE paper pairs neighboring elements. Where attention rotates, x
-    is returned as it is.
+    Face's order of the weights. The RoPE paper pairs neighboring elements. Where
+    attention rotates, x is returned as it is.
     """
     if rope.is_left_to_attention:
         return x

@@ -112,7 +112,9 @@ def by_definition(case: Case, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray,
             places = [(pages[t // PAGE], t % PAGE, kv_head) for t in range(last + 1)]
             scores = np.array([query @ keys[place] for place in places]) / np.sqrt(D)
             weights = np.exp(scores - scores.max())
-            mixed = sum(weight * values[place] for weight, place in zip(weights, places))
+            mixed = sum(
+                weight * values[place] for weight, place in zip(weights, places, strict=True)
+            )
             out[slot, head] = mixed / weights.sum()
     return out, keys, values
 
@@ -191,13 +193,13 @@ def test_the_kernel_equals_the_definition(heads: Heads, dtype: DTypeLike) -> Non
 
 
 @pytest.mark.usefixtures("quick_compilation")
-@pytest.mark.parametrize("num_slots", [1, 5])
+@pytest.mark.parametrize("num_slots", [1, 20])
 def test_slots_are_divided_into_parts(num_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 5 slots in parts of 2 the last part is padded with a slot that is not there."""
-    monkeypatch.setattr(tpu_decode, "MOST_SLOTS", 2)
-    case = make_case((6, 2, 64), jnp.float32, (33, 1, 80, 16, 5)[:num_slots])
+    """Of 20 slots in parts of 16 the last part is padded with slots that are not there."""
+    monkeypatch.setattr(tpu_decode, "MOST_SLOTS", 16)
+    lengths = (33, 1, 80, 16, IDLE, *range(1, 16))[:num_slots]
 
-    assert_equal_to_definition(case, jnp.float32)
+    assert_equal_to_definition(make_case((6, 2, 64), jnp.float32, lengths), jnp.float32)
 
 
 def test_what_a_slot_does_not_hold_does_not_matter() -> None:
