@@ -50,16 +50,16 @@ def tpu_with_fused_decoding() -> Backend:
 # its kernels are imported only where they run.
 BACKENDS: dict[str, Callable[[], Backend]] = {
     "xla": shipped("xla"),
-    "tpu": tpu_with_fused_decoding,
+    "tpu": shipped("tpu"),
     "gpu": shipped("gpu"),
-    "tpu_separate": shipped("tpu"),
+    "tpu_fused": tpu_with_fused_decoding,
 }
 
 # The backend of each platform, where model.attention is empty. Every other platform has "xla".
 # Devices that are described and not attached call CUDA "cuda".
 PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}
 # The platform's default of backends that run on it alone.
-SAME_PLATFORM = {"tpu": "tpu", "gpu": "gpu", "tpu_separate": "tpu"}
+SAME_PLATFORM = {"tpu": "tpu", "gpu": "gpu", "tpu_fused": "tpu"}
 
 
 def choose(name: str, mesh: Mesh) -> Backend:

@@ -360,7 +360,7 @@ def decode(
     if page_size % tile:
         raise UserError(
             f"rollout.page_size={page_size}: the TPU's decode kernel writes {tile} tokens at once; "
-            f"set a multiple of {tile}, or model.attention=tpu_separate"
+            f"set a multiple of {tile}, or model.attention=tpu"
         )
     lanes = D if width % D == 0 else width
     heads_per_row = width // lanes

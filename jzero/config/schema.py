@@ -122,8 +122,8 @@ class ModelConfig:
     attention: str = setting(
         "",
         "Attention kernels, an entry of jzero.attention.BACKENDS. Empty: those of the platform. "
-        "xla: plain XLA everywhere. tpu_separate: on TPUs, decoding rotates, writes and attends in "
-        "operations of their own.",
+        "xla: plain XLA everywhere. tpu_fused: on TPUs, one kernel rotates, writes and attends in "
+        "decoding.",
     )
     base: str = setting(
         "native",

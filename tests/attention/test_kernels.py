@@ -428,7 +428,7 @@ def test_a_backend_from_outside_is_one_entry_of_the_table(
     [
         ("splash", "model.attention='splash' is not one of xla, tpu, gpu"),
         ("tpu", "model.attention=tpu does not run on a device of platform cpu"),
-        ("tpu_separate", "model.attention=tpu_separate does not run on a device of platform cpu"),
+        ("tpu_fused", "model.attention=tpu_fused does not run on a device of platform cpu"),
     ],
 )
 def test_a_backend_that_cannot_run_is_refused(name: str, message: str) -> None:
