@@ -9,6 +9,9 @@ their backend once, by the devices of their mesh, and never branch on it. A back
 one more entry of the table, and `model.attention=mine` chooses it:
 
     attention.BACKENDS["mine"] = lambda: attention.Backend(packed, paged, pool_rows, write)
+
+A backend may have one more function, which rotates, writes and attends in one call of a decode step
+(`backend.Decode`); decoding then calls it instead of `write` and `paged`.
 """
 
 import importlib
@@ -36,6 +39,13 @@ def shipped(module: str) -> Callable[[], Backend]:
     return load
 
 
+def tpu_with_fused_decoding() -> Backend:
+    """Returns the TPU's kernels, and the one that does all of a decode step's attention."""
+    from jzero.attention import tpu_decode
+
+    return shipped("tpu")()._replace(decode=tpu_decode.decode)
+
+
 # The values of model.attention. An entry is a function that returns the backend, so that Pallas and
 # its kernels are imported only where they run.
 BACKENDS: dict[str, Callable[[], Backend]] = {
@@ -43,11 +53,14 @@ BACKENDS: dict[str, Callable[[], Backend]] = {
     "tpu": shipped("tpu"),
     "gpu": shipped("gpu"),
     "exact": shipped("exact"),
+    "tpu_fused": tpu_with_fused_decoding,
 }
 
 # The backend of each platform, where model.attention is empty. Every other platform has "xla".
 # Devices that are described and not attached call CUDA "cuda".
 PLATFORMS = {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}
+# The platform's default of backends that run on it alone.
+SAME_PLATFORM = {"tpu": "tpu", "gpu": "gpu", "tpu_fused": "tpu"}
 
 
 def choose(name: str, mesh: Mesh) -> Backend:
@@ -65,7 +78,7 @@ def choose(name: str, mesh: Mesh) -> Backend:
             f"model.attention={name!r} is not one of {', '.join(BACKENDS)}: "
             'choose one of these, or "" for the kernels of the platform'
         )
-    if name in PLATFORMS.values() and name != default:
+    if SAME_PLATFORM.get(name, default) != default:
         raise UserError(
             f"model.attention={name} does not run on a device of platform {platform}: "
             'set model.attention=xla, or "" for the kernels of the platform'

@@ -56,6 +56,40 @@ class Paged(Protocol):
     ) -> Float[Array, "S H D"]: ...
 
 
+class Decode(Protocol):
+    """Attention of a decode step in one call: rotation, write of the new token, attention.
+
+    q, k, v: of each slot's new token, not rotated.
+    cos, sin: of its position; element i and element i + D / 2 are a pair, and become
+        x * cos + (x with the halves of D exchanged) * sin. sin has the sign of the rotation.
+    table, first_page: page p of a slot is page first_page + table[slot, p] of the pools.
+    lengths: the number of tokens of each slot, at least 1, the new token included. An idle slot has
+        one token, and its pages are page 0, the scratch page, whose content means nothing.
+    shared: as in `Paged`.
+    Returns the output, and the pools with the new tokens.
+    """
+
+    def __call__(
+        self,
+        q: Float[Array, "S H D"],
+        k: Float[Array, "S K D"],
+        v: Float[Array, "S K D"],
+        cos: Float[Array, "S D"],
+        sin: Float[Array, "S D"],
+        k_pool: Shaped[Array, "rows pages page width"],
+        v_pool: Shaped[Array, "rows pages page width"],
+        table: Int[Array, "S max_pages"],
+        lengths: Int[Array, " S"],
+        first_page: Int[Array, ""],
+        shared: Int[Array, " blocks"],
+        /,
+    ) -> tuple[
+        Float[Array, "S H D"],
+        Shaped[Array, "rows pages page width"],
+        Shaped[Array, "rows pages page width"],
+    ]: ...
+
+
 class PoolRows(Protocol):
     """Returns (rows, width) of one token in the pools of a device that holds K heads of size D."""
 
@@ -82,3 +116,4 @@ class Backend(NamedTuple):
     paged: Paged
     pool_rows: PoolRows
     write: Write
+    decode: Decode | None = None  # None: decoding calls `write` and then `paged`

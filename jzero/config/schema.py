@@ -154,7 +154,8 @@ class ModelConfig:
     attention: str = setting(
         "",
         "Attention kernels, an entry of jzero.attention.BACKENDS. Empty: those of the platform. "
-        "xla: plain XLA everywhere.",
+        "xla: plain XLA everywhere. tpu_fused: on TPUs, one kernel rotates, writes and attends in "
+        "decoding.",
     )
     base: str = setting(
         "native",

@@ -29,8 +29,8 @@ class Attend(Protocol):
     """Attention from the outside: queries, keys and values in, mixed values out.
 
     Shapes: q [B, T, H, D], k and v [B, T, K, D], layer i32[], output [B, T, H, D]. q and k are
-    rotated already; q is not scaled. `carry` is any tree of arrays that attention reads and
-    changes, such as pages of keys and values.
+    rotated already, unless `Rotary.is_left_to_attention`; q is not scaled. `carry` is any tree of
+    arrays that attention reads and changes, such as pages of keys and values.
     """
 
     def __call__(
@@ -43,6 +43,7 @@ class Rotary(NamedTuple):
 
     cos: Float[Array, "B T 1 half"]
     sin: Float[Array, "B T 1 half"]
+    is_left_to_attention: bool = False  # layers hand unrotated q and k to `attend`
 
 
 def rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary:
@@ -65,8 +66,11 @@ def rotate(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T he
     """Rotates the heads of q or k by their positions, in fp32.
 
     A pair is element i of the first half of D and element i of the second half, which is Hugging
-    Face's order of the weights. The RoPE paper pairs neighboring elements.
+    Face's order of the weights. The RoPE paper pairs neighboring elements. Where
+    attention rotates, x is returned as it is.
     """
+    if rope.is_left_to_attention:
+        return x
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated_first = first * rope.cos - second * rope.sin
     rotated_second = second * rope.cos + first * rope.sin

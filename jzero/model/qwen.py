@@ -203,6 +203,7 @@ def forward(
     remat: str = "none",
     recur: Recur | None = None,
     exact: ExactRows | None = None,
+    attention_rotates: bool = False,
 ) -> tuple[Float[Array, "B T E"], PyTree]:
     """Computes the hidden states after the final norm.
 
@@ -213,13 +214,14 @@ def forward(
     remat: a key of REMAT, which says what the backward pass of a layer recomputes.
     recur: what computes the gated delta nets of a hybrid (`delta_net.Recur`), with the same carry.
     exact: makes the bits of a token independent of the tokens beside it, if `attend` does too.
+    attention_rotates: `attend` gets q and k as they are before RoPE.
     Returns the hidden states, and `carry` as the last layer's attention left it.
     """
     if exact is not None:
         return exact_forward(
             config, params, tokens, positions, attend, carry, dtype=dtype, remat=remat, exact=exact
         )
-    rope = rotary(config, positions)
+    rope = rotary(config, positions)._replace(is_left_to_attention=attention_rotates)
     stack = family_of(config.model_type).stack
     if stack is not None:
         layers = cast(params["layers"], dtype)

@@ -12,6 +12,7 @@ D head dim, T tokens of a padded prompt, G samples of a prompt.
 
 from typing import Generic, NamedTuple, TypeVar
 
+import jax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
@@ -100,3 +101,11 @@ STATE_SPECS = DecodeState(
     temperature=P("slots"),
     active=P("slots"),
 )
+
+
+class LayerCarry(NamedTuple):
+    """What the layers read and change, from one layer to the next."""
+
+    k: jax.Array  # the keys of all layers with attention, in pages or as in Prefix
+    v: jax.Array
+    slot_state: PyTree  # as in DecodeState or Prefix

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from jzero import attention
 from jzero.model import experts, qwen
@@ -28,10 +28,12 @@ from jzero.rollout.decode_state import (
     STATE_SPECS,
     Arrival,
     DecodeState,
+    LayerCarry,
     Prefix,
     ResultTokens,
     ResumePoint,
 )
+from jzero.rollout.fused_attention import fused_attend
 from jzero.rollout.pages import SCRATCH_PAGE
 from jzero.rollout.program_settings import ProgramSettings, num_kept
 from jzero.types import RowLayout
@@ -39,14 +41,6 @@ from jzero.types import RowLayout
 Function = TypeVar("Function", bound=Callable)
 Seed = Key[Array, ""]
 KeysAndValues = tuple[jax.Array, jax.Array]
-
-
-class LayerCarry(NamedTuple):
-    """What the layers read and change, from one layer to the next."""
-
-    k: jax.Array  # the keys of all layers with attention, in pages or as in Prefix
-    v: jax.Array
-    slot_state: PyTree  # as in DecodeState or Prefix
 
 
 # Steps taken, whether another step is due, the state, and what was sampled.
@@ -467,6 +461,10 @@ def decode_step(
         states = slot_state.with_layer(carry.slot_state, layer, after)
         return out, carry._replace(slot_state=states)
 
+    is_fused = settings.attention.decode is not None
+    if is_fused:
+        attend = fused_attend(settings, state, table, shared_pages, split_over_tensor)
+
     of_slots = LayerCarry(state.k_pool, state.v_pool, state.slot_state)
     carry = experts.start(settings.model, of_slots, active, settings.experts)
     hidden, carry = qwen.forward(
@@ -479,6 +477,7 @@ def decode_step(
         dtype=settings.dtype,
         recur=recur,
         exact=settings.exact,
+        attention_rotates=is_fused,
     )
     carry, _ = experts.finish(carry)
     token, logp, kept = sample_tokens(

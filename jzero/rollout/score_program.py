@@ -25,11 +25,10 @@ from jzero.model.delta_net import DeltaInputs, DeltaState, recur_chunks
 from jzero.model.exact import exact_token_logps
 from jzero.model.logprobs import split_columns
 from jzero.rollout import slot_state
-from jzero.rollout.decode_state import DecodeState
+from jzero.rollout.decode_state import DecodeState, LayerCarry
 from jzero.rollout.program_settings import ProgramSettings
 from jzero.rollout.programs import (
     KeysAndValues,
-    LayerCarry,
     compile_program,
     split_over_tensor,
     state_specs_of,

@@ -126,16 +126,18 @@ def test_packed_compiles_for_tpu(heads: Heads, tpus: Sequence[jax.Device]) -> No
 
 
 @pytest.mark.parametrize(
-    ("tensor", "heads"),
+    ("tensor", "heads", "kernels"),
     [
-        pytest.param(1, (14, 2, 64), id="1 device"),
-        pytest.param(2, (4, 4, 128), id="2 devices", marks=pytest.mark.thorough),
-        pytest.param(2, (14, 2, 64), id="a head of 64 a device", marks=pytest.mark.slow),
-        pytest.param(4, (4, 2, 128), id="fewer KV heads than devices", marks=pytest.mark.slow),
+        pytest.param(1, (14, 2, 64), "", id="1 device"),
+        pytest.param(1, (14, 2, 64), "tpu_fused", id="1 device, fused"),
+        pytest.param(2, (28, 4, 128), "tpu_fused", id="2 devices, fused", marks=pytest.mark.slow),
+        pytest.param(2, (4, 4, 128), "", id="2 devices", marks=pytest.mark.thorough),
+        pytest.param(2, (14, 2, 64), "", id="a head of 64 a device", marks=pytest.mark.slow),
+        pytest.param(4, (4, 2, 128), "", id="fewer KV heads than devices", marks=pytest.mark.slow),
     ],
 )
 def test_decoding_compiles_for_tpu_without_a_copy_of_its_kv(
-    tensor: int, heads: Heads, tpus: Sequence[jax.Device]
+    tensor: int, heads: Heads, kernels: str, tpus: Sequence[jax.Device]
 ) -> None:
     num_heads, num_kv_heads, head_dim = heads
     model = qwen.QwenConfig(
@@ -155,7 +157,7 @@ def test_decoding_compiles_for_tpu_without_a_copy_of_its_kv(
         num_slots=64, max_prompt_tokens=256, max_new_tokens=4096, decode_steps=8
     )
     mesh = make_mesh(tpus, {"slots": 4 // tensor, "tensor": tensor})
-    engine = Engine(model, settings, mesh, (1,), "bfloat16")
+    engine = Engine(model, settings, mesh, (1,), "bfloat16", kernels)
 
     def on_mesh(leaf: jax.ShapeDtypeStruct, sharding: Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16, sharding=sharding)

@@ -436,6 +436,7 @@ def test_a_backend_from_outside_is_one_entry_of_the_table(
     [
         ("splash", "model.attention='splash' is not one of xla, tpu, gpu"),
         ("tpu", "model.attention=tpu does not run on a device of platform cpu"),
+        ("tpu_fused", "model.attention=tpu_fused does not run on a device of platform cpu"),
     ],
 )
 def test_a_backend_that_cannot_run_is_refused(name: str, message: str) -> None:
@@ -447,7 +448,8 @@ def test_a_backend_that_cannot_run_is_refused(name: str, message: str) -> None:
 def test_a_mesh_of_cpus_chooses_xla(name: str) -> None:
     backend = attention.choose(name, one_device_mesh())
 
-    assert backend == (xla.packed, xla.paged, xla.pool_rows, attention.write)
+    assert backend == attention.Backend(xla.packed, xla.paged, xla.pool_rows, attention.write)
+    assert backend.decode is None
 
 
 @quick

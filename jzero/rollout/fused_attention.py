@@ -1,0 +1,77 @@
+"""Attention of a decode step on backends that rotate, write and attend in one call.
+
+`programs.decode_step` uses it where `Backend.decode` is there.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from jzero.errors import UserError
+from jzero.model.layers import Attend, rotary
+from jzero.rollout.decode_state import DecodeState, LayerCarry
+from jzero.rollout.pages import SCRATCH_PAGE
+from jzero.rollout.program_settings import ProgramSettings
+
+# (function, in_specs, out_specs) -> the function, mapped over "tensor".
+Split = Callable[[ProgramSettings, Callable, tuple, object], Callable]
+
+
+def fused_attend(
+    settings: ProgramSettings,
+    state: DecodeState[jax.Array],
+    table: Int[Array, "slots pages_per_slot"],
+    shared_pages: Int[Array, " blocks"],
+    split: Split,
+) -> Attend:
+    """Returns the attention of one decode step.
+
+    split: maps a kernel over the devices that share a shard, each with its own heads.
+
+    Raises UserError for a model that rotates a part of each head alone.
+    """
+    if settings.model.partial_rotary_factor != 1:
+        raise UserError(
+            "model.attention=tpu_fused rotates whole heads, and "
+            f"{settings.model.model_type} a part of each: leave model.attention out"
+        )
+    decode = settings.attention.decode
+    assert decode is not None
+    # All of this is the same in every layer.
+    lengths = jnp.where(state.active, state.positions + 1, 1)
+    table = jnp.where(state.active[:, None], table, SCRATCH_PAGE)
+    cos, sin = whole_rotary(settings, state.positions)
+
+    pool_spec = P(settings.kv_axis)
+    heads_spec = P(None, settings.kv_axis)
+    pools_specs = (pool_spec, pool_spec)
+    decode = split(
+        settings,
+        decode,
+        (*[heads_spec] * 3, P(), P(), *pools_specs, *[P()] * 4),
+        (heads_spec, *pools_specs),
+    )
+
+    def attend(
+        q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: LayerCarry
+    ) -> tuple[jax.Array, LayerCarry]:
+        first_page = layer * settings.pages_per_shard
+        pools = carry.k, carry.v
+        out, k_pool, v_pool = decode(
+            q[:, 0], k[:, 0], v[:, 0], cos, sin, *pools, table, lengths, first_page, shared_pages
+        )
+        return out[:, None].astype(q.dtype), carry._replace(k=k_pool, v=v_pool)
+
+    return attend
+
+
+def whole_rotary(
+    settings: ProgramSettings, positions: Int[Array, " slots"]
+) -> tuple[Float[Array, "slots D"], Float[Array, "slots D"]]:
+    """Returns cosines and sines for both halves of a head, as `backend.Decode` takes them."""
+    rope = rotary(settings.model, positions[:, None])
+    cos, sin = rope.cos[:, 0, 0], rope.sin[:, 0, 0]
+    return jnp.concatenate([cos, cos], axis=1), jnp.concatenate([-sin, sin], axis=1)

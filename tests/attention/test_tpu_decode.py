@@ -1,0 +1,227 @@
+"""The fused decode kernel against its definition: a loop over slots, heads and tokens in NumPy."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.typing import DTypeLike
+
+from jzero.attention import pools, tpu, tpu_decode
+from jzero.errors import UserError
+
+Heads = tuple[int, int, int]  # (query heads, KV heads, head dim)
+
+PAGE = 16
+MAX_PAGES = 5
+FIRST_PAGE = 31  # of the layer; the pages before belong to another one
+SCRATCH = 0
+IDLE = -1  # a slot that holds no sequence
+
+# One token, both sides of the boundaries of a page and of a block of two pages, an idle slot at the
+# start, in between and at the end, and a full slot beside short ones.
+LENGTHS = (IDLE, 1, 15, 16, 17, IDLE, 32, 33, 80, 2, 64, IDLE)
+
+HEADS: dict[str, Heads] = {
+    "qwen2.5-0.5b": (14, 2, 64),
+    "qwen2.5-1.5b": (12, 2, 128),
+    "qwen2.5-3b": (16, 2, 128),
+    "qwen2.5-7b": (28, 4, 128),
+    "qwen3-4b": (32, 8, 128),
+    "a KV head of 64 a device": (7, 1, 64),
+    "three KV heads of 64": (6, 3, 64),
+    "four heads in a row": (4, 4, 32),
+    "a head in part of a row": (6, 2, 80),
+    "a head in two registers": (3, 1, 256),
+}
+IN_DEFAULT_SUITE = ("qwen2.5-0.5b", "qwen2.5-7b", "three KV heads of 64", "a head in part of a row")
+
+
+class Case(NamedTuple):
+    """Arguments of the kernel, with keys and values apart from how pools hold them."""
+
+    q: np.ndarray  # [S, H, D]
+    k: np.ndarray  # [S, K, D]
+    v: np.ndarray
+    cos: np.ndarray  # [S, D]
+    sin: np.ndarray
+    keys: np.ndarray  # [pages, page, K, D]
+    values: np.ndarray
+    table: np.ndarray
+    lengths: np.ndarray  # 1 for idle slots
+
+
+def rounded(x: np.ndarray, dtype: DTypeLike) -> np.ndarray:
+    return np.asarray(jnp.asarray(x).astype(dtype).astype(jnp.float32))
+
+
+def make_case(heads: Heads, dtype: DTypeLike, lengths: tuple[int, ...]) -> Case:
+    """Returns random numbers of `dtype`, in fp32. Pages that no slot has are noise."""
+    H, K, D = heads
+    S = len(lengths)
+    rng = np.random.default_rng(H)
+
+    def normal(*shape: int) -> np.ndarray:
+        return rounded(rng.standard_normal(shape), dtype)
+
+    is_idle = np.array(lengths) == IDLE
+    num_pages = FIRST_PAGE + 1 + S * MAX_PAGES
+    table = 1 + rng.permutation(S * MAX_PAGES).reshape(S, MAX_PAGES)
+    table[is_idle] = SCRATCH
+    present = np.where(is_idle, 1, lengths)
+    table[np.arange(MAX_PAGES) * PAGE >= present[:, None]] = SCRATCH
+    angle = rng.uniform(0, 6, (S, D // 2))
+    cos, sin = np.cos(angle), np.sin(angle)
+    return Case(
+        q=normal(S, H, D),
+        k=normal(S, K, D),
+        v=normal(S, K, D),
+        cos=np.concatenate([cos, cos], axis=1).astype(np.float32),
+        sin=np.concatenate([-sin, sin], axis=1).astype(np.float32),
+        keys=normal(num_pages, PAGE, K, D),
+        values=normal(num_pages, PAGE, K, D),
+        table=table.astype(np.int32),
+        lengths=present.astype(np.int32),
+    )
+
+
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """Rotates one head: element i and element i + D / 2 are a pair."""
+    half = len(x) // 2
+    pair = np.concatenate([x[half:], x[:half]])
+    return x * cos + pair * sin
+
+
+def by_definition(case: Case, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the output, and all keys and values with those of the new tokens, slot by slot."""
+    keys, values = case.keys.copy(), case.values.copy()
+    S, H, D = case.q.shape
+    K = case.k.shape[1]
+    out = np.zeros((S, H, D), np.float32)
+    for slot in range(S):
+        cos, sin, last = case.cos[slot], case.sin[slot], case.lengths[slot] - 1
+        pages = FIRST_PAGE + case.table[slot]
+        for head in range(K):
+            place = (pages[last // PAGE], last % PAGE, head)
+            keys[place] = rounded(rotate(case.k[slot, head], cos, sin), dtype)
+            values[place] = case.v[slot, head]
+        for head in range(H):
+            query = rounded(rotate(case.q[slot, head], cos, sin), dtype)
+            kv_head = head // (H // K)
+            places = [(pages[t // PAGE], t % PAGE, kv_head) for t in range(last + 1)]
+            scores = np.array([query @ keys[place] for place in places]) / np.sqrt(D)
+            weights = np.exp(scores - scores.max())
+            mixed = sum(
+                weight * values[place] for weight, place in zip(weights, places, strict=True)
+            )
+            out[slot, head] = mixed / weights.sum()
+    return out, keys, values
+
+
+def by_kernel(case: Case, dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns what the kernel computes, as `by_definition` does."""
+    K, D = case.k.shape[1:]
+    rows, width = tpu.pool_rows(K, D)
+    num_pages = len(case.keys)
+
+    @jax.jit
+    def run(case: Case) -> tuple[jax.Array, ...]:
+        empty = jnp.zeros((rows, num_pages, PAGE, width), dtype)
+        every_page = jnp.arange(num_pages)
+        q, k, v = (x.astype(dtype) for x in (case.q, case.k, case.v))
+        out, k_pool, v_pool = tpu_decode.decode(
+            q,
+            k,
+            v,
+            case.cos,
+            case.sin,
+            pools.write(empty, case.keys, every_page),
+            pools.write(empty, case.values, every_page),
+            case.table,
+            case.lengths,
+            jnp.int32(FIRST_PAGE),
+            jnp.zeros(len(case.q), jnp.int32),
+            interpret=True,
+        )
+        read = [pools.read(pool, every_page, K, D, jnp.float32) for pool in (k_pool, v_pool)]
+        return out, *read
+
+    out, keys, values = (np.asarray(x, np.float32) for x in run(case))
+    return out, keys, values
+
+
+def assert_equal_to_definition(case: Case, dtype: DTypeLike) -> None:
+    """Compares outputs, and every page but those that no sequence has.
+
+    In bfloat16 the weights of the softmax, at most 1 and of sum l, are rounded by 2^-9 of
+    themselves, and the output, at most 4 here, by 2^-9 of itself.
+    """
+    out, keys, values = by_kernel(case, dtype)
+    expected_out, expected_keys, expected_values = by_definition(case, dtype)
+    tolerance = 1e-5 if dtype == jnp.float32 else 2 * 4 * 2.0**-9
+    is_idle = case.table[:, 0] == SCRATCH
+    np.testing.assert_allclose(out[~is_idle], expected_out[~is_idle], atol=tolerance)
+    assert np.isfinite(out).all()
+    of_slots = np.arange(len(keys)) != FIRST_PAGE + SCRATCH
+    # XLA:CPU may fuse a product and a sum, which is another rounding of a key in the last bit.
+    atol = 1e-5 if dtype == jnp.float32 else 2.0**-6
+    np.testing.assert_allclose(keys[of_slots], expected_keys[of_slots], atol=atol)
+    np.testing.assert_array_equal(values[of_slots], expected_values[of_slots])
+    # Nothing but the new tokens has changed.
+    changed = (keys != case.keys).any(axis=(2, 3)) & of_slots[:, None]
+    assert changed.sum() <= (~is_idle).sum()
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a block two pages, so that slots have several."""
+    monkeypatch.setattr(tpu_decode, "BLOCK_TOKENS", 2 * PAGE)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize(
+    "heads",
+    [
+        pytest.param(heads, id=name, marks=() if name in IN_DEFAULT_SUITE else pytest.mark.slow)
+        for name, heads in HEADS.items()
+    ],
+)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "fp32"])
+def test_the_kernel_equals_the_definition(heads: Heads, dtype: DTypeLike) -> None:
+    assert_equal_to_definition(make_case(heads, dtype, LENGTHS), dtype)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("num_slots", [1, 20])
+def test_slots_are_divided_into_parts(num_slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 20 slots in parts of 16 the last part is padded with slots that are not there."""
+    monkeypatch.setattr(tpu_decode, "MOST_SLOTS", 16)
+    lengths = (33, 1, 80, 16, IDLE, *range(1, 16))[:num_slots]
+
+    assert_equal_to_definition(make_case((6, 2, 64), jnp.float32, lengths), jnp.float32)
+
+
+def test_what_a_slot_does_not_hold_does_not_matter() -> None:
+    """Not even where it is not a number: pages of others, and what was never written."""
+    case = make_case((4, 2, 64), jnp.float32, (1, 40))
+    expected, _, _ = by_kernel(case, jnp.float32)
+    is_own = np.zeros(len(case.keys), bool)
+    is_own[FIRST_PAGE + case.table] = True
+    is_own[FIRST_PAGE + SCRATCH] = False
+    keys, values = case.keys.copy(), case.values.copy()
+    keys[~is_own], values[~is_own] = np.nan, np.nan
+
+    out, _, _ = by_kernel(case._replace(keys=keys, values=values), jnp.float32)
+
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_pages_that_are_no_whole_tiles_are_refused() -> None:
+    q, cos = jnp.zeros((1, 2, 64), jnp.bfloat16), jnp.zeros((1, 64))
+    pool = jnp.zeros((1, 4, 24, 128), jnp.bfloat16)
+    table = jnp.zeros((1, 1), jnp.int32)
+    ones = jnp.ones(1, jnp.int32)
+
+    with pytest.raises(UserError, match=r"rollout.page_size=24.*multiple of 16"):
+        tpu_decode.decode(q, q, q, cos, cos, pool, pool, table, ones, ones[0], ones)
