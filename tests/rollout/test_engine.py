@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import attention
-from jzero.attention import tpu, tpu_decode, xla
+from jzero.attention import tpu, xla
 from jzero.config import RolloutConfig
 from jzero.distributed.mesh import make_mesh, param_shardings
 from jzero.model import logprobs, qwen
@@ -452,20 +452,6 @@ def test_kernels_may_lay_out_the_pools(shape) -> None:
     engine.program_settings = replace(engine.program_settings, attention=backend)
     assert engine.init_decode_state().k_pool.shape[::3] == (shape[1], 128)
     assert_same(complete(engine)[0], base())
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [("qwen2", (1, 2)), slow("qwen2", (1, 1)), slow("qwen3", (1, 1)), slow("llama", (2, 1))],
-    ids=str,
-)
-def test_a_kernel_may_do_all_of_a_step_s_attention(name: str, shape: tuple[int, int]) -> None:
-    """As on a TPU: it rotates queries and keys, writes the new token and attends."""
-    fused = partial(tpu_decode.decode, interpret=True)
-    backend = attention.Backend(xla.packed, xla.paged, tpu.pool_rows, attention.write, fused)
-    engine = new_engine(name, shape=shape)
-    engine.program_settings = replace(engine.program_settings, attention=backend)
-    assert_same(complete(engine)[0], base(name))
 
 
 # -- the compiled programs ------------------------------------------------------------------------
