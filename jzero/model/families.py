@@ -14,7 +14,7 @@ in the package works on any entry. A new family is one more entry, from outside 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import jax
 from flax import nnx
@@ -22,6 +22,7 @@ from jax.nn.initializers import Initializer
 from jaxtyping import PyTree
 
 from jzero.errors import UserError, shown
+from jzero.files import JsonObject
 from jzero.model import expert_entries, hybrid, hybrid_config
 from jzero.model.architecture import QwenConfig
 from jzero.model.experts import ExpertLayer
@@ -92,12 +93,12 @@ def no_limit(hf_config: HuggingFaceConfig) -> int | None:
     return None
 
 
-def no_fields(hf_config: HuggingFaceConfig) -> dict[str, Any]:
+def no_fields(hf_config: HuggingFaceConfig) -> JsonObject:
     """Returns nothing: most families have no settings of their own."""
     return {}
 
 
-def no_entries(config: QwenConfig, extra: HuggingFaceConfig) -> dict[str, Any]:
+def no_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
     """Returns nothing: most families write no entries of their own."""
     return {}
 
@@ -107,7 +108,7 @@ def as_it_is(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:
     return hf_config
 
 
-def without_file(entries: dict[str, Any], extra: HuggingFaceConfig) -> dict[str, Any]:
+def without_file(entries: JsonObject, extra: HuggingFaceConfig) -> JsonObject:
     """Returns the entries of most families: they are the whole file."""
     return entries
 
@@ -152,10 +153,10 @@ class Family:
     window: Callable[[HuggingFaceConfig], int | None] = no_limit
     known_models: KnownModels = field(default_factory=dict)
     stack: Stack | None = None
-    own_fields: Callable[[HuggingFaceConfig], dict[str, Any]] = no_fields
-    own_entries: Callable[[QwenConfig, HuggingFaceConfig], dict[str, Any]] = no_entries
+    own_fields: Callable[[HuggingFaceConfig], JsonObject] = no_fields
+    own_entries: Callable[[QwenConfig, HuggingFaceConfig], JsonObject] = no_entries
     flat: Callable[[HuggingFaceConfig], HuggingFaceConfig] = as_it_is
-    nested: Callable[[dict[str, Any], HuggingFaceConfig], dict[str, Any]] = without_file
+    nested: Callable[[JsonObject, HuggingFaceConfig], JsonObject] = without_file
     skipped: tuple[str, ...] = ()
     exact_names: frozenset[str] = frozenset()
     has_experts: bool = False

@@ -6,9 +6,9 @@ the shape of the second, so that everything else reads one kind of file.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from jzero.errors import shown
+from jzero.files import JsonObject
 from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig, QwenConfig
 from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
@@ -64,7 +64,7 @@ def rotated_share(hf_config: HuggingFaceConfig) -> float:
     return float(rope.get(SHARE) or hf_config.get(SHARE) or DEFAULT_SHARE)
 
 
-def own_fields(hf_config: HuggingFaceConfig) -> dict[str, Any]:
+def own_fields(hf_config: HuggingFaceConfig) -> JsonObject:
     """Returns the fields of `QwenConfig` that only a hybrid has."""
     sizes = {name: hf_config[entry] for name, entry in SIZES.items()}
     return {
@@ -74,7 +74,7 @@ def own_fields(hf_config: HuggingFaceConfig) -> dict[str, Any]:
     }
 
 
-def own_entries(config: QwenConfig, extra: HuggingFaceConfig) -> dict[str, Any]:
+def own_entries(config: QwenConfig, extra: HuggingFaceConfig) -> JsonObject:
     """Returns the entries of a config.json that only a hybrid has, but for those of `extra`."""
     assert config.delta_net is not None and config.layer_types is not None
     sizes = {entry: getattr(config.delta_net, name) for name, entry in SIZES.items()}
@@ -89,7 +89,7 @@ def own_entries(config: QwenConfig, extra: HuggingFaceConfig) -> dict[str, Any]:
     return {**sizes, "layer_types": list(config.layer_types), "rope_parameters": rope}
 
 
-def nested(entries: dict[str, Any], extra: HuggingFaceConfig) -> dict[str, Any]:
+def nested(entries: JsonObject, extra: HuggingFaceConfig) -> JsonObject:
     """Returns the entries of the language model in the file `extra` that they came from.
 
     Undoes `flat`: what stood below text_config stands there again.

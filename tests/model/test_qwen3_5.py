@@ -268,6 +268,7 @@ def test_sizes_of_the_hub():
     assert 8.5e9 < counts["Qwen/Qwen3.5-9B"] < 9.5e9
     assert 26e9 < counts["Qwen/Qwen3.5-27B"] < 28e9
     four = models["Qwen/Qwen3.5-4B"]
+    assert four.delta_net is not None
     assert len(four.attention_layers) == 8
     state = len(four.delta_layers) * four.delta_net.state_numbers * 4
     assert 50e6 < state < 54e6

@@ -1,4 +1,4 @@
-"""Training of a hybrid: neither packing nor a mesh changes the gradient of an update."""
+"""Training of a hybrid: no packing changes the gradient, and the decoder gets the weights."""
 
 from dataclasses import replace
 
@@ -46,17 +46,11 @@ def gradient(train: dict[str, object], sizes: tuple[int, int, int]) -> qwen.Para
     return found
 
 
-@pytest.mark.parametrize(
-    ("train", "sizes"),
-    [
-        ({"packs_per_row": 8, "microbatch_tokens": 102, "pack_buckets": 2}, (1, 1, 1)),
-        ({"packs_per_row": 2, "microbatch_tokens": 240}, (1, 2, 2)),
-    ],
-    ids=["shared prefix", "fsdp and tensor"],
-)
-def test_neither_packing_nor_mesh_changes_the_gradient(train, sizes):
+@pytest.mark.slow
+def test_no_packing_changes_the_gradient():
     expected = gradient({"packs_per_row": 0, "microbatch_tokens": 36}, (1, 1, 1))
-    actual = gradient(train, sizes)
+    shared_prefix = {"packs_per_row": 8, "microbatch_tokens": 102, "pack_buckets": 2}
+    actual = gradient(shared_prefix, (1, 1, 1))
 
     for (path, found), wanted in zip(
         jax.tree.leaves_with_path(actual), jax.tree.leaves(expected), strict=True
