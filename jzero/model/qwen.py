@@ -27,6 +27,7 @@ from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import Layer, family_of
 from jzero.model.layers import NORMAL, ONES, Attend, parameter, rms_norm, rotary
 from jzero.model.linear import ADAPTED_OUTPUT, LOW_RANK_PRODUCT
+from jzero.model.loops import writes_layers_out
 from jzero.model.quantized import QuantizedWeight, is_quantized
 
 __all__ = [
@@ -194,7 +195,9 @@ def forward(
     layers = cast(params["layers"], dtype)
     x = params["embed"][tokens.ravel()].astype(dtype)
     indices = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
-    (x, carry), _ = jax.lax.scan(REMAT[remat](step), (x, carry), (indices, layers))
+    (x, carry), _ = jax.lax.scan(
+        REMAT[remat](step), (x, carry), (indices, layers), unroll=writes_layers_out()
+    )
     x = rms_norm(x, params["norm"].astype(dtype), config.rms_norm_eps)
     return x.reshape(*tokens.shape, -1), carry
 
