@@ -3,6 +3,9 @@
 Both processes have one device, and each holds one half of the weights. After an interruption both
 have to end by themselves, and the same command resumes. A run that was interrupted several times
 has to end with the metrics, samples and weights of a run that was not.
+
+No host is interrupted before both have joined. One that ends earlier is for the other like one that
+was not started yet, and is waited for: for as long as `peers.START_SECONDS`.
 """
 
 import json
@@ -86,6 +89,7 @@ def interrupt_one_run(directory: Path, name: str, usual_seconds: float) -> Itera
     for _ in range(INTERRUPTIONS):
         processes = launch(directory, name)
         time.sleep(random.random() * usual_seconds)
+        wait_until_joined(processes, directory / name)
         host, number = random.randrange(2), random.choice(SIGNALS)
         was_over = processes[host].poll() is not None
         processes[host].send_signal(number)
@@ -126,6 +130,19 @@ def launch(directory: Path, name: str) -> list[subprocess.Popen[str]]:
         )
         for index in range(2)
     ]
+
+
+def wait_until_joined(processes: list[subprocess.Popen[str]], workdir: Path) -> None:
+    """Waits until a run holds the lock of its workdir, which it takes once its hosts have joined.
+
+    Returns at once if a process has ended.
+    """
+    lock = workdir / "lock"
+    while all(process.poll() is None for process in processes):
+        text = lock.read_text(encoding="utf-8") if lock.exists() else ""
+        if f'"pid": {processes[0].pid}}}' in text:
+            return
+        time.sleep(0.1)
 
 
 def wait(processes: list[subprocess.Popen[str]], seconds: float) -> Ended:

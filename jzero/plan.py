@@ -66,6 +66,11 @@ def command() -> None:
     parser.add_argument(
         "--largest", action="store_true", help="the largest model that trains; compiles nothing"
     )
+    parser.add_argument(
+        "--score",
+        action="store_true",
+        help="plan the programs that score given tokens, too, as a teacher or a server runs them",
+    )
     parser.add_argument("--json", metavar="FILE", help="write everything as JSON, too")
     # Compiling needs no device, and must not take one from a run on this machine.
     jax.config.update("jax_platforms", "cpu")
@@ -77,7 +82,7 @@ def command() -> None:
         settings = main.parse(rest).settings
         if args.model:
             settings.model.path = hub_id_of(args.model)
-        report = make_report(settings, args.topology, cache_directory(), args.search)
+        report = make_report(settings, args.topology, cache_directory(), args.search, args.score)
         if args.json:
             write_atomic(args.json, json.dumps(report.as_json(), indent=1))
     print(format_report(report))

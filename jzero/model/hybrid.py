@@ -44,6 +44,7 @@ from jzero.model.architecture import (
 from jzero.model.delta_net import DeltaInputs, Recur, in_fp32
 from jzero.model.layers import NORMAL, ONES, ZEROS, Attend, Rotary, project, rms_norm, rotate
 from jzero.model.linear import linear
+from jzero.model.loops import writes_layers_out
 
 ATTENTION_NAMES = frozenset({"q", "k", "v", "o", "q_norm", "k_norm"})
 DELTA_PREFIX = "delta_"
@@ -181,7 +182,7 @@ def forward(
 
     indices = jnp.arange(blocks, dtype=jnp.int32)
     stacked = jax.tree.map(in_blocks, weights)
-    (x, carry), _ = jax.lax.scan(step, (x, carry), (indices, stacked))
+    (x, carry), _ = jax.lax.scan(step, (x, carry), (indices, stacked), unroll=writes_layers_out())
     return x, carry
 
 

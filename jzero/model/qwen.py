@@ -35,6 +35,7 @@ from jzero.model.linear import (
     LOW_RANK_PRODUCT,
     TiledWeight,
 )
+from jzero.model.loops import writes_layers_out
 from jzero.model.quantized import QuantizedWeight, is_quantized
 from jzero.model.traced_once import traced_once
 
@@ -243,7 +244,9 @@ def forward(
     layers = cast(params["layers"], dtype)
     x = params["embed"][tokens.ravel()].astype(dtype)
     indices = jnp.arange(config.num_hidden_layers, dtype=jnp.int32)
-    (x, carry), _ = jax.lax.scan(REMAT[remat](step), (x, carry), (indices, layers))
+    (x, carry), _ = jax.lax.scan(
+        REMAT[remat](step), (x, carry), (indices, layers), unroll=writes_layers_out()
+    )
     x = rms_norm(x, cast(params["norm"], dtype), config.rms_norm_eps)
     return x.reshape(*tokens.shape, -1), carry
 

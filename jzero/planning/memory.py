@@ -31,7 +31,10 @@ STATE = (
 )
 PHASES = {
     "publish": Phase(("publish",)),
-    "rollout": Phase(("prefill", "insert", "generate"), ("decoder weights", "KV pool", "prefixes")),
+    "rollout": Phase(
+        ("prefill", "insert", "generate", "engine-score"),
+        ("decoder weights", "KV pool", "prefixes"),
+    ),
     "score": Phase(("score", "critic-score", "teacher-score"), ("batches",)),
     "update": Phase(("update", "critic-update"), ("batches",)),
 }

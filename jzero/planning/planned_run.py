@@ -34,10 +34,11 @@ from jzero.model.qwen import QwenConfig
 from jzero.planning.chips import CHIPS, HOST_TOPOLOGIES, Chip, DescribedDevice
 from jzero.planning.compiling import Device, Program, compile_only_devices, device_bytes
 from jzero.planning.models import architecture
-from jzero.rollout.abstract_calls import abstract_calls
+from jzero.rollout.abstract_calls import abstract_calls, score_calls
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shape, prefill_shapes
 from jzero.rollout.sampler import per_host_settings
+from jzero.rollout.score_program import MAX_ALTERNATIVES
 from jzero.training.frozen import abstract_base
 from jzero.training.learner import Learner
 from jzero.training.supervised import SupervisedTrainer, power_of_two
@@ -193,6 +194,19 @@ def _bytes_of_its_own(settings: config.Config, teacher: PlannedTeacher) -> float
         return device_bytes(teacher.weights)
     _, adapter = adapters.split(teacher.weights)
     return device_bytes(adapter)
+
+
+def with_scores(run: PlannedRun) -> PlannedRun:
+    """Returns a run whose engine also scores given tokens, with the most alternatives there are.
+
+    Raises UserError if the run samples nothing and so has no engine.
+    """
+    if run.sampling is None:
+        raise UserError("--score: the run samples nothing and has no engine, leave it out")
+    _, (decoder_weights, *_) = run.programs["generate"]
+    assert isinstance(decoder_weights, dict), f"{type(decoder_weights)=}"
+    calls = score_calls(run.engine, decoder_weights, MAX_ALTERNATIVES)
+    return replace(run, programs={**run.programs, **calls})
 
 
 def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hosts: int) -> Engine:

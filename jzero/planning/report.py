@@ -11,7 +11,7 @@ from jzero.files import JsonObject
 from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement, compile_only_devices, measure
 from jzero.planning.memory import phase_totals, suggestions
-from jzero.planning.planned_run import PlannedRun, build
+from jzero.planning.planned_run import PlannedRun, build, with_scores
 from jzero.planning.roofline import PhaseCost, roofline, update_by_layout
 from jzero.planning.search import search
 
@@ -54,16 +54,20 @@ def make_report(
     topology: str,
     cache: Path | None,
     with_search: bool = False,
+    with_score: bool = False,
 ) -> Report:
     """Compiles the programs of a run and reports what they take.
 
     `cache` is a directory that remembers what programs took. `with_search` compiles the programs of
-    more settings, to find the largest that fit.
+    more settings, to find the largest that fit. `with_score` also plans the programs by which the
+    engine scores given tokens.
 
     Raises:
         UserError: The topology is unknown, or the settings do not fit it.
     """
     run = build(settings, compile_only_devices(topology))
+    if with_score:
+        run = with_scores(run)
     measured = _measure_all(run, topology, cache)
     totals = phase_totals(run, measured)
     costs = roofline(run)
@@ -97,7 +101,7 @@ def _measure_all(run: PlannedRun, topology: str, cache: Path | None) -> dict[str
     for name, program in progress:
         progress.set_postfix_str(name)
         measurement = measure(program, topology, cache)
-        if name.startswith(("insert", "generate")):
+        if name.startswith(("insert", "generate", "engine-score")):
             measurement = replace(measurement, kv_bytes=run.parts["KV pool"])
         measured[name] = measurement
     return measured

@@ -12,6 +12,7 @@ from jax.typing import DTypeLike
 from jzero.model import qwen
 from jzero.rollout.decode_state import Arrival, Prefix, ResumePoint
 from jzero.rollout.engine import SMALLEST_INSERT, Engine, next_power_of_two
+from jzero.rollout.score_program import ScoreInputs
 
 Call = tuple[jax.stages.Wrapped, tuple]  # a program and its arguments
 
@@ -37,6 +38,42 @@ def abstract_calls(
     inputs = generate_inputs(engine)
     calls["generate"] = engine.jitted.generate, (params, state, seed, *inputs)
     return calls
+
+
+def score_calls(engine: Engine, params: qwen.Params, alternatives: int) -> dict[str, Call]:
+    """Returns the two largest calls of `score`, by name.
+
+    One has as many first chunks as go into a call, the other the last chunk of one sequence of
+    full length on each shard.
+    """
+    width = engine.score_width(engine.max_sequence_tokens)
+    most_rows = max(1, engine.score_tokens // width)
+    context = engine.context_pages(engine.max_sequence_tokens - 1)
+    state = engine.abstract_state()
+    program = engine.score_program(alternatives)
+    return {
+        f"engine-score {rows}x{width}+{pages * engine.settings.page_size}": (
+            program,
+            (params, state, score_inputs(engine, rows, width, pages)),
+        )
+        for rows, pages in ((most_rows, 0), (1, context))
+    }
+
+
+def score_inputs(
+    engine: Engine, rows: int, width: int, context_pages: int
+) -> ScoreInputs[jax.ShapeDtypeStruct]:
+    """Returns the arguments of `score` after the weights and the state. `rows` are of a shard."""
+    all_rows = rows * engine.num_shards
+    return ScoreInputs(
+        tokens=by_slot(engine, (all_rows, width)),
+        targets=by_slot(engine, (all_rows, width)),
+        temperature=by_slot(engine, (all_rows, width), jnp.float32),
+        starts=by_slot(engine, (all_rows,)),
+        lengths=by_slot(engine, (all_rows,)),
+        context_pages=by_slot(engine, (all_rows, context_pages)),
+        write_pages=by_slot(engine, (all_rows, width // engine.settings.page_size)),
+    )
 
 
 def prefill_inputs(engine: Engine, rows: int, width: int) -> tuple[jax.ShapeDtypeStruct, ...]:

@@ -17,7 +17,7 @@ from jzero.planning import chips
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.compiling import compile_only_devices, measure
 from jzero.planning.memory import phase_totals, suggestions
-from jzero.planning.planned_run import build
+from jzero.planning.planned_run import build, with_scores
 from jzero.planning.report import Report, format_report, make_report
 
 CHIP = "TPU v5 lite"
@@ -73,6 +73,19 @@ def test_decoding_writes_its_pages_in_place(report) -> None:
     generate = report.programs["generate"]
     assert generate.kv_bytes > 2**27
     assert generate.temp_bytes < 0.02 * generate.kv_bytes
+
+
+@needs_libtpu
+def test_scoring_given_tokens_compiles_and_writes_its_pages_in_place() -> None:
+    """Of sequences that take several chunks, and of many that take one."""
+    settings = small_settings(num_rows=256, max_prompt_tokens=4096)
+    run = with_scores(build(settings, compile_only_devices(TOPOLOGY)))
+    names = [name for name in run.programs if name.startswith("engine-score")]
+    assert names == ["engine-score 1x2048+0", "engine-score 1x2048+4096"]
+    program = measure(run.programs[names[1]], TOPOLOGY, None)
+    assert program.error is None
+    assert program.temp_bytes < 0.5 * run.parts["KV pool"]
+    assert program.argument_bytes > run.parts["KV pool"]
 
 
 def test_parts_are_what_programs_take(report) -> None:
