@@ -22,6 +22,7 @@ import statistics
 import sys
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import jax
@@ -79,10 +80,10 @@ def benchmark_config(dtype: str) -> Config:
 def first_params(config: Config, steps: int) -> qwen.Params:
     """Returns weights after some supervised steps, on the host."""
     config = replace(config, warm_start=replace(config.warm_start, steps=steps))
-    with Pool(0) as pool:
+    with Pool(0) as pool, TemporaryDirectory() as workdir:
         run = setup.build(config, pool)
         policy = run.trainer.policy
-        params = load_model(config, run.base, policy)
+        params = load_model(config, run.base, Path(workdir), policy)
         if steps:
             params = warm_start(policy, config, run.base.tokenizer, params, interrupt.never_stop)
         return jax.device_get(params)

@@ -240,7 +240,7 @@ def attend_forward(
     k_segments: jax.Array,
     key_block: int,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    out = attend_rows(q, k, v, q_segments, k_segments, key_block)
+    out: jax.Array = attend_rows(q, k, v, q_segments, k_segments, key_block)
     return out, (q, k, v, q_segments, k_segments)
 
 

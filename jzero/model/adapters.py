@@ -28,7 +28,7 @@ from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import family_of
-from jzero.model.linear import AdaptedWeight, FrozenWeight, LinearWeight
+from jzero.model.linear import AdaptedWeight, FrozenWeight, LinearWeight, TiledWeight
 from jzero.model.quantized import QuantizedWeight, dequantize, is_quantized
 
 ALL = "all"  # the target that stands for every linear layer
@@ -240,6 +240,7 @@ def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Pa
             return leaf.merged().reshape(like.shape)
         if isinstance(leaf, QuantizedWeight):
             return dequantize(leaf, jnp.float32).reshape(like.shape)
+        assert not isinstance(leaf, TiledWeight), "weights in tiles exist within a program alone"
         return leaf.astype(jnp.float32).reshape(like.shape)
 
     def is_leaf(node: object) -> bool:

@@ -132,7 +132,8 @@ def convolve(
         before = in_fp32(before)
         for place in range(W - 1):  # the first tokens of a segment still see inputs before it
             seen = range(place + 1, W)  # distances
-            of_before = sum(before[:, W - 1 + place - far] * taps[far] for far in seen)
+            zeros = jnp.zeros_like(before[:, 0])
+            of_before = sum((before[:, W - 1 + place - far] * taps[far] for far in seen), zeros)
             is_there = segments.places == place
             out = out + jnp.where(is_there[..., None], of_before[:, None], 0)
     return jax.nn.silu(out)

@@ -7,6 +7,7 @@
 from collections.abc import Iterator
 
 from jzero.errors import shown
+from jzero.files import JsonObject
 from jzero.model.architecture import EXPERT_FIELDS, QwenConfig
 from jzero.model.rope_entries import HuggingFaceConfig
 
@@ -53,7 +54,7 @@ def expert_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
         yield f"decoder_sparse_step={shown(step)}: only 1, experts in every layer, is implemented"
 
 
-def read_experts(hf_config: HuggingFaceConfig, has_experts: bool) -> dict[str, int | bool]:
+def read_experts(hf_config: HuggingFaceConfig, has_experts: bool) -> JsonObject:
     """Returns the fields of `QwenConfig` that describe experts; none for a dense family."""
     if not has_experts:
         return {}

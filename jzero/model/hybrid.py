@@ -24,7 +24,7 @@ the gate behind attention Qiu et al. 2025 (arXiv:2505.06708).
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,7 @@ def kernel_initializer(kernel_size: int) -> Initializer:
     def draw(key: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
         return jax.random.uniform(key, shape, dtype, -bound, bound)
 
-    return draw
+    return cast(Initializer, draw)  # it is always called by position
 
 
 class HybridLayers(nnx.Module):
@@ -126,7 +126,7 @@ class HybridLayers(nnx.Module):
         self.delta_a = delta((E, heads), ("embed", "heads"), NORMAL)
         self.delta_out = delta((values, E), ("heads", "embed"), NORMAL)
         self.delta_kernel = delta((channels, 1, width), ("channels", "norm", "norm"), of_kernel)
-        self.delta_decay = delta((heads,), ("norm",), log_of_decay)
+        self.delta_decay = delta((heads,), ("norm",), cast(Initializer, log_of_decay))
         self.delta_step_bias = delta((heads,), ("norm",), ONES)
         self.delta_norm = delta((sizes.value_dim,), ("norm",), ONES)
 

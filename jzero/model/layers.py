@@ -95,11 +95,12 @@ def rms_norm(
         # division and the sum behind it, which it does in some programs only.
         total = sum_by_halves(jnp.maximum(x32 * x32, 0))[..., None]
         mean_square = jax.lax.optimization_barrier(total / x.shape[-1])
-        scale = scale.scale
+        weight = scale.scale
     else:
         mean_square = jnp.mean(x32 * x32, axis=-1, keepdims=True)
+        weight = scale
     normed = x32 * jax.lax.rsqrt(mean_square + eps)
-    return (normed * scale.astype(jnp.float32)).astype(x.dtype)
+    return (normed * weight.astype(jnp.float32)).astype(x.dtype)
 
 
 def project(

@@ -247,7 +247,8 @@ def forward(
     (x, carry), _ = jax.lax.scan(
         REMAT[remat](step), (x, carry), (indices, layers), unroll=writes_layers_out()
     )
-    x = rms_norm(x, cast(params["norm"], dtype), config.rms_norm_eps)
+    scale = jax.tree.map(partial(jax.lax.convert_element_type, new_dtype=dtype), params["norm"])
+    x = rms_norm(x, scale, config.rms_norm_eps)
     return x.reshape(*tokens.shape, -1), carry
 
 
@@ -338,5 +339,5 @@ def head(
         return product(hidden, weight)
     rows = hidden.reshape(-1, hidden.shape[-1])
     with exact.products():
-        logits = in_tiles(product, exact.tile, exact.pad(rows), weight)
+        logits: jax.Array = in_tiles(product, exact.tile, exact.pad(rows), weight)
     return logits[: len(rows)].reshape(*hidden.shape[:-1], -1)

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jzero import attention
 from jzero.model import experts, qwen
 from jzero.model.delta_net import DeltaInputs, recur_chunks, recur_step
+from jzero.model.layers import Attend
 from jzero.rollout import sampling, slot_state
 from jzero.rollout.decode_state import (
     PREFIX_SPECS,
@@ -461,9 +462,10 @@ def decode_step(
         states = slot_state.with_layer(carry.slot_state, layer, after)
         return out, carry._replace(slot_state=states)
 
+    attend_in_step: Attend = attend
     is_fused = settings.attention.decode is not None
     if is_fused:
-        attend = fused_attend(settings, state, table, shared_pages, split_over_tensor)
+        attend_in_step = fused_attend(settings, state, table, shared_pages, split_over_tensor)
 
     of_slots = LayerCarry(state.k_pool, state.v_pool, state.slot_state)
     carry = experts.start(settings.model, of_slots, active, settings.experts)
@@ -472,7 +474,7 @@ def decode_step(
         params,
         state.tokens[:, None],
         positions[:, None],
-        attend,
+        attend_in_step,
         carry,
         dtype=settings.dtype,
         recur=recur,

@@ -177,6 +177,7 @@ def score(
 
     states = None
     if row_states is not None:
+        assert inputs.state_rows is not None
         states = slot_state.begin_rows(row_states, inputs.state_rows, inputs.starts)
     of_rows = LayerCarry(state.k_pool, state.v_pool, states)
     carry = experts.start(model, of_rows, is_token, settings.experts)
@@ -193,6 +194,7 @@ def score(
     )
     carry, _ = experts.finish(carry)
     if row_states is not None:
+        assert inputs.state_rows is not None
         all_rows = jnp.arange(rows)
         row_states = slot_state.copy_rows(carry.slot_state, all_rows, row_states, inputs.state_rows)
     scores = score_in_chunks(settings, params, hidden, inputs, alternatives)

@@ -16,6 +16,8 @@ cannot go back: pages may be written again from any token on, but a state that h
 many is lost. `Scheduler._end_turn` says when that happens, and prefills the sequence again.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -41,7 +43,14 @@ def empty_slots(model: QwenConfig, slots: int) -> DeltaState | None:
     return empty_state(model.delta_net, len(model.delta_layers), slots)
 
 
-def sharding_specs(model: QwenConfig, tensor: int) -> DeltaState | None:
+class StateSpecs(NamedTuple):
+    """How the arrays of a `DeltaState` lie on a mesh."""
+
+    recurrent: P
+    convolution: P
+
+
+def sharding_specs(model: QwenConfig, tensor: int) -> StateSpecs | None:
     """Returns how the states lie on a mesh of the axes (slots, tensor).
 
     Value heads and channels are split, as XLA splits the products that make them, if `tensor`
@@ -52,7 +61,7 @@ def sharding_specs(model: QwenConfig, tensor: int) -> DeltaState | None:
         return None
     heads = "tensor" if sizes.num_value_heads % tensor == 0 else None
     channels = "tensor" if sizes.num_channels % tensor == 0 else None
-    return DeltaState(
+    return StateSpecs(
         recurrent=P(None, "slots", heads), convolution=P(None, "slots", None, channels)
     )
 

@@ -87,7 +87,7 @@ def _run_cell(
 ) -> messages.Message:
     """Runs a cell to its end or to its limit. Returns the reply."""
     output = Output([interpreter.output], cell["output"])
-    end, failed = "", False
+    end, failed, used_before = "", False, 0.0
     try:
         used_before = processes.cpu_seconds(interpreter.pid)
         content = json.dumps({"source": cell["source"]}).encode() + b"\n"

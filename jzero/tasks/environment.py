@@ -421,6 +421,7 @@ def _problems(
                 f"task.environment={task.environment}: reset(row, seed={start['seed']}) failed "
                 f"({grade.reason}): mend it"
             )
+        assert isinstance(grade.reply, str), "a reset returns JSON"
         observation = json.loads(grade.reply)
         prompt = observation
         if isinstance(observation, str):
@@ -518,4 +519,5 @@ def to_grade(result: Step) -> Grade:
 def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str | None:
     """Returns the reply that `step` gave together with its reward."""
     _, last_grade = turns[-1]
+    assert not isinstance(last_grade.reply, list), "a step replies with text"
     return last_grade.reply

@@ -201,8 +201,8 @@ def conversation(prompt: Prompt, response: str, earlier: Turns) -> list[dict[str
         messages.append({"role": "assistant", "content": text})
         if grade is not None and isinstance(grade.reply, str):
             messages.append({"role": "user", "content": grade.reply})
-        elif grade is not None and grade.reply is not None:
-            messages += grade.reply
+        elif grade is not None and isinstance(grade.reply, list):
+            messages.extend(grade.reply)
     return [*messages, {"role": "assistant", "content": response}]
 
 

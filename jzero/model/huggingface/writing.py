@@ -196,6 +196,7 @@ def fetch_weight(
         if read_original is not None:
             return read_original(leaf)
         return np.asarray(dequantize(jax.tree.map(collectives.fetch_global, weight), np.float32))
+    assert isinstance(weight, jax.Array), f"{leaf}: {type(weight)}"
     return collectives.fetch_global(weight)
 
 

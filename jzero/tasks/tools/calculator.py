@@ -31,7 +31,7 @@ _SIGNS: dict[type[ast.unaryop], Callable[[Number], Number]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
-_FUNCTIONS: dict[str, Callable[..., Number]] = {
+_FUNCTIONS: dict[str, Callable] = {
     "abs": abs,
     "ceil": math.ceil,
     "cos": math.cos,

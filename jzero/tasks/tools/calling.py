@@ -117,8 +117,9 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 async def _wait_for(result: Awaitable[object], seconds: float) -> object:
+    scope = asyncio.timeout(seconds)
     try:
-        async with asyncio.timeout(seconds) as scope:
+        async with scope:
             return await result
     except TimeoutError:
         if scope.expired():

@@ -91,7 +91,8 @@ def _schema_of_result(hint: object) -> Schema | None:
 
 
 def _schema_of_type(hint: object, where: str) -> Schema:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin = typing.get_origin(hint)
+    arguments: list[object] = list(typing.get_args(hint))
     if origin is None and isinstance(hint, type) and issubclass(hint, enum.Enum):
         return _one_of([member.value for member in hint], where)
     if origin is None and hint in _TYPES:

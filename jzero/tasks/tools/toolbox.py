@@ -95,7 +95,7 @@ def make_toolbox(task: TaskConfig, owner: object = None) -> Toolbox:
         limits_itself = built_in is not None and built_in.limits_itself
         item = built_in.item if built_in else find_function(name)
         if inspect.isclass(item):
-            instance = item(task) if built_in else item()
+            instance = built_in.item(task) if built_in is not None else item()
             objects.append(instance)
             tools += _methods_as_tools(instance, limits_itself)
         else:
@@ -108,10 +108,9 @@ def tool_schemas(task: TaskConfig, owner: object = None) -> list[Schema]:
 
     `owner` is the class of the object that `make_toolbox` takes. Raises as `make_toolbox`.
     """
-    items = [owner] if owner is not None else []
-    for name in task.tools.names:
-        items.append(BUILT_IN[name].item if name in BUILT_IN else find_function(name))
-    tools = []
+    names = task.tools.names
+    items = [BUILT_IN[name].item if name in BUILT_IN else find_function(name) for name in names]
+    tools = _methods_as_tools(owner) if owner is not None else []
     for item in items:
         tools += _methods_as_tools(item) if inspect.isclass(item) else [_make_tool(item)]
     return [tool.schema for tool in _by_name(tools).values()]
