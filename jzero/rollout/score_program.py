@@ -177,6 +177,7 @@ def score(
 
     states = None
     if row_states is not None:
+        assert inputs.state_rows is not None, "the chunks go on with no states"
         states = slot_state.begin_rows(row_states, inputs.state_rows, inputs.starts)
     hidden, carry = qwen.forward(
         model,
@@ -188,7 +189,7 @@ def score(
         dtype=settings.dtype,
         recur=recur,
     )
-    if row_states is not None:
+    if row_states is not None and inputs.state_rows is not None:
         all_rows = jnp.arange(rows)
         row_states = slot_state.copy_rows(carry.slot_state, all_rows, row_states, inputs.state_rows)
     scores = score_in_chunks(settings, params, hidden, inputs, alternatives)

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Int
+from jaxtyping import Array, Int, PyTree
 
 from jzero.model.architecture import QwenConfig
 from jzero.model.delta_net import DeltaState, empty_state
@@ -41,8 +41,8 @@ def empty_slots(model: QwenConfig, slots: int) -> DeltaState | None:
     return empty_state(model.delta_net, len(model.delta_layers), slots)
 
 
-def sharding_specs(model: QwenConfig, tensor: int) -> DeltaState | None:
-    """Returns how the states lie on a mesh of the axes (slots, tensor).
+def sharding_specs(model: QwenConfig, tensor: int) -> PyTree:
+    """Returns a DeltaState of how the states lie on a mesh of the axes (slots, tensor), or None.
 
     Value heads and channels are split, as XLA splits the products that make them, if `tensor`
     divides their numbers.
@@ -52,9 +52,8 @@ def sharding_specs(model: QwenConfig, tensor: int) -> DeltaState | None:
         return None
     heads = "tensor" if sizes.num_value_heads % tensor == 0 else None
     channels = "tensor" if sizes.num_channels % tensor == 0 else None
-    return DeltaState(
-        recurrent=P(None, "slots", heads), convolution=P(None, "slots", None, channels)
-    )
+    of_recurrent, of_convolution = P(None, "slots", heads), P(None, "slots", None, channels)
+    return DeltaState._make((of_recurrent, of_convolution))
 
 
 def of_layer(states: DeltaState, layer: Int[Array, ""]) -> DeltaState:
