@@ -281,5 +281,6 @@ def test_states_are_planned_as_they_are_and_written_in_place() -> None:
     states = jax.tree.leaves(engine.abstract_state().slot_state)
     num_bytes = sum(x.size * x.dtype.itemsize for x in states)
     memory = lowered["generate"].compile().memory_analysis()
+    assert memory is not None
     assert memory.alias_size_in_bytes > num_bytes
     assert memory.temp_size_in_bytes < num_bytes / 2
