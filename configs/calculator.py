@@ -22,6 +22,7 @@ from jzero.config import (
     ToolsConfig,
     TrainConfig,
     WarmStartConfig,
+    choose_preset,
 )
 from jzero.errors import UserError
 
@@ -30,11 +31,19 @@ RESPONSE = 88  # a call has 79 tokens
 EPISODE = 128  # a call, its answer, and the response to that
 
 
+HUB: dict[str, str] = {}  # no preset has a model of the hub
+
+
 def get_config(preset: str = "") -> Config:
-    """Returns the config of the preset."""
-    if preset not in ("", "tiny"):
-        raise UserError(f"configs/calculator.py has the preset tiny, and not {preset}")
-    return tiny()
+    """Returns the config of "tiny", "tiny,algorithm" or ""."""
+    name, separator, algorithm = preset.partition(",")
+    argument = f"{name or 'tiny'}{separator}{algorithm}"
+    return choose_preset(argument, tiny, of_the_hub, HUB, "tiny")
+
+
+def of_the_hub(preset: str) -> Config:
+    """Raises UserError: HUB has no preset."""
+    raise UserError(f"configs/calculator.py has the preset tiny, and not {preset}")
 
 
 def tiny() -> Config:

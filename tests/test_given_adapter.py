@@ -17,6 +17,7 @@ from jzero.config import AdapterConfig, ArchitectureConfig, Config
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import adapters, huggingface, peft, qwen, tokenizer
+from jzero.model.new_model import new_model
 from jzero.run.base_model import with_given_adapter
 
 ARCH = ArchitectureConfig(
@@ -28,7 +29,7 @@ ARCH = ArchitectureConfig(
     head_dim=8,
 )
 GIVEN = AdapterConfig(rank=2, alpha=3.0, targets=("o", "up"))
-MODEL = qwen.QwenConfig(vocab_size=tokenizer.num_ids(tokenizer.countdown()), **vars(ARCH))
+MODEL = new_model(tokenizer.num_ids(tokenizer.countdown()), ARCH)
 
 pytestmark = pytest.mark.usefixtures("quick_runs")
 

@@ -49,12 +49,12 @@ def score_calls(engine: Engine, params: qwen.Params, alternatives: int) -> dict[
     width = engine.score_width(engine.max_sequence_tokens)
     most_rows = max(1, engine.score_tokens // width)
     context = engine.context_pages(engine.max_sequence_tokens - 1)
-    state = engine.abstract_state()
+    state, row_states = engine.abstract_state(), engine.abstract_row_states()
     program = engine.score_program(alternatives)
     return {
         f"engine-score {rows}x{width}+{pages * engine.settings.page_size}": (
             program,
-            (params, state, score_inputs(engine, rows, width, pages)),
+            (params, state, row_states, score_inputs(engine, rows, width, pages)),
         )
         for rows, pages in ((most_rows, 0), (1, context))
     }
@@ -73,6 +73,7 @@ def score_inputs(
         lengths=by_slot(engine, (all_rows,)),
         context_pages=by_slot(engine, (all_rows, context_pages)),
         write_pages=by_slot(engine, (all_rows, width // engine.settings.page_size)),
+        state_rows=by_slot(engine, (all_rows,)) if engine.has_slot_state else None,
     )
 
 

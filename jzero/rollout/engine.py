@@ -300,6 +300,10 @@ class Engine:
 
         return jax.tree.map(place, states, specs)
 
+    def abstract_row_states(self) -> DeltaState | None:
+        """Returns shapes and shardings of the states of the rows that `score` computes, or None."""
+        return self.abstract_slot_state(SCORING_ROWS)
+
     def abstract_array(
         self, shape: tuple[int, ...], dtype: DTypeLike, spec: P
     ) -> jax.ShapeDtypeStruct:
@@ -316,7 +320,7 @@ class Engine:
 
     @cached_property
     def _empty_row_states(self) -> jax.stages.Wrapped:
-        return zeros_program(self.abstract_slot_state(SCORING_ROWS))
+        return zeros_program(self.abstract_row_states())
 
     # -- slots and pages --------------------------------------------------------------------------
 

@@ -746,3 +746,24 @@ def test_prefill_insert_generate_by_hand(arrangement, slot) -> None:
     want = base(name_of(engine))[3, 0]  # its request is 3 * GROUP + 0
     assert tokens == want.tokens
     np.testing.assert_allclose(logps, want.logps, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [slow((1, 1)), (1, 2)], ids=["tensor 1", "tensor 2"])
+def test_kernels_may_lay_out_the_pools(shape) -> None:
+    """As on a TPU: several heads in a row, and splash attention for prompts."""
+
+    def heads_apart(pool: jax.Array, kv_heads: int, head_dim: int) -> jax.Array:
+        heads = jnp.split(pool, pool.shape[-1] // head_dim, axis=-1)
+        pools = jnp.stack(heads, axis=1).reshape(-1, *pool.shape[1:3], head_dim)
+        return pools[:kv_heads]
+
+    def paged(q, k_pool, v_pool, table, lengths, shared, kv_heads):
+        k_pool, v_pool = (heads_apart(pool, kv_heads, q.shape[-1]) for pool in (k_pool, v_pool))
+        return xla.paged(q, k_pool, v_pool, table, lengths, shared)
+
+    packed = partial(tpu.packed, interpret=True)
+    backend = attention.Backend(packed, paged, tpu.pool_rows, attention.write)
+    engine = new_engine(shape=shape)
+    engine.program_settings = replace(engine.program_settings, attention=backend)
+    assert engine.init_decode_state().k_pool.shape[::3] == (shape[1], 128)
+    assert_same(complete(engine)[0], base())

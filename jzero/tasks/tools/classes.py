@@ -27,6 +27,7 @@ import functools
 import inspect
 
 from jzero.errors import UserError
+from jzero.tasks.tools.toolbox import public_methods
 from jzero.tasks.user_functions import find_function
 from jzero.types import JsonValue, Prompt
 
@@ -35,7 +36,10 @@ PROMPT = "prompt"  # the column
 
 @functools.cache
 def tool_class(name: str) -> type | None:
-    """Returns the class "module:Class" if it has no method `step`, None for everything else."""
+    """Returns the class "module:Class" if its methods are tools, None for everything else.
+
+    Such a class has no method `step`, but others beside `reset`.
+    """
     if not name:
         return None
     try:
@@ -43,7 +47,9 @@ def tool_class(name: str) -> type | None:
     except Exception:  # the import of the user's module; `environment.check` says what is wrong
         return None
     is_environment = inspect.isclass(found) and callable(getattr(found, "reset", None))
-    return found if is_environment and not hasattr(found, "step") else None  # type: ignore[return-value]
+    if not is_environment or hasattr(found, "step") or not public_methods(found):
+        return None
+    return found
 
 
 def is_tool_class(name: str) -> bool:

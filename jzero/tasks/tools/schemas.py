@@ -21,7 +21,7 @@ import json
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from jzero.errors import UserError
 from jzero.types import JsonValue
@@ -92,7 +92,7 @@ def _schema_of_result(hint: object) -> Schema | None:
 
 def _schema_of_type(hint: object, where: str) -> Schema:
     origin = typing.get_origin(hint)
-    arguments: list[object] = list(typing.get_args(hint))
+    arguments: Sequence[object] = typing.get_args(hint)
     if origin is None and isinstance(hint, type) and issubclass(hint, enum.Enum):
         return _one_of([member.value for member in hint], where)
     if origin is None and hint in _TYPES:
@@ -107,7 +107,8 @@ def _schema_of_type(hint: object, where: str) -> Schema:
         items = [_schema_of_type(argument, where) for argument in arguments]
         return {"type": "array", "prefixItems": items}
     if origin is dict:
-        values = _schema_of_type(arguments[1], where)
+        _, kind = arguments
+        values = _schema_of_type(kind, where)
         return {"type": "object", "additionalProperties": values}
     raise UserError(
         f"{where} has the type {hint}, which JSON cannot hold: choose from int, float, str, bool, "
@@ -122,7 +123,7 @@ def _one_of(values: list[object], where: str) -> Schema:
     return {"type": names[0] if len(names) == 1 else names, "enum": values}
 
 
-def _union(members: tuple[object, ...], where: str) -> Schema:
+def _union(members: Sequence[object], where: str) -> Schema:
     choices = [_schema_of_type(hint, where) for hint in members if hint is not type(None)]
     are_plain = all(list(choice) == ["type"] for choice in choices)
     if len(choices) == 1:
