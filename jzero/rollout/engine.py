@@ -298,7 +298,9 @@ class Engine:
         def place(array: jax.ShapeDtypeStruct, spec: P) -> jax.ShapeDtypeStruct:
             return self.abstract_array(array.shape, array.dtype, spec)
 
-        return jax.tree.map(place, states, specs)
+        if states is None or specs is None:
+            return None
+        return DeltaState(*map(place, states, specs))
 
     def abstract_row_states(self) -> DeltaState | None:
         """Returns shapes and shardings of the states of the rows that `score` computes, or None."""

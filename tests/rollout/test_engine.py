@@ -749,21 +749,23 @@ def test_prefill_insert_generate_by_hand(arrangement, slot) -> None:
 
 
 @pytest.mark.parametrize("shape", [slow((1, 1)), (1, 2)], ids=["tensor 1", "tensor 2"])
-def test_kernels_may_lay_out_the_pools(shape) -> None:
-    """As on a TPU: several heads in a row, and splash attention for prompts."""
+def test_a_backend_may_do_all_of_a_step_s_attention(shape: tuple[int, int]) -> None:
+    """It rotates queries and keys itself, writes the new token and attends."""
 
-    def heads_apart(pool: jax.Array, kv_heads: int, head_dim: int) -> jax.Array:
-        heads = jnp.split(pool, pool.shape[-1] // head_dim, axis=-1)
-        pools = jnp.stack(heads, axis=1).reshape(-1, *pool.shape[1:3], head_dim)
-        return pools[:kv_heads]
+    def decode(q, k, v, cos, sin, k_pool, v_pool, table, lengths, first_page, shared):
+        def rotated(x):
+            return x * cos[:, None] + jnp.roll(x, x.shape[-1] // 2, axis=-1) * sin[:, None]
 
-    def paged(q, k_pool, v_pool, table, lengths, shared, kv_heads):
-        k_pool, v_pool = (heads_apart(pool, kv_heads, q.shape[-1]) for pool in (k_pool, v_pool))
-        return xla.paged(q, k_pool, v_pool, table, lengths, shared)
+        place = lengths - 1
+        pages = jnp.take_along_axis(table, place[:, None] // page_size, axis=1)[:, 0]
+        where = (first_page + pages, place % page_size)
+        k_pool = attention.write(k_pool, rotated(k), *where)
+        v_pool = attention.write(v_pool, v, *where)
+        out = xla.paged(rotated(q), k_pool, v_pool, first_page + table, lengths, shared)
+        return out, k_pool, v_pool
 
-    packed = partial(tpu.packed, interpret=True)
-    backend = attention.Backend(packed, paged, tpu.pool_rows, attention.write)
+    page_size = SMALL["page_size"]
+    backend = attention.Backend(xla.packed, xla.paged, xla.pool_rows, attention.write, decode)
     engine = new_engine(shape=shape)
     engine.program_settings = replace(engine.program_settings, attention=backend)
-    assert engine.init_decode_state().k_pool.shape[::3] == (shape[1], 128)
     assert_same(complete(engine)[0], base())
