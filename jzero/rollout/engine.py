@@ -300,7 +300,8 @@ class Engine:
 
         if states is None or specs is None:
             return None
-        return DeltaState(*map(place, states, specs))
+        placed = [place(array, spec) for array, spec in zip(states, specs, strict=True)]
+        return jax.tree.unflatten(jax.tree.structure(states), placed)
 
     def abstract_row_states(self) -> DeltaState | None:
         """Returns shapes and shardings of the states of the rows that `score` computes, or None."""

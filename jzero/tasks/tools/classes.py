@@ -46,8 +46,9 @@ def tool_class(name: str) -> type | None:
         found = find_function(name)
     except Exception:  # the import of the user's module; `environment.check` says what is wrong
         return None
-    is_environment = inspect.isclass(found) and callable(getattr(found, "reset", None))
-    if not is_environment or hasattr(found, "step") or not public_methods(found):
+    if not inspect.isclass(found) or not callable(getattr(found, "reset", None)):
+        return None
+    if hasattr(found, "step") or not public_methods(found):
         return None
     return found
 

@@ -107,8 +107,7 @@ def _schema_of_type(hint: object, where: str) -> Schema:
         items = [_schema_of_type(argument, where) for argument in arguments]
         return {"type": "array", "prefixItems": items}
     if origin is dict:
-        _, kind = arguments
-        values = _schema_of_type(kind, where)
+        values = _schema_of_type(list(arguments)[1], where)
         return {"type": "object", "additionalProperties": values}
     raise UserError(
         f"{where} has the type {hint}, which JSON cannot hold: choose from int, float, str, bool, "
