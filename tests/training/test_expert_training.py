@@ -61,7 +61,7 @@ def test_gradient_and_load_do_not_depend_on_the_mesh(sizes: tuple[int, int, int]
     gradient, stats, _ = step_on(sizes)
     expected, expected_stats, _ = step_on((1, 1, 1))
 
-    assert reference.difference(gradient, expected) < 1e-6
+    assert reference.difference(gradient, expected) < 5e-6  # fp32, sums in another order
     np.testing.assert_array_equal(stats["expert_load"], expected_stats["expert_load"])
     np.testing.assert_allclose(stats["loss"], expected_stats["loss"], atol=1e-7)
     for name in ("router", "experts_gate", "experts_up", "experts_down"):
