@@ -22,7 +22,6 @@ from test_engine import (
     SMALL,
     TEMPERATURE,
     assert_empty,
-    assert_same,
     base,
     by_key,
     complete,
@@ -224,7 +223,15 @@ def test_no_sequence_sees_the_state_of_another(seed: int) -> None:
 @pytest.mark.thorough  # tests of other models have shards, and this one compiles for long
 def test_shards_and_tensor_parallel_devices_compute_the_same() -> None:
     engine = make("hybrid", (2, 2))
-    assert_same(complete(engine)[0], base("hybrid"))
+
+    got, want = complete(engine)[0], base("hybrid")
+
+    for key, sequence in got.items():
+        assert sequence.tokens == want[key].tokens, key
+        assert sequence.finish_reason == want[key].finish_reason
+        # Each device adds up half of a product, and a state carries the rounding on from token to
+        # token: the bound is that of the states' other tests.
+        np.testing.assert_allclose(sequence.logps, want[key].logps, atol=2e-5)
 
 
 # -- scores ----------------------------------------------------------------------------------------

@@ -269,7 +269,7 @@ def test_the_command_of_the_page_trains(environment: dict[str, str], tmp_path: P
     [source] = re.findall(r"<!-- file: halving.py -->\n```python\n(.*?)```", page, re.DOTALL)
     (tmp_path / "halving.py").write_text(source, encoding="utf-8")
     (tmp_path / "configs").symlink_to(ROOT / "configs")
-    [command] = re.findall(r"```sh\npython (.*)\n```", page)
+    [command] = re.findall(r"```sh\npython (.* --workdir runs/halving .*)\n```", page)
     small = [f"--config.{flag}" for flag in ("train.steps=2", "eval.every=2")]
 
     done = subprocess.run(
