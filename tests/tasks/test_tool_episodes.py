@@ -14,6 +14,7 @@ import pytest
 
 from jzero.config import RewardConfig, SandboxConfig, TaskConfig, ToolsConfig
 from jzero.errors import UserError
+from jzero.files import JsonObject
 from jzero.grading.pool import Pool
 from jzero.sandbox import levels
 from jzero.tasks import find_task, rewards
@@ -58,6 +59,7 @@ class Counter:
 
     def reset(self, **row) -> str | None:
         self.count = row["start"]
+        self.closed_in = row.get("closed_in")
         self.reward = 0.0
         return row.get("said")
 
@@ -82,8 +84,8 @@ class Counter:
         pass
 
     def close(self):
-        if "CLOSED" in os.environ:
-            with open(os.environ["CLOSED"], "a") as file:
+        if self.closed_in is not None:
+            with open(self.closed_in, "a") as file:
                 file.write(f"{self.count}\\n")
 
 
@@ -347,13 +349,12 @@ def counter(file: str, **changes: Any) -> TaskConfig:
     return settings(**changes)
 
 
-def test_a_class_of_trl_plays_an_episode(
-    file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLOSED", str(tmp_path / "closed"))
+def test_a_class_of_trl_plays_an_episode(file: str, tmp_path: Path) -> None:
+    closed_in = tmp_path / "closed"
     data = tmp_path / "rows.jsonl"
     prompt = [{"role": "user", "content": "Count."}]
-    rows = [{"prompt": prompt, "start": 5}, {"prompt": prompt, "start": 7, "said": " Go."}]
+    rows: list[JsonObject] = [{"start": 5}, {"start": 7, "said": " Go."}]
+    rows = [row | {"prompt": prompt, "closed_in": str(closed_in)} for row in rows]
     data.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     task = counter(file, data=str(data), grade_workers=1)
     problems = find_task("environment").train_problems(task, 0, 0, 2)
@@ -373,8 +374,8 @@ def test_a_class_of_trl_plays_an_episode(
     # Two answers of tools, one of them of an error, and three responses.
     assert last.parts == {f"{file}:reward": 12.0, f"{file}:length": 6 + 0.7}
     assert last.correct and not last.failed and last.reply is None
-    closed = (tmp_path / "closed").read_text().split()
-    assert sorted(closed[:2]) == ["5", "7"] and closed[2:] == ["12"]
+    # Two were closed after they had said how their prompt goes on.
+    assert sorted(closed_in.read_text().split(), key=int) == ["5", "7", "12"]
 
 
 def test_an_episode_of_trl_is_built_again_where_its_process_ended(file: str) -> None:
