@@ -1,7 +1,8 @@
 """The gated delta net: its definition against a loop in NumPy, and every other form against it."""
 
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,24 @@ def random_inputs(seed: int, rows: int, tokens: int, dtype: type = np.float32) -
         strength=jnp.asarray(random.uniform(0, 1, heads), dtype),
         sizes=SIZES,
     )
+
+
+def arrays_of(inputs: DeltaInputs) -> dict[str, jax.Array]:
+    return {name: getattr(inputs, name) for name in inputs._fields if name != "sizes"}
+
+
+@cache
+def compiled(recur: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns `recur` as one program: called as it is, it compiles each operation by itself."""
+
+    @jax.jit
+    def run_on_arrays(arrays: dict[str, jax.Array], *rest: Any) -> Any:
+        return recur(DeltaInputs(**arrays, sizes=SIZES), *rest)
+
+    def run(inputs: DeltaInputs, *rest: Any) -> Any:
+        return run_on_arrays(arrays_of(inputs), *rest)
+
+    return run
 
 
 def random_state(seed: int, rows: int, dtype: type = np.float32) -> DeltaState:
@@ -95,7 +114,7 @@ def test_every_sequence_of_a_row_is_the_formula_alone(recur, goes_on):
     state = random_state(1, len(ROWS)) if goes_on else delta_net.empty_state(SIZES, len(ROWS))
     segments = jnp.asarray(np.stack([packed(lengths, 20) for lengths in ROWS]))
 
-    outputs, after = recur(inputs, segments, state if goes_on else None)
+    outputs, after = compiled(recur)(inputs, segments, state if goes_on else None)
 
     for row, lengths in enumerate(ROWS):
         first, last_state = 0, (state.recurrent[row], state.convolution[row])
@@ -112,8 +131,9 @@ def test_steps_of_decoding_go_on_where_a_prompt_ended():
     inputs = random_inputs(2, 3, 12)
     lengths = np.array([7, 1, 4])
     segments = jnp.asarray(np.arange(12) < lengths[:, None], jnp.int32)
-    whole, _ = delta_net.recur_tokens(inputs, jnp.ones((3, 12), jnp.int32))
-    _, state = delta_net.recur_tokens(inputs, segments)
+    recur_tokens, recur_step = compiled(delta_net.recur_tokens), compiled(delta_net.recur_step)
+    whole, _ = recur_tokens(inputs, jnp.ones((3, 12), jnp.int32))
+    _, state = recur_tokens(inputs, segments)
 
     for step in range(5):
         columns = lengths + step
@@ -122,14 +142,14 @@ def test_steps_of_decoding_go_on_where_a_prompt_ended():
             log_decay=inputs.log_decay[np.arange(3), columns][:, None],
             strength=inputs.strength[np.arange(3), columns][:, None],
         )
-        out, state = delta_net.recur_step(one, state, jnp.ones(3, bool))
+        out, state = recur_step(one, state, jnp.ones(3, bool))
         close(out[:, 0], np.asarray(whole)[np.arange(3), columns])
 
 
 def test_a_step_leaves_the_state_of_idle_slots_alone():
     inputs, state = random_inputs(3, 2, 1), random_state(4, 2)
 
-    _, after = delta_net.recur_step(inputs, state, jnp.array([False, True]))
+    _, after = compiled(delta_net.recur_step)(inputs, state, jnp.array([False, True]))
 
     for old, new in zip(state, after, strict=True):
         np.testing.assert_array_equal(np.asarray(new)[0], np.asarray(old)[0])
@@ -159,7 +179,7 @@ def test_chunks_are_the_definition_forward_and_backward(goes_on):
             of_state = sum(jnp.sum(x * w) for x, w in zip(after, state_weights, strict=True))
             return jnp.sum(out * weights) + of_state, (out, after)
 
-        arrays = {name: getattr(inputs, name) for name in inputs._fields if name != "sizes"}
+        arrays = arrays_of(inputs)
         argnums = (0, 1) if goes_on else 0
         results = []
         for recur in (delta_net.recur_tokens, delta_net.recur_chunks):
@@ -193,8 +213,9 @@ def test_a_sequence_does_not_see_its_neighbors_in_a_chunk():
     def loss(channels: jax.Array) -> jax.Array:
         return jnp.sum(second(inputs._replace(channels=channels)) ** 2)
 
-    np.testing.assert_allclose(second(inputs), second(mixed), rtol=0, atol=1e-6)
-    gradient = np.asarray(jax.grad(loss)(inputs.channels))
+    outputs = compiled(second)
+    np.testing.assert_allclose(outputs(inputs), outputs(mixed), rtol=0, atol=1e-6)
+    gradient = np.asarray(jax.jit(jax.grad(loss))(inputs.channels))
     assert (gradient[~np.asarray(segments == 2)] == 0).all()
     assert (gradient[np.asarray(segments == 2)] != 0).any()
 
@@ -209,8 +230,8 @@ def test_a_text_that_repeats_itself_is_computed_in_fp32():
     )
     segments = jnp.ones((1, 128), jnp.int32)
 
-    expected, _ = delta_net.recur_tokens(same, segments)
-    actual, _ = delta_net.recur_chunks(same, segments)
+    expected, _ = compiled(delta_net.recur_tokens)(same, segments)
+    actual, _ = compiled(delta_net.recur_chunks)(same, segments)
 
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
@@ -223,7 +244,7 @@ def test_strong_decay_gives_finite_gradients():
         out, _ = delta_net.recur_chunks(inputs._replace(log_decay=log_decay), segments)
         return jnp.sum(out**2)
 
-    gradient = jax.grad(loss)(inputs.log_decay * 300)
+    gradient = jax.jit(jax.grad(loss))(inputs.log_decay * 300)
 
     assert np.isfinite(np.asarray(gradient)).all()
 
@@ -235,7 +256,8 @@ def test_responses_go_on_after_the_prefix_of_their_row():
     row = np.concatenate([packed([prompt], 10), *slots])
     inputs = random_inputs(13, 1, len(row))
 
-    out = delta_net.recur_packed(inputs, jnp.asarray(row)[None], layout)
+    recur = compiled(partial(delta_net.recur_packed, layout=layout))
+    out = recur(inputs, jnp.asarray(row)[None])
 
     for slot, lengths in enumerate(responses):
         first = 10 + 12 * slot
