@@ -110,6 +110,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if is_asked_for and default_backend() != backend:
             missing[backend] = f"needs a {backend.upper()}, this is {default_backend()}"
     for item in items:
+        quick_cases = item.get_closest_marker("quick_cases")
+        if quick_cases and item.callspec.id not in quick_cases.args:
+            item.add_marker(pytest.mark.thorough)
         for mark, reason in missing.items():
             if item.get_closest_marker(mark):
                 item.add_marker(pytest.mark.skip(reason=reason))

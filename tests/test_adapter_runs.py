@@ -183,7 +183,8 @@ def test_devices_of_their_own_decode_while_others_train(tmp_path: Path) -> None:
     assert published < 0.2 * (tmp_path / "base/model.safetensors").stat().st_size
 
 
-@pytest.mark.parametrize("base", ["native", pytest.param("int8", marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("base", ["native", "int8"])
 @whole_runs
 def test_fine_tuning_an_adapter_learns_and_resumes(base: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"{i}+1=", "completion": str(i + 1)} for i in range(12)]

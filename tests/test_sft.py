@@ -186,6 +186,7 @@ def read_metrics(workdir: Path) -> list[dict[str, JsonValue]]:
     return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.thorough
 def test_an_epoch_sees_every_example_of_all_sets_once(tmp_path: Path) -> None:
     summary = sft.train(mixed_sets(tmp_path, epochs=2), tmp_path / "run")
 

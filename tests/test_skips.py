@@ -68,6 +68,7 @@ def session(
     )
 
 
+@pytest.mark.quick_cases("module")
 @pytest.mark.parametrize(
     ("test", "workers"), [(SKIPPED_TEST, 0), (SKIPPED_MODULE, 1)], ids=["test", "module"]
 )

@@ -121,6 +121,7 @@ def test_ppo_with_a_refreshed_reference_resumes_to_the_same_numbers(tmp_path: Pa
     assert summary["export"] == str(whole / "export-4")
 
 
+@pytest.mark.thorough
 def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> None:
     dapo = algorithms.PRESETS["dapo"](dynamic_sampling_rounds=6)
 

@@ -101,10 +101,11 @@ PLACEMENTS = list(itertools.product(PACKINGS, (1, 2, 4), (1, 8)))
 def placed_cases() -> list[object]:
     """Returns (case, packing, rows, devices, pack_buckets) for every case.
 
-    By default grpo, gspo and ppo have one placement for each packing, and the other cases have one
+    By default grpo, gspo and ppo have one placement for each packing, and the other presets have one
     placement each. Over all cases every packing, number of rows and number of devices occurs many
-    times. With --slow these three have all placements, the other presets have one for each packing,
-    and the cases that are no presets have two pack lengths, too.
+    times. --thorough adds the cases that are no presets. With --slow grpo, gspo and ppo have all
+    placements, the other presets have one for each packing, and the cases that are no presets have
+    two pack lengths, too.
     """
     parameters = []
     for number, case in enumerate(CASES):
@@ -118,7 +119,7 @@ def placed_cases() -> list[object]:
         else:
             default, slow = set(), one
             [placement] = one
-            parameters.append((case, *placement, 1))
+            parameters.append(pytest.param(case, *placement, 1, marks=pytest.mark.thorough))
         for placement in PLACEMENTS:
             if placement in default:
                 parameters.append((case, *placement, 2))

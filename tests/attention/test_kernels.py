@@ -204,6 +204,7 @@ def test_one_block_of_splash_equals_the_definition() -> None:
     assert_all_close(by_splash, output_and_gradients(xla.packed, inputs, ONE_BLOCK))
 
 
+@pytest.mark.quick_cases("RowLayout(prefix=70, slots=3, slot=90)")
 @quick
 @pytest.mark.parametrize("layout", LAYOUTS[:4], ids=str)
 def test_the_mask_of_cudnn_equals_the_definition(layout: RowLayout) -> None:

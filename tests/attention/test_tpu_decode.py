@@ -179,6 +179,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tpu_decode, "BLOCK_TOKENS", 2 * PAGE)
 
 
+@pytest.mark.quick_cases("bf16-qwen2.5-0.5b", "fp32-a head in part of a row")
 @pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize(
     "heads",

@@ -249,6 +249,7 @@ def test_options_that_change_nothing_are_accepted(complete) -> None:
     assert with_options.choices == complete("a", temperature=0).choices
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [100, pytest.param(500, marks=pytest.mark.slow)])
 def test_requests_at_once_all_get_their_own_answer(url, model, alone, count) -> None:
     rng = random.Random(0)
@@ -357,6 +358,7 @@ def test_other_paths_and_methods_are_refused(url, method, path, status) -> None:
     assert answer.status_code == status and answer.json()["error"]["message"]
 
 
+@pytest.mark.thorough
 def test_a_mistake_in_the_command_is_one_line(model, environment: dict[str, str]) -> None:
     with server_process(model, environment, "--config.rollout.num_slots=0") as server:
         assert server.wait(60) == 2

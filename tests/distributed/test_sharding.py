@@ -229,6 +229,7 @@ def test_publish_casts_and_keeps_values(sizes: Sizes, dtype: str) -> None:
     assert not params["embed"].is_deleted()
 
 
+@pytest.mark.quick_cases("(2, 1, 2)-True-int8", "(2, 2, 2)-False-native")
 @pytest.mark.parametrize("base_type", ["native", "int8"])
 @pytest.mark.parametrize(("sizes", "is_shared"), [((2, 1, 2), True), ((2, 2, 2), False)], ids=str)
 def test_a_base_is_published_once_and_its_adapter_every_time(

@@ -107,6 +107,7 @@ FORMS = [
 ROWS = [[5, 1, 2, 9], [20], [], [3, 14]]  # lengths of the sequences; padding behind them
 
 
+@pytest.mark.quick_cases("new-tokens", "goes_on-chunks")
 @pytest.mark.parametrize("recur", FORMS)
 @pytest.mark.parametrize("goes_on", [False, True], ids=["new", "goes_on"])
 def test_every_sequence_of_a_row_is_the_formula_alone(recur, goes_on):
@@ -161,6 +162,7 @@ LONG_ROWS = [[64, 1, 63, 10], [3, 130], [100, 30, 20], []]
 LONG = 150
 
 
+@pytest.mark.quick_cases("goes_on")
 @pytest.mark.parametrize("goes_on", [False, True], ids=["new", "goes_on"])
 def test_chunks_are_the_definition_forward_and_backward(goes_on):
     rows = len(LONG_ROWS)

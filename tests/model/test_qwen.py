@@ -196,6 +196,7 @@ def gradients_with_remat(remat: str) -> qwen.Params:
     return gradients
 
 
+@pytest.mark.quick_cases("full")
 @pytest.mark.parametrize("remat", ["dots", "full"])
 def test_remat_changes_no_gradient(remat: str) -> None:
     expected = gradients_with_remat("none")

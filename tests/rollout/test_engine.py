@@ -290,6 +290,7 @@ def scored(
         yield sequence, np.asarray(logits[i, response], np.float64), np.asarray(logps[i, response])
 
 
+@pytest.mark.quick_cases("qwen2")
 @pytest.mark.parametrize("name", ["qwen2", "qwen3", thorough("llama")])
 def test_greedy_is_the_argmax_of_the_full_forward(name) -> None:
     completions = base(name, 0.0)
@@ -313,6 +314,7 @@ def uniform_number() -> Callable:
 SHORT_PROMPTS = [PROMPTS[3][:length] for length in (17, 1, 2, 15)]
 
 
+@pytest.mark.quick_cases("qwen2", "qwen2-short", "qwen3")
 @pytest.mark.parametrize(
     "name, prompts",
     [
@@ -341,6 +343,7 @@ def test_samples_invert_the_full_forwards_distribution_at_their_own_noise(name, 
     assert num_not_greedy > 20
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype, bound", [slow("float32", 0.03), ("bfloat16", 0.15)])
 def test_logps_with_a_bfloat16_cache_are_near(dtype, bound) -> None:
     """bfloat16 keeps 8 bits: 0.4% of every key and value, and of every activation in bfloat16."""
@@ -353,6 +356,7 @@ def test_logps_with_a_bfloat16_cache_are_near(dtype, bound) -> None:
     assert 1e-5 < worst < bound
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["qwen2", slow("qwen3")])
 def test_logits_may_be_made_in_parts(name) -> None:
     """As where VMEM is small. Greedy tokens stay; sampled ones are others of the distribution."""
@@ -403,6 +407,7 @@ def arrangements() -> list[object]:
     return parameters
 
 
+@pytest.mark.quick_cases("preempted")
 @pytest.mark.parametrize("arrangement", arrangements())
 def test_completions_do_not_depend_on_the_arrangement(arrangement) -> None:
     engine = make(**ARRANGEMENTS[arrangement])
@@ -433,6 +438,7 @@ def test_a_shard_without_work_does_not_hold_up_the_others() -> None:
     assert_same(completions, {(0, 0): base("qwen3")[0, 0]})
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [slow((1, 1)), (1, 2)], ids=["tensor 1", "tensor 2"])
 def test_kernels_may_lay_out_the_pools(shape) -> None:
     """As on a TPU: several heads in a row, and splash attention for prompts."""

@@ -70,6 +70,7 @@ def test_an_evaluation_may_have_a_top_p_of_its_own() -> None:
     assert after == before
 
 
+@pytest.mark.thorough
 def test_an_evaluation_may_have_longer_responses_than_rollouts() -> None:
     """At a high temperature hardly any response ends before the limit."""
     settings = tiny_settings(rollout={"max_turns": 1}, eval={"max_new_tokens": 9})

@@ -76,6 +76,7 @@ def updated(settings: config.Config, rollouts: list[Rollout]) -> UpdateResult:
     return result
 
 
+@pytest.mark.thorough
 def test_sampler_and_trainer_have_the_same_probabilities_over_the_kept_tokens() -> None:
     settings = filtered_settings()
     rollouts, not_trained = rollouts_of(settings)

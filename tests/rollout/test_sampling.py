@@ -206,6 +206,7 @@ def test_restrict_equals_sorting(filters: Filters) -> None:
     np.testing.assert_array_equal(restricted, np.where(is_kept, probs, 0))
 
 
+@pytest.mark.quick_cases("0.7-Filters(top_k=30, top_p=0.8, min_p=0.0)")
 @pytest.mark.parametrize(
     "filters",
     [Filters(top_k=20), Filters(top_k=VOCABULARY + 1, min_p=0.02), Filters(top_k=30, top_p=0.8)],

@@ -149,6 +149,7 @@ def arrangements() -> list[object]:
     return [name if name in DEFAULT_ARRANGEMENTS else thorough(name) for name in ARRANGEMENTS]
 
 
+@pytest.mark.quick_cases("chunks of 16")
 @pytest.mark.parametrize("arrangement", arrangements())
 def test_scores_are_the_whole_forwards_and_the_trainers(arrangement) -> None:
     engine = make(**ARRANGEMENTS[arrangement])
@@ -248,12 +249,13 @@ def decoded_alone() -> dict[tuple[int, int], Sequence]:
     return decode(make(), [])[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arrangement",
     [
-        thorough({"num_slots": 6, "score_tokens": 16}),
+        {"num_slots": 6, "score_tokens": 16},
         {"num_slots": 4, "num_pages": 18, "score_tokens": 16},  # and too few pages
-        thorough({"num_slots": 6, "slots": 2, "score_tokens": 32}),
+        {"num_slots": 6, "slots": 2, "score_tokens": 32},
     ],
 )
 def test_scoring_beside_sampling_changes_no_token(arrangement) -> None:

@@ -136,9 +136,8 @@ def each_alone() -> dict[tuple[int, int], Sequence]:
 # -- the state of one sequence ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "stop", [STOP, pytest.param((), marks=pytest.mark.thorough)], ids=["strings", "ids"]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize("stop", [STOP, ()], ids=["strings", "ids"])
 def test_turns_go_on_with_the_state_of_all_tokens_before(stop: tuple[str, ...]) -> None:
     """Also after a stop string, which the device does not know: the slot decodes on behind it."""
     engine = small_engine()
@@ -237,6 +236,7 @@ def test_shards_and_tensor_parallel_devices_compute_the_same() -> None:
 # -- scores ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_scores_of_long_sequences_carry_the_state_from_chunk_to_chunk() -> None:
     """Of sequences that begin alike, too: pages are shared with nobody who lacks the state."""
     engine = small_engine()

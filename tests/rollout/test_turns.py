@@ -197,6 +197,7 @@ def test_every_prompt_extends_the_last_by_the_response_and_the_reply() -> None:
     assert seen == {True, False}
 
 
+@pytest.mark.thorough
 def test_rewards_and_the_end_of_an_episode() -> None:
     rollouts = played(reward_bias=0.25, reward_scaling=2.0)
     num_solved = 0
@@ -255,6 +256,7 @@ def test_the_reward_of_a_turn_may_be_its_score() -> None:
         assert scores == [float(grade_of(turn).correct) for turn in success.turns]
 
 
+@pytest.mark.thorough
 def test_training_has_room_for_every_episode() -> None:
     """Replies may be longer than max_reply_tokens, and prompts shorter than max_prompt_tokens.
 

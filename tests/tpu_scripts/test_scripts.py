@@ -429,6 +429,7 @@ def test_setup_can_be_repeated(ready) -> None:
     assert "of MOUNT: false" in ready.run("setup", fails=True, MOUNT="false")
 
 
+@pytest.mark.quick_cases("tpu")
 @pytest.mark.parametrize("tool", ["tpu", "gpu"])
 def test_a_run_from_start_to_end(cloud, tool) -> None:
     def script(name: str, *arguments: str) -> tuple[str, ...]:

@@ -170,6 +170,7 @@ def assert_scores_are_those_of_each_sequence_alone(scores: list[np.ndarray]) -> 
 # -- packings --------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases("plain-False", "plain-True", "own slot-False")
 @pytest.mark.parametrize("is_permuted", [False, True])
 @pytest.mark.parametrize("packing", ["own slot", "eight slots, two buckets", "plain"])
 def test_gradient_does_not_depend_on_packing(packing: str, is_permuted: bool) -> None:
@@ -205,6 +206,7 @@ def test_score_is_the_log_prob_of_each_sequence_alone() -> None:
 # -- meshes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick_cases("(2, 2, 2)")
 @pytest.mark.parametrize("sizes", [DATA_ALONE, (2, 2, 2), (1, 8, 1)], ids=str)
 def test_gradient_does_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> None:
     trainer = gradient_trainer("two slots", sizes)
@@ -237,7 +239,8 @@ def test_scoring_batches_with_more_fields_does_not_compile_again(
     assert trainer.policy.score_program._cache_size() == 1
 
 
-@pytest.mark.parametrize("is_tied", [True, pytest.param(False, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("is_tied", [True, False])
 def test_head_that_is_split_by_vocabulary_has_the_same_gradient(is_tied: bool) -> None:
     # The 61 tokens of reference.MODEL cannot be split over two devices. 64 can, in chunks of 16.
     model = replace(reference.MODEL, vocab_size=64, tie_word_embeddings=is_tied)

@@ -152,6 +152,7 @@ def num_bytes(state: optax.OptState) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(state))
 
 
+@pytest.mark.thorough
 def test_a_first_moment_of_16_bits_takes_half_the_memory_and_steps_nearly_the_same() -> None:
     params = reference.random_params()
     in_32_bits = optimizer(OptimizerConfig(mu_dtype="float32", clip_norm=0))
