@@ -154,7 +154,7 @@ def last_inputs(
     # The columns of the row that the next token sees, and the column where its segment starts.
     lengths = segments.lengths[:, None]
     columns = lengths + jnp.arange(1 - W, 0)  # [B, W-1]
-    last = jnp.maximum(lengths - 1, 0)
+    last = jnp.maximum(segments.lengths - 1, 0)[:, None]
     last_place = jnp.take_along_axis(segments.places, last, axis=1)
     start = jnp.where(lengths > 0, last - last_place, 0)
 
