@@ -11,11 +11,9 @@ percent. So it calls the calculator in a third of its first responses, and knows
 
 from jzero import algorithms
 from jzero.config import (
-    ArchitectureConfig,
     Config,
     EvalConfig,
     MeshConfig,
-    ModelConfig,
     OptimizerConfig,
     RolloutConfig,
     TaskConfig,
@@ -23,6 +21,7 @@ from jzero.config import (
     TrainConfig,
     WarmStartConfig,
     choose_preset,
+    tiny_model,
 )
 from jzero.errors import UserError
 
@@ -50,17 +49,7 @@ def tiny() -> Config:
     """Products of 10*10 to 99*99 on a laptop."""
     return Config(
         name="calculator-tiny",
-        model=ModelConfig(
-            arch=ArchitectureConfig(
-                hidden_size=64,
-                intermediate_size=256,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                head_dim=16,
-            ),
-            dtype="float32",
-            logit_chunk=65536,
-        ),
+        model=tiny_model(),
         task=TaskConfig(
             name="arithmetic",
             template="plain",

@@ -36,7 +36,6 @@ Published: no result that these presets could be held against.
 from jzero import algorithms
 from jzero.algorithms.presets import trl_018
 from jzero.config import (
-    ArchitectureConfig,
     Config,
     EvalConfig,
     MeshConfig,
@@ -47,6 +46,7 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStartConfig,
+    tiny_model,
 )
 from jzero.planning.fitting import choose_fitting_preset
 from jzero.tasks.prompts import TAGS_ON_LINES
@@ -135,17 +135,7 @@ def tiny() -> Config:
     """A model from nothing that writes one-line formulas, 108 of them, a quarter held out."""
     return Config(
         name="code-tiny",
-        model=ModelConfig(
-            arch=ArchitectureConfig(
-                hidden_size=64,
-                intermediate_size=256,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                head_dim=16,
-            ),
-            dtype="float32",
-            logit_chunk=65536,
-        ),
+        model=tiny_model(),
         task=TaskConfig(name="code", template="plain", options=("reward=all",)),
         rollout=RolloutConfig(
             num_prompts=16,

@@ -37,7 +37,6 @@ from jzero.config import (
     QWEN3_ADAPTER_HUB_IDS,
     QWEN25_HUB_IDS,
     QWEN_LARGEST_FIRST,
-    ArchitectureConfig,
     Config,
     CriticConfig,
     EvalConfig,
@@ -48,6 +47,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
+    tiny_model_of_qwen_tokens,
     with_adapter,
 )
 from jzero.planning.fitting import choose_fitting_preset
@@ -136,18 +136,7 @@ def tiny() -> Config:
     """Random weights with the real vocabulary: most of the parameters are the embedding."""
     return Config(
         name="gsm8k-tiny",
-        model=ModelConfig(
-            tokenizer="Qwen/Qwen2.5-0.5B",
-            arch=ArchitectureConfig(
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                num_key_value_heads=1,
-                head_dim=16,
-            ),
-            dtype="float32",
-        ),
+        model=tiny_model_of_qwen_tokens(),
         task=TaskConfig(
             name="gsm8k",
             template="qwen_math",

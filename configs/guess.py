@@ -23,7 +23,6 @@ Result of tiny, held-out accuracy for numbers of 1 to 7, mean over seeds 0 to 2,
 from jzero import algorithms
 from jzero.config import (
     QWEN25_HUB_IDS,
-    ArchitectureConfig,
     Config,
     EvalConfig,
     MeshConfig,
@@ -33,6 +32,7 @@ from jzero.config import (
     TaskConfig,
     TrainConfig,
     WarmStartConfig,
+    tiny_model,
 )
 from jzero.planning.fitting import choose_fitting_preset
 
@@ -79,17 +79,7 @@ def tiny() -> Config:
     """
     return Config(
         name="guess-tiny",
-        model=ModelConfig(
-            arch=ArchitectureConfig(
-                hidden_size=64,
-                intermediate_size=256,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                head_dim=16,
-            ),
-            dtype="float32",
-            logit_chunk=65536,
-        ),
+        model=tiny_model(),
         task=TaskConfig(name="guess", template="plain", value_max=7),
         rollout=RolloutConfig(
             num_prompts=56,

@@ -42,7 +42,6 @@ from jzero import algorithms
 from jzero.algorithms.presets import drgrpo_paper
 from jzero.config import (
     QWEN3_ADAPTER_HUB_IDS,
-    ArchitectureConfig,
     Config,
     EvalConfig,
     MeshConfig,
@@ -52,6 +51,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
+    tiny_model_of_qwen_tokens,
     with_adapter,
 )
 from jzero.planning.fitting import choose_fitting_preset
@@ -135,18 +135,7 @@ def tiny() -> Config:
     """Random weights with the real vocabulary, on the problems of MATH."""
     return Config(
         name="math-tiny",
-        model=ModelConfig(
-            tokenizer="Qwen/Qwen2.5-0.5B",
-            arch=ArchitectureConfig(
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                num_key_value_heads=1,
-                head_dim=16,
-            ),
-            dtype="float32",
-        ),
+        model=tiny_model_of_qwen_tokens(),
         task=TaskConfig(
             name="math",
             template="qwen_math",

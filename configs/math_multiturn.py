@@ -29,7 +29,6 @@ The suites are answered in a single turn, so that the results compare with other
 from jzero import algorithms
 from jzero.algorithms.presets import decoupled_ppo
 from jzero.config import (
-    ArchitectureConfig,
     Config,
     EvalConfig,
     MeshConfig,
@@ -38,6 +37,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
+    tiny_model_of_qwen_tokens,
 )
 from jzero.planning.fitting import choose_fitting_preset
 
@@ -114,18 +114,7 @@ def tiny() -> Config:
     """Random weights with the real vocabulary, on the problems of MATH. No answer is right."""
     return Config(
         name="math-multiturn-tiny",
-        model=ModelConfig(
-            tokenizer="Qwen/Qwen2.5-0.5B",
-            arch=ArchitectureConfig(
-                hidden_size=32,
-                intermediate_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=2,
-                num_key_value_heads=1,
-                head_dim=16,
-            ),
-            dtype="float32",
-        ),
+        model=tiny_model_of_qwen_tokens(),
         task=TaskConfig(name="math_multiturn", template="qwen_math", level_min=3, level_max=5),
         rollout=RolloutConfig(
             num_prompts=4,

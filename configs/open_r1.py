@@ -27,7 +27,6 @@ The recipe for code is configs/code.py:qwen2.5-1.5b-instruct. Published: no resu
 
 from jzero.algorithms.presets import trl_018
 from jzero.config import (
-    ArchitectureConfig,
     Config,
     EvalConfig,
     MeshConfig,
@@ -37,6 +36,7 @@ from jzero.config import (
     RolloutConfig,
     TaskConfig,
     TrainConfig,
+    tiny_model_of_qwen_tokens,
 )
 from jzero.planning.fitting import choose_fitting_preset
 from jzero.tasks.prompts import TAGS_ON_LINES
@@ -117,18 +117,7 @@ def tiny() -> Config:
     """Random weights with the real vocabulary. The tokenizer and the problems are on the hub."""
     config = instruct("qwen2.5-1.5b-instruct")
     config.name = "open-r1-tiny"
-    config.model = ModelConfig(
-        tokenizer="Qwen/Qwen2.5-0.5B",
-        arch=ArchitectureConfig(
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            head_dim=16,
-        ),
-        dtype="float32",
-    )
+    config.model = tiny_model_of_qwen_tokens()
     config.rollout = RolloutConfig(
         num_prompts=4,
         group_size=4,

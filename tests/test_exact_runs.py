@@ -3,10 +3,10 @@
 A log-probability that differs ends the run, so a run that ends by itself had none.
 """
 
-import json
 from pathlib import Path
 
 import pytest
+from jsonl import read_jsonl
 
 from jzero import algorithms, train
 from jzero.config import (
@@ -83,7 +83,7 @@ def test_fifty_steps_have_the_bits_of_the_sampler(
 ) -> None:
     train.train(countdown(model_type, dtype, microbatch_tokens, mesh), tmp_path)
 
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert len(rows) == STEPS
     assert all(row["policy/exact_tokens"] > 0 for row in rows)
     assert all(row["policy/mismatch_tokens"] == 0 for row in rows)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonl import read_jsonl
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
@@ -47,10 +48,6 @@ def commands_of_the_page() -> list[str]:
     """Returns the commands that use what the page defines."""
     [commands] = COMMANDS.findall(PAGE)
     return commands.splitlines()
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def read_episodes(run: Path) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ import pytest
 import reference
 from test_adapter_runs import with_adapter
 from test_train import reproducible_metrics, tiny_run
+from trees import assert_equal
 
 from jzero import algorithms, evaluate, export, serve, setup, sft, train
 from jzero.config import AdapterConfig, ArchitectureConfig, Config
@@ -64,11 +65,6 @@ def config_with(base: Path, adapter: AdapterConfig) -> Config:
     return reference.settings(
         model={"path": str(base), "adapter": adapter}, train={"microbatch_tokens": 240}
     )
-
-
-def assert_equal(found: qwen.Params, expected: qwen.Params) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 # -- sampling --------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from jsonl import read_jsonl
 from servers import load_alone, threaded_server
-from test_train import read_rows, tiny_run
+from test_train import tiny_run
 
 from jzero import algorithms, train
 from jzero.config import ArchitectureConfig, RewardConfig
@@ -42,7 +43,7 @@ def test_a_hybrid_is_trained_exported_and_served(tmp_path: Path) -> None:
     config.rollout.num_pages = 8 * 6
     train.train(config, tmp_path)
 
-    rows = [row for row in read_rows(tmp_path / "metrics.jsonl") if "policy/mismatch" in row]
+    rows = [row for row in read_jsonl(tmp_path / "metrics.jsonl") if "policy/mismatch" in row]
     assert len(rows) == 3
     # Sampler and trainer compute the same function, before and after the weights were published.
     assert all(row["policy/mismatch"] < 1e-5 for row in rows)

@@ -4,12 +4,13 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import reference
+from jsonl import read_jsonl, write_jsonl
 from runs import PROGRAM, ROOT, finish, timeless
 
 from jzero import sft
@@ -139,12 +140,6 @@ def test_an_export_starts_another_run(
 CHAT_TEMPLATE = "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, JsonValue]]) -> str:
-    """Writes a file of JSON lines and returns its path."""
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
 def conversation_row(i: int) -> dict[str, JsonValue]:
     question = {"role": "user", "content": f"{i}+1="}
     answer = {"role": "assistant", "content": f"{i + 1}"}
@@ -160,8 +155,8 @@ def mixed_sets(folder: Path, **changes: object) -> Config:
 
     The chat template is a file, too.
     """
-    messages = write_rows(folder / "one.jsonl", [conversation_row(i) for i in range(20)])
-    completions = write_rows(folder / "two.jsonl", [completion_row(i) for i in range(10)])
+    messages = write_jsonl(folder / "one.jsonl", [conversation_row(i) for i in range(20)])
+    completions = write_jsonl(folder / "two.jsonl", [completion_row(i) for i in range(10)])
     template = folder / "chat.jinja"
     template.write_text(CHAT_TEMPLATE)
     arch = ArchitectureConfig(
@@ -183,7 +178,7 @@ def mixed_sets(folder: Path, **changes: object) -> Config:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, JsonValue]]:
-    return [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+    return read_jsonl(workdir / "metrics.jsonl")
 
 
 @pytest.mark.thorough
@@ -322,7 +317,7 @@ def test_a_mistake_is_refused_before_anything_is_written(
 
 def test_rows_without_examples_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     config = mixed_sets(tmp_path)
-    config.sft.data = write_rows(tmp_path / "three.jsonl", [{"text": "x"}])
+    config.sft.data = write_jsonl(tmp_path / "three.jsonl", [{"text": "x"}])
 
     with pytest.raises(ValueError, match="it needs messages, or prompt and completion"):
         sft.train(config, tmp_path / "run")

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import reference
+from jsonl import read_jsonl
 
 from jzero import algorithms, train
 from jzero.algorithms import Algorithm
@@ -62,10 +63,6 @@ def tiny_run(steps: int, algorithm: Algorithm) -> Config:
     )
 
 
-def read_rows(path: Path) -> list[dict[str, JsonValue]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def is_reproducible(metric: str) -> bool:
     """Whether a resumed run has the metric with the same value: times differ.
 
@@ -76,7 +73,7 @@ def is_reproducible(metric: str) -> bool:
 
 
 def reproducible_metrics(workdir: Path) -> list[dict[str, JsonValue]]:
-    rows = read_rows(workdir / "metrics.jsonl")
+    rows = read_jsonl(workdir / "metrics.jsonl")
     return [{name: row[name] for name in row if is_reproducible(name)} for row in rows]
 
 
@@ -127,10 +124,10 @@ def test_dynamic_sampling_replaces_groups_that_teach_nothing(tmp_path: Path) -> 
 
     train.train(tiny_run(1, dapo), tmp_path)
 
-    [metrics] = read_rows(tmp_path / "metrics.jsonl")
+    [metrics] = read_jsonl(tmp_path / "metrics.jsonl")
     assert 1 < metrics["rollout/rounds"] <= 7
     assert metrics["rollout/tokens"] > 0
-    samples = read_rows(tmp_path / "samples.jsonl")
+    samples = read_jsonl(tmp_path / "samples.jsonl")
     problem_numbers = [int(sample["id"].split("/")[-1]) for sample in samples]
     assert any(number >= 4 * ROUND_STRIDE for number in problem_numbers)  # of a later round
     # Groups whose scores differ come first.
@@ -163,7 +160,7 @@ def test_a_run_that_leaks_arrays_stops_and_names_them(
     with pytest.raises(UserError, match=r"^step 4: the arrays on a device have grown in 2 steps"):
         train.train(config, tmp_path)
 
-    rows = read_rows(tmp_path / "metrics.jsonl")
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[3]["memory/live_gib"] > rows[2]["memory/live_gib"] > rows[1]["memory/live_gib"]
     assert (tmp_path / "checkpoints" / "4").is_dir()

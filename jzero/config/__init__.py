@@ -14,6 +14,8 @@ from jzero.config.presets import (
     QWEN25_HUB_IDS,
     QWEN_LARGEST_FIRST,
     choose_preset,
+    tiny_model,
+    tiny_model_of_qwen_tokens,
     with_adapter,
 )
 from jzero.config.renamed import RENAMED_NAMES, check_renamed, new_names

@@ -1,4 +1,4 @@
-"""What recipes share: their models on the hub, adapters, and the choice of a recipe's preset."""
+"""What recipes share: models on the hub, tiny models, adapters, and the choice of a preset."""
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 
 from jzero import algorithms
-from jzero.config.schema import Config
+from jzero.config.schema import ArchitectureConfig, Config, ModelConfig
 from jzero.errors import UserError
 
 # Preset -> hub id.
@@ -40,6 +40,40 @@ QWEN_LARGEST_FIRST = (
 # this many times larger (Schulman et al., LoRA Without Regret, 2025).
 ADAPTER_RANK = 32
 ADAPTER_LR_FACTOR = 10
+
+
+def tiny_model() -> ModelConfig:
+    """Returns a model of 2 layers of width 64, from random weights, for recipes on a laptop."""
+    return ModelConfig(
+        arch=ArchitectureConfig(
+            hidden_size=64,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            head_dim=16,
+        ),
+        dtype="float32",
+        logit_chunk=65536,
+    )
+
+
+def tiny_model_of_qwen_tokens() -> ModelConfig:
+    """Returns a model from random weights with the tokenizer and the vocabulary of Qwen2.5.
+
+    Nearly all of its parameters are the embedding. It learns nothing: it shows that a recipe runs.
+    """
+    return ModelConfig(
+        tokenizer="Qwen/Qwen2.5-0.5B",
+        arch=ArchitectureConfig(
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            head_dim=16,
+        ),
+        dtype="float32",
+    )
 
 
 def with_adapter(config: Config, preset: str = "") -> Config:

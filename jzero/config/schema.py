@@ -166,10 +166,10 @@ class ModelConfig:
     )
     exact: bool = setting(
         False,
-        "Holds a run to it that the sampler and the trainer compute the same log-probabilities, "
-        "to the last bit: the ratio is exactly 1 before the first optimizer step, old log-probs "
-        "are not computed again, and the run fails at the first one that differs. See "
-        "docs/exact.md.",
+        "The sampler and the trainer compute the same log-probabilities to the last bit. The "
+        "ratio is exactly 1 before the first optimizer step, old log-probabilities are not "
+        "computed again, and the run fails at the first log-probability that differs "
+        "(docs/exact.md).",
     )
     adapter: AdapterConfig = field(default_factory=AdapterConfig)
 
@@ -326,15 +326,15 @@ class ToolsConfig:
         choices=("", "json", "xml"),
     )
     max_calls: int = setting(
-        16, "Most calls of an episode. Further ones are answered with an error.", at_least=1
+        16, "Most calls of an episode. Further calls are answered with an error.", at_least=1
     )
     max_output: int = setting(
-        4000, "Most characters of what a call says. Of more the middle is left out.", at_least=1
+        4000, "Most characters of a call's result. A longer result loses its middle.", at_least=1
     )
     seconds: float = setting(
         10.0,
-        "Seconds that one call may take. Then it is answered with an error. All calls of a "
-        "response together have most of task.reward.seconds.",
+        "Seconds that one call may take. A call that takes longer is answered with an error. All "
+        "calls of a response together may take most of task.reward.seconds.",
         above=0,
     )
     corpus: str = setting(

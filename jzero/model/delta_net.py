@@ -130,10 +130,12 @@ def convolve(
 
     if before is not None:
         before = in_fp32(before)
-        for place in range(W - 1):  # the first tokens of a segment still see inputs before it
-            seen = range(place + 1, W)  # distances
-            zeros = jnp.zeros_like(before[:, 0])
-            of_before = sum((before[:, W - 1 + place - far] * taps[far] for far in seen), zeros)
+        # The first W - 1 tokens of a segment still see inputs before it.
+        for place in range(W - 1):
+            of_before = jnp.zeros_like(before[:, 0])
+            for distance in range(place + 1, W):
+                column = W - 1 + place - distance
+                of_before = of_before + before[:, column] * taps[distance]
             is_there = segments.places == place
             out = out + jnp.where(is_there[..., None], of_before[:, None], 0)
     return jax.nn.silu(out)
@@ -148,13 +150,16 @@ def last_inputs(
     W = inputs.kernel.shape[1]
     if before is None:
         before = jnp.zeros((B, W - 1, C), channels.dtype)
-    columns = segments.lengths[:, None] + jnp.arange(1 - W, 0)  # [B, W-1]
+
+    # The columns of the row that the next token sees, and the column where its segment starts.
+    lengths = segments.lengths[:, None]
+    columns = lengths + jnp.arange(1 - W, 0)  # [B, W-1]
     last = jnp.maximum(segments.lengths - 1, 0)[:, None]
     last_place = jnp.take_along_axis(segments.places, last, axis=1)
-    start = jnp.where(segments.lengths[:, None] > 0, last - last_place, 0)
+    start = jnp.where(lengths > 0, last - last_place, 0)
 
     # In the array [inputs before the segment | inputs of the row], an input of the row stands
-    # W - 1 columns further to the right.
+    # W - 1 columns further to the right. Columns left of the segment's start are inputs before it.
     joined = jnp.concatenate([in_fp32(before), channels], axis=1)
     place = columns - start
     indices = jnp.where(place >= 0, W - 1 + columns, W - 1 + place)
@@ -181,16 +186,20 @@ def split_heads(
     sizes = inputs.sizes
     B, T, _ = convolved.shape
     width = sizes.num_key_heads * sizes.key_dim
-    q = normalize(convolved[..., :width].reshape(B, T, -1, sizes.key_dim)) * sizes.key_dim**-0.5
-    k = normalize(convolved[..., width : 2 * width].reshape(B, T, -1, sizes.key_dim))
+    q = convolved[..., :width].reshape(B, T, -1, sizes.key_dim)
+    k = convolved[..., width : 2 * width].reshape(B, T, -1, sizes.key_dim)
     v = convolved[..., 2 * width :].reshape(B, T, -1, sizes.value_dim)
-    served = sizes.num_value_heads // sizes.num_key_heads
+
+    q = normalize(q) * sizes.key_dim**-0.5
+    k = normalize(k)
+    values_per_key = sizes.num_value_heads // sizes.num_key_heads
+    is_valid = valid[..., None]  # [B, T, 1]
     return Heads(
-        q=jnp.repeat(q, served, axis=2),
-        k=jnp.repeat(k, served, axis=2),
+        q=jnp.repeat(q, values_per_key, axis=2),
+        k=jnp.repeat(k, values_per_key, axis=2),
         v=v,
-        log_decay=jnp.where(valid[..., None], in_fp32(inputs.log_decay), 0),
-        strength=jnp.where(valid[..., None], in_fp32(inputs.strength), 0),
+        log_decay=jnp.where(is_valid, in_fp32(inputs.log_decay), 0),
+        strength=jnp.where(is_valid, in_fp32(inputs.strength), 0),
     )
 
 
@@ -256,12 +265,13 @@ def recur_step(
     convolved = jax.nn.silu(jnp.sum(window * kernel.T, axis=1, keepdims=True))
     heads = split_heads(inputs, convolved, jnp.ones(convolved.shape[:2], bool))
     recurrent, out = advance(state.recurrent, *(x[:, 0] for x in heads))
-    return out[:, None], DeltaState(
+
+    convolution = window[:, 1:].astype(state.convolution.dtype)
+    after = DeltaState(
         recurrent=jnp.where(active[:, None, None, None], recurrent, state.recurrent),
-        convolution=jnp.where(
-            active[:, None, None], window[:, 1:].astype(state.convolution.dtype), state.convolution
-        ),
+        convolution=jnp.where(active[:, None, None], convolution, state.convolution),
     )
+    return out[:, None], after
 
 
 def prepare(
@@ -269,12 +279,14 @@ def prepare(
 ) -> tuple[Heads, Float[Array, "B H K V"], Float[Array, "B W-1 C"]]:
     """Returns the heads, the recurrent state before every segment, and the last inputs."""
     before = None if state is None else state.convolution
-    heads = split_heads(inputs, convolve(inputs, segments, before), segments.valid)
+    convolved = convolve(inputs, segments, before)
+    heads = split_heads(inputs, convolved, segments.valid)
     convolution = last_inputs(inputs, segments, before)
     if state is not None:
         return heads, in_fp32(state.recurrent), convolution
     B, _, H, K = heads.k.shape
-    return heads, jnp.zeros((B, H, K, heads.v.shape[-1]), heads.v.dtype), convolution
+    V = heads.v.shape[-1]
+    return heads, jnp.zeros((B, H, K, V), heads.v.dtype), convolution
 
 
 def time_first(x: jax.Array) -> jax.Array:
@@ -311,7 +323,8 @@ def recur_chunks(
         return time_first(x.reshape(B, -1, CHUNK, *x.shape[2:]))
 
     def extend(x: jax.Array) -> jax.Array:  # tokens that change no state: all gates are 0
-        return split(jnp.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2)))
+        padding = [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)
+        return split(jnp.pad(x, padding))
 
     # The added tokens belong to the row's last segment, as padding does.
     ids = split(jnp.pad(found.ids, ((0, 0), (0, missing)), mode="edge"))
@@ -319,14 +332,18 @@ def recur_chunks(
     places = split(jnp.concatenate([found.places, last_places], axis=1))
     chunks = Chunk(jax.tree.map(extend, heads), ids, places)
 
+    # Without a state every segment begins with zeros, which `advance_chunk` then does not multiply.
+    given_start = None if state is None else start
+
     def step(carry: tuple, chunk: Chunk) -> tuple[tuple, jax.Array]:
         running, previous = carry
-        running, out = advance_chunk(running, previous, chunk, None if state is None else start)
+        running, out = advance_chunk(running, previous, chunk, given_start)
         return (running, chunk.ids[:, -1]), out
 
     no_segment = jnp.full(B, -1, segments.dtype)
-    begin = jnp.zeros_like(start), no_segment
-    (recurrent, _), out = lax.scan(jax.checkpoint(step, prevent_cse=False), begin, chunks)
+    begin = (jnp.zeros_like(start), no_segment)
+    recomputed = jax.checkpoint(step, prevent_cse=False)
+    (recurrent, _), out = lax.scan(recomputed, begin, chunks)
     out = time_first(out).reshape(B, T + missing, *out.shape[3:])[:, :T]
     return out, DeltaState(recurrent, convolution)
 
@@ -350,7 +367,8 @@ def advance_chunk(
 
     # How much of what token j writes is left when token i reads it.
     is_before = columns[:, None] >= columns
-    is_seen = ((ids[:, :, None] == ids[:, None]) & is_before)[:, None]
+    in_one_segment = ids[:, :, None] == ids[:, None]
+    is_seen = (in_one_segment & is_before)[:, None]  # [B, 1, i, j]
     difference = jnp.where(is_seen, total[..., :, None] - total[..., None, :], 0)
     decay = jnp.where(is_seen, jnp.exp(difference), 0)  # [B, H, i, j]
 
@@ -359,7 +377,8 @@ def advance_chunk(
     kept = jnp.where(goes_on, jnp.exp(total), 0)
     first = jnp.maximum(columns - chunk.places, 0)[:, None]  # [B, 1, CHUNK]
     before_first = jnp.take_along_axis(total - log_decay, first, axis=-1)
-    kept_start = jnp.where(goes_on, 0, jnp.exp(jnp.where(goes_on, 0, total - before_first)))
+    since_first = jnp.where(goes_on, 0, total - before_first)
+    kept_start = jnp.where(goes_on, 0, jnp.exp(since_first))
 
     def read(x: jax.Array) -> jax.Array:  # x^T S for queries or keys [B, H, CHUNK, K]
         found = multiply(x * kept[..., None], running)
@@ -377,7 +396,8 @@ def advance_chunk(
 
     # decay[i = last] is what is left at the end of the chunk.
     written = k * decay[:, :, -1, :, None]
-    after = kept[:, :, -1, None, None] * running + multiply(jnp.swapaxes(written, -1, -2), changes)
+    added = multiply(jnp.swapaxes(written, -1, -2), changes)
+    after = kept[:, :, -1, None, None] * running + added
     if start is not None:
         after = after + kept_start[:, :, -1, None, None] * start
     return after, jnp.swapaxes(out, 1, 2)
@@ -447,6 +467,5 @@ def recur_packed(
         out, after = recur_chunks(of_tokens(to_prefix), to_prefix(segments))
         head, state = [out], jax.tree.map(for_slots, after)
     body, _ = recur_chunks(of_tokens(to_slots), to_slots(segments), state)
-    return jnp.concatenate(
-        [*head, body.reshape(B, num_slots * slot_tokens, *body.shape[2:])], axis=1
-    )
+    of_slots = body.reshape(B, num_slots * slot_tokens, *body.shape[2:])
+    return jnp.concatenate([*head, of_slots], axis=1)

@@ -175,9 +175,10 @@ def forward(
         for place, kind in enumerate(kinds):
             place_in_kind = kinds[:place].count(kind)
             of_layer = weights_of_layer(of_block, kind, place, place_in_kind)
-            index = block * kinds.count(kind) + place_in_kind
-            compute = delta_layer if kind == DELTA_NET else attention_layer
-            x, carry = remat(partial(compute, config, rope, mixers))(of_layer, x, index, carry)
+            index = block * kinds.count(kind) + place_in_kind  # among the layers of this kind
+            layer = delta_layer if kind == DELTA_NET else attention_layer
+            compute = remat(partial(layer, config, rope, mixers))
+            x, carry = compute(of_layer, x, index, carry)
         return (x, carry), None
 
     indices = jnp.arange(blocks, dtype=jnp.int32)
@@ -224,10 +225,13 @@ def attention_layer(
     B, T = rope.cos.shape[:2]
     N, D, eps = len(x), config.head_dim, config.rms_norm_eps
     h = zero_centered_norm(x, weights["attn_norm"], eps)
-    q, gate = jnp.split(project(h, weights["q"], 2 * D), 2, axis=-1)
-    q = zero_centered_norm(q, weights["q_norm"], eps)
-    k = zero_centered_norm(project(h, weights["k"], D), weights["k_norm"], eps)
+
+    queries_and_gates = project(h, weights["q"], 2 * D)  # side by side in every head
+    q, gate = jnp.split(queries_and_gates, 2, axis=-1)
+    k = project(h, weights["k"], D)
     v = project(h, weights["v"], D).reshape(B, T, -1, D)
+    q = zero_centered_norm(q, weights["q_norm"], eps)
+    k = zero_centered_norm(k, weights["k_norm"], eps)
     q = rotate_part(q.reshape(B, T, -1, D), rope)
     k = rotate_part(k.reshape(B, T, -1, D), rope)
 
@@ -255,8 +259,11 @@ def delta_layer(
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Computes a layer with a gated delta net, which knows order without any rotation."""
     B, T = rope.cos.shape[:2]
-    N, sizes = len(x), sizes_of(config)
+    N = len(x)
+    sizes = sizes_of(config)
     h = zero_centered_norm(x, weights["attn_norm"], config.rms_norm_eps)
+
+    # The two gates of a head (delta_net.py): how much of its memory is left, and how much it takes.
     step = in_fp32(linear(h, weights["delta_a"])) + weights["delta_step_bias"]
     log_decay = -jnp.exp(weights["delta_decay"]) * jax.nn.softplus(step)
     strength = jax.nn.sigmoid(in_fp32(linear(h, weights["delta_b"])))
@@ -270,9 +277,8 @@ def delta_layer(
     assert mixers.recur is not None, "a hybrid needs `recur`"
     mixed, carry = mixers.recur(inputs, layer, carry)
 
-    normed = rms_norm(
-        mixed.reshape(-1, sizes.value_dim), weights["delta_norm"], config.rms_norm_eps
-    )
+    by_head = mixed.reshape(-1, sizes.value_dim)  # every head of every token is normed alone
+    normed = rms_norm(by_head, weights["delta_norm"], config.rms_norm_eps)
     z = in_fp32(linear(h, weights["delta_z"]))
     gated = in_fp32(normed).reshape(N, -1) * jax.nn.silu(z)
     x = x + linear(gated.astype(x.dtype), weights["delta_out"])
@@ -283,4 +289,5 @@ def mlp(config: QwenConfig, weights: Params, x: Float[Array, "N E"]) -> Float[Ar
     """Adds the gated MLP (Shazeer 2020, SwiGLU) behind its norm."""
     h = zero_centered_norm(x, weights["mlp_norm"], config.rms_norm_eps)
     gate = jax.nn.silu(linear(h, weights["gate"]))
-    return x + linear(gate * linear(h, weights["up"]), weights["down"])
+    up = linear(h, weights["up"])
+    return x + linear(gate * up, weights["down"])

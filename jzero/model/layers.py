@@ -51,9 +51,11 @@ def rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary:
 
     `config.rope_scaling` changes the frequencies, and YaRN the length of the rotated pairs too.
     """
-    half, scaling = config.rotary_dim // 2, config.rope_scaling
+    scaling = config.rope_scaling
     if scaling is None:
-        frequencies = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+        half = config.rotary_dim // 2
+        exponents = -jnp.arange(half, dtype=jnp.float32) / half
+        frequencies = config.rope_theta**exponents
     else:
         frequencies = jnp.asarray(scaling.frequencies(config.rope_theta, config.rotary_dim))
     angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
@@ -67,7 +69,7 @@ def rotate(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T he
 
     A pair is element i of the first half of D and element i of the second half, which is Hugging
     Face's order of the weights. The RoPE paper pairs neighboring elements. Where
-    attention rotates, x is returned as it is.
+    `rope.is_left_to_attention`, x is returned as it is, because attention will rotate it.
     """
     if rope.is_left_to_attention:
         return x

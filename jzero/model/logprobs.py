@@ -18,6 +18,7 @@ Placement = Callable[[jax.Array], jax.Array]  # constrains the sharding of an ar
 
 
 def leave_in_place(x: jax.Array) -> jax.Array:
+    """Returns `x` as it is: the placement where no sharding is asked for."""
     return x
 
 
@@ -59,12 +60,15 @@ def token_logps(
             return exact_token_logps(logits, targets, temperature)
         logits = place_logits(qwen.head(config, params, place(hidden), dtype) / temperature)
         logz = jax.nn.logsumexp(logits, axis=-1)
-        target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        logp = target_logit - logz
+
         # H(p) = log Z - sum_v p_v logit_v
-        entropy = logz - jnp.sum(jnp.exp(logits - logz[..., None]) * logits, axis=-1)
+        probabilities = jnp.exp(logits - logz[..., None])
+        entropy = logz - jnp.sum(probabilities * logits, axis=-1)
         if kept is None:
-            return target - logz, entropy
-        return target - logz_of_kept(logits, kept, logz), entropy, target - logz
+            return logp, entropy
+        return target_logit - logz_of_kept(logits, kept, logz), entropy, logp
 
     B, T = targets.shape
     width = min(T, max(1, chunk // B))
@@ -75,7 +79,7 @@ def token_logps(
     # The backward pass recomputes a chunk's logits, or all of them would be kept for it.
     score_again = qwen.keep_nothing(score)
     chunks = tuple(split_columns(array, width) for array in arrays)
-    outputs = jax.lax.map(lambda chunk: score_again(*chunk), chunks)
+    outputs = jax.lax.map(lambda columns: score_again(*columns), chunks)
     return tuple(join_columns(output, T) for output in outputs)
 
 

@@ -1,4 +1,4 @@
-"""The whole decoder model: Qwen2, Qwen2.5, Qwen3 with experts or without, Llama and Mistral.
+"""The whole decoder model of every family of `families.py`, from Qwen2 to the hybrids of Qwen3.5.
 
 Flax NNX modules hold the structure: the parameters, their logical axes and their first values.
 What computes are functions over values.

@@ -228,15 +228,13 @@ def _reset(environment: Environment, row: JsonValue, seed: int) -> Calls[Prompt]
     observation = yield environment.reset(row, seed)
     if isinstance(observation, str):
         return observation
-    if isinstance(observation, list) and observation and all(map(_is_message, observation)):
+    if (
+        isinstance(observation, list)
+        and observation
+        and all(map(problem_sets.is_message, observation))
+    ):
         return cast(Prompt, observation)
     raise TypeError(f"reset returned {observation!r:.80}: it has to be text or chat messages")
-
-
-def _is_message(value: object) -> bool:
-    if not isinstance(value, dict):
-        return False
-    return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
 
 
 def _step(instance: Instance, response: str) -> Calls[Step]:

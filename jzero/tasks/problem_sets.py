@@ -370,7 +370,7 @@ def read_prompts(dataset: datasets.Dataset, column: str, source: str) -> list[Pr
         messages = value if isinstance(value, list) else []
         if isinstance(value, str) and value:
             prompts.append(value)
-        elif messages and all(_is_message(message) for message in messages):
+        elif messages and all(is_message(message) for message in messages):
             # A column has the same keys in every row: those that a message does not have are None.
             prompts.append([_without_missing(message) for message in messages])
         else:
@@ -381,7 +381,8 @@ def read_prompts(dataset: datasets.Dataset, column: str, source: str) -> list[Pr
     return prompts
 
 
-def _is_message(value: JsonValue) -> bool:
+def is_message(value: object) -> bool:
+    """Returns whether a value is a chat message: a dict with a role and with content, both text."""
     if not isinstance(value, dict):
         return False
     return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)

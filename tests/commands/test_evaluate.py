@@ -16,6 +16,7 @@ import reference
 import servers
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonl import write_jsonl
 
 from jzero import config, evaluate, filter
 from jzero.rollout.evaluation import accuracy_metrics, evaluation_kinds, majority_vote, pass_at_k
@@ -307,10 +308,6 @@ def test_rows_without_overlap_share_no_run_of_words(
         if not any(share_a_run(problem, text, n) for text in known):
             expected.add(row)
     assert rows == expected
-
-
-def write_jsonl(path: Path, rows: list[dict[str, object]]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_the_filter_writes_the_rows_that_it_keeps(

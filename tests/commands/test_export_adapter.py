@@ -10,6 +10,7 @@ import pytest
 import reference
 from huggingface_hub import ModelCard
 from test_export import evaluation, file_names
+from trees import assert_equal
 
 from jzero import config, export, setup
 from jzero.errors import UserError
@@ -70,11 +71,6 @@ def workdir(
         checkpoints.save(step, state, record, wait=True)
     checkpoints.close()
     return workdir
-
-
-def assert_equal(found: qwen.Params, expected: qwen.Params) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_the_adapter_is_that_of_the_checkpoint_bit_for_bit(

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from jsonl import write_jsonl
 
 from jzero import grade
 from jzero.errors import UserError
@@ -52,10 +53,6 @@ CASES = [
 ROW = {"id": 0, "task": "math", "prediction": r"\boxed{5}", "gold": "5"}
 
 
-def write_rows(path: Path, rows: list[dict]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 def file_names(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
@@ -76,7 +73,7 @@ def test_rows_are_graded_in_order(tmp_path: Path) -> None:
     source, out = tmp_path / "cases.jsonl", tmp_path / "scores.jsonl"
     repeats = 20
     rows = [row for row, _, _ in CASES] * repeats
-    write_rows(source, [{"id": index, **row} for index, row in enumerate(rows)])
+    write_jsonl(source, [{"id": index, **row} for index, row in enumerate(rows)])
 
     command = [sys.executable, "-m", "jzero.grade", "--in", source, "--out", out, "--workers", "1"]
     process = subprocess.run(command, capture_output=True, text=True)

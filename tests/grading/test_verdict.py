@@ -1,7 +1,6 @@
 """Verdicts: their reasons, labelled and hostile cases, golds of MATH, and any text."""
 
 import functools
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonl import read_jsonl
 
 from jzero.grading.extract import TEMPLATES, extract_answer
 from jzero.grading.verdict import grade
@@ -186,10 +186,6 @@ def test_math_verify_only_notes_that_it_disagrees() -> None:
 # Shared sets
 
 
-def read_rows(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def response_of(row: dict) -> str:
     """Returns the response of a case; long ones are stored as (text, how often) pairs."""
     if "prediction" in row:
@@ -199,7 +195,7 @@ def response_of(row: dict) -> str:
 
 def graded_cases(path: Path, tier: str) -> Iterator[tuple[dict, Grade, float]]:
     """Yields (row, its grade, CPU seconds) for the cases of a tier."""
-    for row in read_rows(path):
+    for row in read_jsonl(path):
         if row["tier"] != tier or row["task"] == "countdown":
             continue
         template = row.get("template") or {"math": "boxed", "gsm8k": "gsm8k"}[row["task"]]
@@ -224,7 +220,7 @@ def test_shared_cases(shared: Path, name, tier, least_share) -> None:
 def all_golds(shared: Path) -> list[str]:
     golds = []
     for name in ("math/math12k_train", "math/math500", "eval/olympiadbench"):
-        for row in read_rows(shared / f"data/{name}.jsonl"):
+        for row in read_jsonl(shared / f"data/{name}.jsonl"):
             answers = row["answer"] if isinstance(row["answer"], list) else [row["answer"]]
             golds += [answer for answer in answers if answer]
     return golds

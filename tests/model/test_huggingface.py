@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from test_qwen import CONFIGS, TOKENS, every_config, logits_of, random_params
+from trees import assert_equal
 
 from jzero.model import huggingface, qwen
 
@@ -17,11 +18,6 @@ TIED = CONFIGS["qwen2-tied"]  # the model of the fixture `checkpoint`
 EXTRA = {"eos_token_id": 5, "bos_token_id": None, "max_position_embeddings": 64}
 
 Weights = dict[str, np.ndarray]  # the tensors of a checkpoint by name
-
-
-def assert_equal(found: qwen.Params, expected: qwen.Params) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def rewrite(checkpoint: Path, change: Callable[[Weights], None]) -> None:

@@ -16,6 +16,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from test_adapters import CONFIGS, LINEAR, every_config, trained_adapter
 from test_qwen import TOKENS, logits_of, random_params, relative_error
+from trees import assert_equal
 
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
@@ -40,11 +41,6 @@ def save(path: Path, settings: AdapterConfig = SETTINGS, dtype: str = "float32")
 def read(path: Path, config: qwen.QwenConfig = MODEL) -> tuple[AdapterConfig, qwen.Params]:
     settings = peft.read_settings(path, config)
     return settings, peft.load(path, config, settings)
-
-
-def assert_equal(found: qwen.Params, expected: qwen.Params) -> None:
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.fixture(scope="module")

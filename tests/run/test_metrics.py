@@ -8,10 +8,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
+from jsonl import read_jsonl
 
 from jzero.files import write_atomic
 from jzero.run import metrics
@@ -20,10 +20,6 @@ from jzero.run.environment import versions
 from jzero.run.metrics_writer import MetricsWriter
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def steps_in(workdir: Path) -> list[int]:

@@ -16,6 +16,7 @@ import datasets
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonl import read_jsonl
 
 from jzero import config
 from jzero.model import tokenizer
@@ -346,10 +347,6 @@ def test_division_is_exact() -> None:
     assert exact.correct
     assert not near.correct
     assert by_zero.reason == "wrong value"
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def response_of_case(case: dict[str, Any]) -> str:

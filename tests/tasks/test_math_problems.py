@@ -11,6 +11,7 @@ from typing import Any
 
 import datasets
 import pytest
+from jsonl import read_jsonl, write_jsonl
 
 from jzero import config, evaluate, setup, train
 from jzero.errors import UserError
@@ -28,15 +29,6 @@ def question_rows(count: int, name: str = "p") -> list[dict[str, Any]]:
     for i in range(count):
         rows.append({"problem": f"{name} {i}", "answer": str(i), "level": f"Level {1 + i % 5}"})
     return rows
-
-
-def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def math_task(data: str, **changes: Any) -> config.TaskConfig:
