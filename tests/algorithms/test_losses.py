@@ -101,7 +101,7 @@ PLACEMENTS = list(itertools.product(PACKINGS, (1, 2, 4), (1, 8)))
 def placed_cases() -> list[object]:
     """Returns (case, packing, rows, devices, pack_buckets) for every case.
 
-    By default grpo, gspo and ppo have one placement for each packing, and the other presets have one
+    By default grpo, gspo and ppo have one placement for each packing, and the other presets one
     placement each. Over all cases every packing, number of rows and number of devices occurs many
     times. --thorough adds the cases that are no presets. With --slow grpo, gspo and ppo have all
     placements, the other presets have one for each packing, and the cases that are no presets have
