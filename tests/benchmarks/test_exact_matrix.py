@@ -7,7 +7,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from jzero import config, main
+from configs import countdown
+from jzero import cli, config
 from jzero.training.exactness import Difference, describe
 from jzero.types import Problem, Rollout, Turn
 
@@ -24,7 +25,9 @@ def test_every_case_is_an_exact_run_that_shares_and_preempts(matrix: ModuleType)
     cases = list(matrix.cases(""))
     assert len({case.name for case in cases}) == len(cases) == 16
     for case in cases:
-        settings = main.parse([*case.flags(), "--config.train.steps=2"]).settings
+        recipe, *flags = case.flags()
+        assert recipe.endswith("countdown.py:tiny")
+        settings = cli.parse_settings(countdown.tiny(), flags)
         config.validate(settings)
         assert settings.model.exact
         assert settings.model.dtype == settings.rollout.kv_dtype == case.dtype
