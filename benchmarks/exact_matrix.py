@@ -67,6 +67,8 @@ SETTINGS = {
     "train.minibatches": 2,
     "train.checkpoint_every": 25,
     "eval.every": 0,
+    "eval.problems": 32,
+    "eval.samples": 1,
     "mesh.fsdp": 1,
 }
 # As `training.exactness.describe` says it.
