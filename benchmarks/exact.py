@@ -13,13 +13,16 @@ line of the table is a step:
     |ratio-1|   its mean over both minibatches; --config.optimizer.lr=0 leaves what is not learned
     accuracy    of the step's rollouts
     score, sample, update, step   seconds
+    cpu         seconds of all processor cores in the step's own programs. Other work on the machine
+                does not add to them, as it does to the others.
 
-The first step compiles. The last line compares the medians of the steps after it.
+The first step compiles. The last lines compare the medians of the steps after it.
 """
 
 import importlib.util
 import statistics
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -41,7 +44,8 @@ from jzero.types import Rollout
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADING = (
-    "model.exact  step        differ   largest  |ratio-1|  accuracy   score  sample  update  step"
+    "model.exact  step        differ   largest  |ratio-1|  accuracy   score  sample  update"
+    "    step     cpu"
 )
 
 
@@ -57,6 +61,7 @@ class StepResult(NamedTuple):
     sample: float
     update: float
     step: float
+    cpu: float
 
 
 def benchmark_config(dtype: str) -> Config:
@@ -119,14 +124,18 @@ def run_steps(config: Config, params: qwen.Params, steps: int, pool: Pool) -> li
     for step in range(1, steps + 1):
         run.clock.pop()
         weights = policy.weights(state)
+        started = time.process_time()
         rollouts, metrics = sample_rollouts(run, weights, step)
         seconds = run.clock.pop()
+        cpu = time.process_time() - started
         counts = difference(run, weights, rollouts, step)
         run.clock.pop()
+        started = time.process_time()
         updated = update_on_rollouts(run.trainer, state, rollouts, step)
         state = updated.state
         jax.block_until_ready(state.params)
         seconds |= run.clock.pop()
+        cpu += time.process_time() - started
         result = StepResult(
             *counts,
             updated.metrics["policy/ratio_shift"],
@@ -135,12 +144,13 @@ def run_steps(config: Config, params: qwen.Params, steps: int, pool: Pool) -> li
             seconds["time/sample"],
             seconds["time/update"],
             sum(seconds.values()),
+            cpu,
         )
         share = f"{result.differ}/{result.compared}"
         print(
             f"{config.model.exact!s:11}  {step:4}  {share:>12}  {result.largest:8.1e}  "
             f"{result.ratio_shift:9.1e}  {result.accuracy:8.3f}  {result.score:6.2f}  "
-            f"{result.sample:6.2f}  {result.update:6.2f}  {result.step:4.2f}",
+            f"{result.sample:6.2f}  {result.update:6.2f}  {result.step:6.2f}  {result.cpu:6.2f}",
             flush=True,
         )
         results.append(result)
@@ -163,8 +173,12 @@ def main() -> None:
             for is_exact in (False, True):
                 model = replace(config.model, exact=is_exact)
                 results = run_steps(replace(config, model=model), params, args.steps, pool)
-                medians.append(statistics.median(item.step for item in results[1:] or results))
-        print(f"a step with model.exact takes {medians[1] / medians[0]:.2f} times as long")
+                measured = results[1:] or results
+                step = statistics.median(item.step for item in measured)
+                medians.append((step, statistics.median(item.cpu for item in measured)))
+        (step, cpu), (exact_step, exact_cpu) = medians
+        print(f"a step with model.exact takes {exact_step / step:.2f} times as long")
+        print(f"and {exact_cpu / cpu:.2f} times the processor seconds")
 
 
 if __name__ == "__main__":

@@ -7,11 +7,15 @@ prompt and in a decoding slot. Three rules make it so (docs/exact.md):
   in a packed row behind other sequences, behind a shared prefix, or in pages.
 * One softmax goes over the blocks in order (`fold_block`). A block of which a query sees nothing
   changes nothing: its weights are exactly 0, and the factor of the earlier sums is exactly 1.
-* The products have at least QUERY_ROWS queries, and no sum over keys is left to the compiler: the
-  weights of a block are added by halves.
+* The products have QUERY_ROWS queries, and no sum over keys is left to the compiler: the weights of
+  a block are added by halves.
 
-Only the forward pass is held to this. The backward pass is that of `xla.py`. See `backend.py` for
-the interface and the dimension letters. G = H / K query heads share a KV head.
+Because of the second rule a block may be left out where no query of a tile sees it. A tile of a
+packed row meets the blocks of its own sequences up to its last token, and a group of slots of
+similar length meets the blocks of the longest of them.
+
+Only the forward pass is held to these rules. The backward pass is in `exact_gradient.py`. See
+`backend.py` for the interface and the dimension letters. G = H / K query heads share a KV head.
 """
 
 from functools import partial
@@ -22,6 +26,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jzero.attention import xla
+from jzero.attention.exact_gradient import Kept, gradients_of_rows, needed_blocks
 from jzero.attention.pools import decode_kv, one_row_per_head
 from jzero.attention.xla import MASKED, OnlineSoftmax
 from jzero.errors import UserError
@@ -29,9 +34,18 @@ from jzero.types import RowLayout
 
 pool_rows = one_row_per_head
 KEY_BLOCK = 64  # keys of a block, by their position in their sequence
-QUERY_ROWS = 64  # products of fewer rows have other bits on CPUs, where YNNPACK computes them
+QUERY_ROWS = 16  # of every product: YNNPACK, which multiplies on CPUs, has others for 1 or 64 rows
+
+# A row of queries is cut into so many tiles at most, and slots into so many groups. Each of them
+# leaves out the blocks that it does not see, and each takes its turn: on accelerators, to which
+# small products are a waste, more of them would cost more than they save.
+MOST_TILES = 8
+SLOT_GROUPS = 4
+NO_SEQUENCE = jnp.iinfo(jnp.int32).max  # above every segment
 
 Blocks = tuple[int | jax.Array, OnlineSoftmax]  # blocks done, and the softmax over them
+# The sequence i32[R, 1] and the block i32[R, 1] that are next in every row, and the softmax so far.
+TileCarry = tuple[jax.Array, jax.Array, OnlineSoftmax]
 
 
 # -- sums and the softmax --------------------------------------------------------------------------
@@ -73,7 +87,7 @@ def fold_block(
 ) -> OnlineSoftmax:
     """Folds one block of keys of every row into the softmax, in fp32."""
     scale = queries.shape[-1] ** -0.5
-    scores = products("md,pd->mp", queries, keys)
+    scores = products("zmd,zpd->zmp", queries, keys)
     is_visible = is_visible[:, None]
     scores = lax.optimization_barrier(jnp.where(is_visible, scores * scale, MASKED))
     largest = jnp.maximum(softmax.largest, scores.max(-1))
@@ -84,28 +98,28 @@ def fold_block(
     weights, kept_total, kept_out = lax.optimization_barrier(
         (weights, softmax.total * rescale, softmax.out * rescale[..., None])
     )
-    mixed = products("mp,pd->md", weights.astype(values.dtype), values)
+    mixed = products("zmp,zpd->zmd", weights.astype(values.dtype), values)
     return OnlineSoftmax(largest, kept_total + sum_by_halves(weights), kept_out + mixed)
 
 
 def products(
     letters: str, rows: Float[Array, "R K m inner"], others: Float[Array, "R K ..."]
 ) -> Float[Array, "R K m outer"]:
-    """Multiplies QUERY_ROWS rows at a time: every product has one shape, in every program."""
+    """Multiplies QUERY_ROWS rows of every KV head at a time: every product has one shape.
+
+    Rows of padding are added for the product alone, and cut off again. How many heads there are
+    changes no bit of a head.
+    """
     R, K, m, inner = rows.shape
+    padded = jnp.pad(rows, ((0, 0), (0, 0), (0, -m % QUERY_ROWS), (0, 0)))
+    tiles = padded.reshape(R * K, -1, QUERY_ROWS, inner).swapaxes(0, 1)
+    tiles, others = lax.optimization_barrier((tiles, others.reshape(R * K, *others.shape[2:])))
 
-    def of_head(pair: tuple[jax.Array, jax.Array]) -> jax.Array:
-        tiles, other = pair
+    def of_tile(tile: Float[Array, "heads rows inner"]) -> Float[Array, "heads rows outer"]:
+        return jnp.einsum(letters, tile, others, preferred_element_type=jnp.float32)
 
-        def of_tile(tile: jax.Array) -> jax.Array:
-            return jnp.einsum(letters, tile, other, preferred_element_type=jnp.float32)
-
-        return lax.map(of_tile, tiles)
-
-    tiles = rows.reshape(R * K, m // QUERY_ROWS, QUERY_ROWS, inner)
-    by_head = lax.optimization_barrier((tiles, others.reshape(R * K, *others.shape[2:])))
-    out = lax.optimization_barrier(lax.map(of_head, by_head))
-    return out.reshape(R, K, m, -1)
+    out = lax.optimization_barrier(lax.map(of_tile, tiles))
+    return out.swapaxes(0, 1).reshape(R, K, padded.shape[2], -1)[:, :, :m]
 
 
 def empty_softmax(queries: Float[Array, "R K m D"]) -> OnlineSoftmax:
@@ -124,19 +138,17 @@ def normalized(softmax: OnlineSoftmax) -> Float[Array, "R K m D"]:
 
 
 def by_kv_head(q: Float[Array, "R N H D"], kv_heads: int) -> Float[Array, "R K m D"]:
-    """Puts the G * N queries of a KV head into the rows of products, a multiple of QUERY_ROWS."""
+    """Puts the m = G * N queries of a KV head into the rows of products."""
     R, N, H, D = q.shape
     G = H // kv_heads
-    rows = q.reshape(R, N, kv_heads, G, D).transpose(0, 2, 3, 1, 4).reshape(R, kv_heads, G * N, D)
-    return jnp.pad(rows, ((0, 0), (0, 0), (0, -(G * N) % QUERY_ROWS), (0, 0)))
+    return q.reshape(R, N, kv_heads, G, D).transpose(0, 2, 3, 1, 4).reshape(R, kv_heads, G * N, D)
 
 
-def by_token(rows: Float[Array, "R K m D"], num_heads: int, num_tokens: int) -> jax.Array:
-    """Undoes `by_kv_head`: [R, K, m, D] -> [R, N, H, D]."""
-    R, K, _, D = rows.shape
-    G = num_heads // K
-    rows = rows[:, :, : G * num_tokens].reshape(R, K, G, num_tokens, D)
-    return rows.transpose(0, 3, 1, 2, 4).reshape(R, num_tokens, num_heads, D)
+def by_token(rows: Float[Array, "R K m D"], num_tokens: int) -> Float[Array, "R N H D"]:
+    """Undoes `by_kv_head` for N = `num_tokens` queries."""
+    R, K, m, D = rows.shape
+    by_head = rows.reshape(R, K, m // num_tokens, num_tokens, D)
+    return by_head.transpose(0, 3, 1, 2, 4).reshape(R, num_tokens, -1, D)
 
 
 # -- packed rows -----------------------------------------------------------------------------------
@@ -172,64 +184,99 @@ def attend_rows(
     k_segments: Int[Array, "R M"],
     key_block: int,
 ) -> Float[Array, "R N H D"]:
-    """Computes `xla.AttendRows`, one block of keys of one sequence of every row at a time.
+    """Computes `xla.AttendRows` by tiles of queries, each over the blocks of keys that it sees."""
+    out, _ = fold_rows(q, k, v, q_segments, k_segments, key_block)
+    return out
 
-    All queries of a row meet every block, as rows of one product; those of the row's other
-    sequences see nothing of it.
+
+def fold_rows(
+    q: Float[Array, "R N H D"],
+    k: Float[Array, "R M K D"],
+    v: Float[Array, "R M K D"],
+    q_segments: Int[Array, "R N"],
+    k_segments: Int[Array, "R M"],
+    key_block: int,
+) -> tuple[Float[Array, "R N H D"], Float[Array, "tiles R K m"]]:
+    """Returns what `attend_rows` does, and the log of the softmax's total by tile and KV head.
+
+    In one turn of a tile every row folds one block of one of its sequences. The turns end when no
+    row has a block left of which a query of the tile sees a key.
     """
-    N, H = q.shape[1:3]
-    M, K = k.shape[1:3]
+    N, M, K = q.shape[1], k.shape[1], k.shape[2]
     prefix = M - N
-    queries = by_kv_head(q, K)
+    tile = tile_tokens(N)
+    tiles = split_tokens(q, tile), split_tokens(q_segments, tile)
     # Of the prefix, which is the beginning of each of the row's sequences.
     shared_tokens = (k_segments[:, :prefix] > 0).sum(axis=1)[:, None]  # [R, 1]
 
-    def fold_sequence(carry: Blocks) -> Blocks:
-        """Folds all blocks of sequence `number` of every row."""
-        number, softmax = carry
-        is_own = q_segments == number
-        start = jnp.argmax(is_own, axis=1)[:, None]
-        own_tokens = is_own.sum(axis=1)[:, None]
-        num_tokens = jnp.where(own_tokens > 0, shared_tokens + own_tokens, 0)
-        query_position = shared_tokens + jnp.arange(N) - start
+    def attend_tile(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        first_token, q_of_tile, segments = inputs
+        queries = by_kv_head(q_of_tile, K)
 
-        def fold(carry: Blocks) -> Blocks:
-            block, softmax = carry
+        def fold(carry: TileCarry) -> TileCarry:
+            number, block, softmax = carry
+            start = jnp.argmax(q_segments == number, axis=1)[:, None]
+            query_position = shared_tokens + first_token + jnp.arange(tile) - start
+            query_position = jnp.where(segments == number, query_position, -1)
+
             position = block * key_block + jnp.arange(key_block)[None]
             place = prefix + start + position - shared_tokens
             place = jnp.where(position < shared_tokens, position, place)
             place = jnp.clip(place, 0, M - 1)[:, :, None, None]
             keys = jnp.take_along_axis(k, place, axis=1).swapaxes(1, 2)
             values = jnp.take_along_axis(v, place, axis=1).swapaxes(1, 2)
-            is_key = position < num_tokens
-            is_past = position[:, None] <= query_position[:, :, None]
-            is_visible = is_own[:, :, None] & is_key[:, None] & is_past  # [R, N, block]
-            softmax = fold_block(softmax, queries, keys, values, for_rows(is_visible, queries))
-            return block + 1, softmax
+            is_visible = position[:, None] <= query_position[:, :, None]  # [R, tile, block]
+            of_heads = jnp.tile(is_visible, (1, queries.shape[2] // tile, 1))
+            softmax = fold_block(softmax, queries, keys, values, of_heads)
 
-        def has_block(carry: Blocks) -> jax.Array:
-            block, _ = carry
-            return block * key_block < num_tokens.max()
+            last_position = query_position.max(axis=1, keepdims=True)
+            is_last = (block + 1) * key_block > last_position
+            number = jnp.where(is_last, sequence_after(number, segments), number)
+            return number, jnp.where(is_last, 0, block + 1), softmax
 
-        _, softmax = lax.while_loop(has_block, fold, (jnp.int32(0), softmax))
-        return number + 1, softmax
+        def has_block(carry: TileCarry) -> jax.Array:
+            number, _, _ = carry
+            return (number < NO_SEQUENCE).any()
 
-    def has_sequence(carry: Blocks) -> jax.Array:
-        number, _ = carry
-        return number <= q_segments.max()
+        first = sequence_after(jnp.zeros_like(shared_tokens), segments)
+        start: TileCarry = (first, jnp.zeros_like(first), empty_softmax(queries))
+        _, _, softmax = lax.while_loop(has_block, fold, start)
+        return by_token(normalized(softmax), tile), log_total(softmax)
 
-    start: Blocks = (jnp.int32(1), empty_softmax(queries))
-    _, softmax = lax.while_loop(has_sequence, fold_sequence, start)
-    return by_token(normalized(softmax), H, N).astype(q.dtype)
+    first_tokens = jnp.arange(0, len(tiles[0]) * tile, tile)
+    out, log_totals = lax.map(attend_tile, (first_tokens, *tiles))
+    return join_tokens(out, N).astype(q.dtype), log_totals
 
 
-def for_rows(
-    is_visible: Bool[Array, "R N block"], queries: Float[Array, "R K m D"]
-) -> Bool[Array, "R m block"]:
-    """Repeats what the tokens see for the rows of `by_kv_head`; its padding sees nothing."""
-    m, N = queries.shape[2], is_visible.shape[1]
-    repeated = jnp.tile(is_visible, (1, m // N, 1))
-    return jnp.pad(repeated, ((0, 0), (0, m - repeated.shape[1]), (0, 0)))
+def tile_tokens(num_tokens: int) -> int:
+    """Returns the queries of a tile of a row of `num_tokens`: a multiple of KEY_BLOCK."""
+    return KEY_BLOCK * max(1, -(-num_tokens // (KEY_BLOCK * MOST_TILES)))
+
+
+def split_tokens(x: Shaped[Array, "R N ..."], tile: int) -> Shaped[Array, "tiles R tile ..."]:
+    """Cuts rows into tiles, of which the last one is padded with zeros."""
+    R, N, *rest = x.shape
+    padded = jnp.pad(x, [(0, 0), (0, -N % tile)] + [(0, 0)] * len(rest))
+    return padded.reshape(R, -1, tile, *rest).swapaxes(0, 1)
+
+
+def join_tokens(
+    tiles: Shaped[Array, "tiles R tile ..."], num_tokens: int
+) -> Shaped[Array, "R N ..."]:
+    """Undoes `split_tokens`."""
+    _, R, _, *rest = tiles.shape
+    return tiles.swapaxes(0, 1).reshape(R, -1, *rest)[:, :num_tokens]
+
+
+def sequence_after(number: Int[Array, "R 1"], segments: Int[Array, "R tile"]) -> Int[Array, "R 1"]:
+    """Returns the next larger segment of every row after `number`, or NO_SEQUENCE."""
+    return jnp.where(segments > number, segments, NO_SEQUENCE).min(axis=1, keepdims=True)
+
+
+def log_total(softmax: OnlineSoftmax) -> Float[Array, "R K m"]:
+    """Returns log sum exp of the scores; 0 for padding."""
+    is_token = softmax.total > 0
+    return jnp.where(is_token, softmax.largest + jnp.log(jnp.where(is_token, softmax.total, 1)), 0)
 
 
 def attend_forward(
@@ -239,22 +286,17 @@ def attend_forward(
     q_segments: jax.Array,
     k_segments: jax.Array,
     key_block: int,
-) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-    out: jax.Array = attend_rows(q, k, v, q_segments, k_segments, key_block)
-    return out, (q, k, v, q_segments, k_segments)
+) -> tuple[jax.Array, Kept]:
+    out, log_totals = fold_rows(q, k, v, q_segments, k_segments, key_block)
+    return out, Kept(q, k, v, q_segments, k_segments, out, log_totals)
 
 
 def attend_backward(
-    key_block: int, kept: tuple[jax.Array, ...], gradient: jax.Array
+    key_block: int, kept: Kept, gradient: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array, None, None]:
-    """Returns the gradients of q, k and v, by the plain form of the same attention."""
-    q, k, v, q_segments, k_segments = kept
-
-    def plain(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return xla.attend_in_blocks(q, k, v, q_segments, k_segments)
-
-    _, backward = jax.vjp(plain, q, k, v)
-    return (*backward(gradient), None, None)
+    """Returns the gradients of q, k and v. Its blocks of keys are its own, not `key_block`."""
+    needed = needed_blocks(kept)
+    return (*gradients_of_rows(kept, gradient, needed), None, None)
 
 
 attend_rows.defvjp(attend_forward, attend_backward)
@@ -279,35 +321,49 @@ def paged(
     """
     K, _, page_size, D = k_pool.shape
     check_page_size(page_size, key_block)
-    queries = by_kv_head(q[:, None], K)
+    S, max_pages = table.shape
     pages_per_block = max(1, key_block // page_size)
     parts_of_page = max(1, page_size // key_block)
     rows_of_part = page_size // parts_of_page
-    max_pages = table.shape[1]
+    group = -(-S // SLOT_GROUPS)
 
     def read(pool: jax.Array, parts: jax.Array) -> jax.Array:  # [S, pages] -> [S, K, block, D]
         by_part = pool.reshape(K, -1, rows_of_part, D)[:, parts]
-        return decode_kv(by_part.swapaxes(0, 1).reshape(len(q), K, key_block, D), q.dtype)
+        return decode_kv(by_part.swapaxes(0, 1).reshape(group, K, key_block, D), q.dtype)
 
-    def fold(carry: Blocks) -> Blocks:
-        block, softmax = carry
-        first_page = block * pages_per_block // parts_of_page
-        # The last block may go on behind the table; the slot sees nothing of that.
-        page = jnp.minimum(first_page + jnp.arange(pages_per_block), max_pages - 1)
-        parts = table[:, page] * parts_of_page + block % parts_of_page
-        position = block * key_block + jnp.arange(key_block)
-        is_visible = (position < lengths[:, None])[:, None]  # [S, 1, block]
-        is_visible = jnp.broadcast_to(is_visible, (len(q), queries.shape[2], key_block))
-        keys, values = read(k_pool, parts), read(v_pool, parts)
-        return block + 1, fold_block(softmax, queries, keys, values, is_visible)
+    def attend_group(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        q, table, lengths = inputs
+        queries = by_kv_head(q[:, None], K)
 
-    def has_block(carry: Blocks) -> jax.Array:
-        block, _ = carry
-        return block * key_block < lengths.max()
+        def fold(carry: Blocks) -> Blocks:
+            block, softmax = carry
+            first_page = block * pages_per_block // parts_of_page
+            # The last block may go on behind the table; the slot sees nothing of that.
+            page = jnp.minimum(first_page + jnp.arange(pages_per_block), max_pages - 1)
+            parts = table[:, page] * parts_of_page + block % parts_of_page
+            position = block * key_block + jnp.arange(key_block)
+            is_visible = (position < lengths[:, None])[:, None]  # [S, 1, block]
+            is_visible = jnp.broadcast_to(
+                is_visible, (*is_visible.shape[:1], queries.shape[2], key_block)
+            )
+            keys, values = read(k_pool, parts), read(v_pool, parts)
+            return block + 1, fold_block(softmax, queries, keys, values, is_visible)
 
-    start: Blocks = (jnp.int32(0), empty_softmax(queries))
-    _, softmax = lax.while_loop(has_block, fold, start)
-    return by_token(normalized(softmax), q.shape[1], 1)[:, 0]
+        def has_block(carry: Blocks) -> jax.Array:
+            block, _ = carry
+            return block * key_block < lengths.max()
+
+        start: Blocks = (jnp.int32(0), empty_softmax(queries))
+        _, softmax = lax.while_loop(has_block, fold, start)
+        return by_token(normalized(softmax), 1)[:, 0]
+
+    # Slots of similar length are in a group, which has as many turns as its longest slot has
+    # blocks. The last group is filled up with slots that are there already.
+    order = jnp.argsort(lengths)
+    order_of_groups = jnp.pad(order, (0, -S % group), mode="edge").reshape(-1, group)
+    groups = q[order_of_groups], table[order_of_groups], lengths[order_of_groups]
+    out = lax.map(attend_group, groups).reshape(-1, *q.shape[1:])
+    return out[jnp.argsort(order)]
 
 
 def check_page_size(page_size: int, key_block: int = KEY_BLOCK) -> None:

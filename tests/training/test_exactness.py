@@ -31,7 +31,7 @@ from jzero.distributed.mesh import decode_mesh, train_mesh
 from jzero.distributed.publish import publisher
 from jzero.errors import UserError
 from jzero.model import qwen
-from jzero.model.exact import ExactRows
+from jzero.model.exact import TPU_PRODUCTS, ExactRows
 from jzero.model.families import FAMILIES
 from jzero.rollout.engine import Engine
 from jzero.rollout.program_settings import ProgramSettings
@@ -274,6 +274,39 @@ def test_tokens_beside_a_row_and_a_gradient_change_no_bit_of_its_logits() -> Non
     (_, together), _ = jax.jit(jax.value_and_grad(loss, has_aux=True))(params, tokens)
 
     np.testing.assert_array_equal(alone, together[:1])
+
+
+def in_bfloat16(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    return x.update(dtype=jnp.bfloat16)
+
+
+def test_every_product_for_a_tpu_has_the_preset_whose_rows_do_not_depend_on_their_number() -> None:
+    """The forward pass is lowered for a TPU; nothing is compiled."""
+    model = replace(QWEN3, num_hidden_layers=1)
+    layout = RowLayout(0, 1, 8)
+    rows = ExactRows(precision=TPU_PRODUCTS)
+    params = jax.tree.map(in_bfloat16, qwen.abstract(model))
+
+    def logits(params: qwen.Params, tokens: jax.Array) -> jax.Array:
+        segments = jnp.ones(tokens.shape, jnp.int32)
+
+        def attend(
+            q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: object
+        ) -> tuple[jax.Array, object]:
+            return exact.packed(q, k, v, segments, layout), carry
+
+        hidden, _ = qwen.forward(
+            model, params, tokens, segments, attend, dtype=jnp.bfloat16, exact=rows
+        )
+        return qwen.head(model, params, hidden, jnp.bfloat16, exact=rows)
+
+    tokens = jax.ShapeDtypeStruct((2, 8), jnp.int32)
+    text = jax.jit(logits).trace(params, tokens).lower(lowering_platforms=("tpu",)).as_text()
+
+    products = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
+    # q, k, v, o, three of the MLP, two of attention, and the head.
+    assert len(products) == 10
+    assert all("lhs_precision_type = bf16" in line for line in products)
 
 
 # -- the comparison --------------------------------------------------------------------------------
