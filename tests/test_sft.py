@@ -198,6 +198,7 @@ def test_an_epoch_sees_every_example_of_all_sets_once(tmp_path: Path) -> None:
     assert exported.chat_template == CHAT_TEMPLATE
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_done_is_not_done_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -237,6 +237,7 @@ def test_value_loss_and_slopes_are_those_of_the_definition(packing, rows, device
     assert (num_clipped > 0) == (algorithm.value_clip > 0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("preset", [pytest.param("grpo", marks=pytest.mark.slow), "gspo"])
 def test_the_first_optimizer_step_has_a_ratio_of_exactly_one(preset) -> None:
     """The old log-probs do not matter, bit for bit, in the first step; they do in the next."""

@@ -203,6 +203,7 @@ def test_slots_are_divided_into_parts(num_slots: int, monkeypatch: pytest.Monkey
     assert_equal_to_definition(make_case((6, 2, 64), jnp.float32, lengths), jnp.float32)
 
 
+@pytest.mark.thorough
 def test_what_a_slot_does_not_hold_does_not_matter() -> None:
     """Not even where it is not a number: pages of others, and what was never written."""
     case = make_case((4, 2, 64), jnp.float32, (1, 40))

@@ -470,6 +470,7 @@ class Pusher:
         return {path.name: path.read_bytes() for path in (self.directory / out).iterdir()}
 
 
+@pytest.mark.thorough
 def test_a_push_without_the_right_token_is_one_line(
     environment: dict[str, str], workdir: Path, tmp_path: Path
 ) -> None:

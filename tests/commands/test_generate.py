@@ -221,6 +221,7 @@ def url(server: Server) -> str:
     return f"--base-url=http://127.0.0.1:{server.server_port}/v1"
 
 
+@pytest.mark.thorough
 def test_a_server_that_fails_at_first_gives_the_same_rows(
     inputs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

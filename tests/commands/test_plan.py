@@ -78,6 +78,7 @@ def test_decoding_writes_its_pages_in_place(report) -> None:
     assert generate.temp_bytes < 0.02 * generate.kv_bytes
 
 
+@pytest.mark.thorough
 @needs_libtpu
 def test_scoring_given_tokens_compiles_and_writes_its_pages_in_place() -> None:
     """Of sequences that take several chunks, and of many that take one."""

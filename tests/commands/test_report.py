@@ -237,6 +237,7 @@ def command(*arguments) -> subprocess.CompletedProcess:
     return subprocess.run(full, env=environment, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.thorough
 def test_the_command(tmp_path: Path) -> None:
     one, two = write(tmp_path / "one", 3), write(tmp_path / "two", 2, lr=2e-3, ended=False)
     done = command(one)

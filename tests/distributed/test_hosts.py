@@ -258,6 +258,7 @@ def test_hosts_that_were_started_differently_are_refused(
         assert f"train.steps is {NUM_STEPS} on host 0 and 9 on host 1" in error
 
 
+@pytest.mark.thorough
 def test_a_mistake_on_one_host_ends_the_other_with_its_reason(
     environment: Environment, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def test_an_export_gives_transformers_the_same_logits(directory, tmp_path):
     np.testing.assert_array_equal(actual.numpy(), expected.numpy())
 
 
+@pytest.mark.thorough
 def test_packed_sequences_are_the_sequences_alone(directory):
     config, _ = huggingface.load_config(directory)
     params = huggingface.load(directory, config)

@@ -197,7 +197,7 @@ def test_search_finds_the_largest_that_fits(num_rows, monkeypatch: pytest.Monkey
     assert len(tries) < 12
 
 
-@pytest.mark.quick_cases("ppo-2", "distill-1")
+@pytest.mark.quick_cases("ppo-2")
 @pytest.mark.parametrize(
     "name, minibatches",
     [

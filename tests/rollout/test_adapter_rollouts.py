@@ -94,6 +94,7 @@ def mismatch(params: qwen.Params) -> float:
     return float(np.concatenate(gaps).max())
 
 
+@pytest.mark.thorough
 def test_with_an_int8_base_sampler_and_trainer_compute_the_same_function() -> None:
     """The mismatch is that of rounding in fp32, as it is without. The tokens are others."""
     adapter = trained_adapter()

@@ -207,6 +207,7 @@ def trained_once(workdir: Path) -> Path:
     return workdir
 
 
+@pytest.mark.thorough
 def test_rollouts_carry_over(carried_run: Path) -> None:
     """Tokens are up to max_staleness versions old."""
     whole = timeless_rows_of(trained_once(carried_run))

@@ -432,6 +432,7 @@ def test_completions_do_not_depend_on_their_company() -> None:
     assert first != second
 
 
+@pytest.mark.thorough
 def test_a_shard_without_work_does_not_hold_up_the_others() -> None:
     """With tensor > 1 a step has collectives that wait for all devices; this run used to abort."""
     completions, _ = complete(make(**ARRANGEMENTS["2 shards x tensor 2"]), PROMPTS[:1], group=1)

@@ -14,7 +14,7 @@ def test_sampled_log_probs_are_those_of_the_trainer() -> None:
         np.testing.assert_allclose(sequence.logps, logps, atol=1e-5)
 
 
-@pytest.mark.quick_cases("3 slots")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "arrangement",
     [

@@ -157,6 +157,7 @@ def test_turns_go_on_with_the_state_of_all_tokens_before(stop: tuple[str, ...]) 
         np.testing.assert_allclose(got, want, atol=2e-5)
 
 
+@pytest.mark.thorough
 def test_a_carried_sequence_goes_on_under_new_weights() -> None:
     """The state of its tokens is that of the new weights, as their keys and values are."""
     engine = small_engine()

@@ -86,6 +86,7 @@ def test_a_chat_template_is_cut_after_the_response(shared: Path, template: str) 
         assert prompt + tokenizer.encode(tok, ANSWER) + ids == all_tokens
 
 
+@pytest.mark.thorough
 def test_the_budget_of_tokens_ends_an_episode() -> None:
     player = trained_player()
     settings = tiny_settings()
@@ -213,6 +214,7 @@ def test_rewards_and_the_end_of_an_episode() -> None:
     assert 0 < num_solved < len(rollouts)
 
 
+@pytest.mark.thorough
 def test_an_environment_with_state_plays_as_the_task_that_keeps_none(tmp_path: Path) -> None:
     """The class of docs/environments.md is the game of the task guess, with the same hints."""
     page = (runs.ROOT / "docs/environments.md").read_text(encoding="utf-8")

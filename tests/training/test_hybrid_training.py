@@ -79,6 +79,7 @@ def test_the_decoder_gets_the_weights_and_exact_gates(sizes):
     assert gates.dtype == np.float32
 
 
+@pytest.mark.thorough
 def test_a_base_in_8_bits_keeps_its_gates_exact():
     adapter = AdapterConfig(rank=2)
     settings = reference.settings(model={"adapter": adapter, "base": "int8", "dtype": "bfloat16"})
