@@ -204,21 +204,29 @@ def kill_second_process(environment: Environment, workdir: Path, *changes: str) 
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("rank", [0, 2])
+@pytest.mark.parametrize(
+    "trained",
+    [
+        pytest.param({}, id="all parameters"),
+        pytest.param({"adapter.rank": 2}, id="adapter"),
+        pytest.param({"adapter.rank": 2, "base": "int8"}, id="adapter on 8 bits"),
+    ],
+)
 def test_two_processes_are_one_of_as_many_devices_also_when_stopped_and_killed(
-    environment: Environment, tmp_path: Path, rank: int
+    environment: Environment, tmp_path: Path, trained: dict[str, int | str]
 ) -> None:
     """2 x 2 devices, stopped, killed and resumed, are 1 x 4 devices in one go.
 
-    With a `rank` the same holds of an adapter on the frozen model that the warm start made.
+    The same holds of an adapter on the frozen model that the warm start made. `trained` are
+    settings of the section `model`.
     """
-    adapter = [f"--config.model.adapter.rank={rank}"] if rank else []
-    stop_second_process(environment, tmp_path / "two", *adapter)
-    kill_second_process(environment, tmp_path / "two", *adapter)
-    for process in launch_two(environment, tmp_path / "two", *adapter):
+    changes = [f"--config.model.{name}={value}" for name, value in trained.items()]
+    stop_second_process(environment, tmp_path / "two", *changes)
+    kill_second_process(environment, tmp_path / "two", *changes)
+    for process in launch_two(environment, tmp_path / "two", *changes):
         finish(process)
     alone = environment | {"JAX_NUM_CPU_DEVICES": "4"}
-    finish(launch(alone, tmp_path / "one", *CHANGES, *adapter))
+    finish(launch(alone, tmp_path / "one", *CHANGES, *changes))
 
     got_rows, want_rows = (timeless(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
     assert len(got_rows) == len(want_rows) == NUM_STEPS
