@@ -137,6 +137,12 @@ def check_architecture(config: Config) -> Iterator[str]:
             f"model.arch.moe_intermediate_size={arch.moe_intermediate_size} have no effect without "
             "model.arch.num_experts: set it, or set both to 0"
         )
+    shared = arch.shared_expert_intermediate_size
+    if shared and not arch.model_type.startswith("qwen3_5_moe"):
+        yield (
+            f"model.arch.shared_expert_intermediate_size={shared}: model_type={arch.model_type} "
+            "has no MLP beside experts; set it to 0, or model_type to qwen3_5_moe_text"
+        )
 
 
 def check_adapter(config: Config) -> Iterator[str]:

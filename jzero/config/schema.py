@@ -30,7 +30,8 @@ class ArchitectureConfig:
         "qwen2",
         "Model family, an entry of jzero.model.families.FAMILIES. qwen2 has biases on q, k and v; "
         "qwen3 normalizes q and k instead; llama and mistral do neither; qwen3_5_text mixes gated "
-        "delta nets with attention; qwen3_moe is qwen3 with experts.",
+        "delta nets with attention; qwen3_moe is qwen3 with experts, and qwen3_5_moe_text is "
+        "qwen3_5_text with experts.",
     )
     hidden_size: int = setting(128, "Width of the residual stream.", at_least=1)
     intermediate_size: int = setting(512, "Width of the MLP's hidden layer.", at_least=1)
@@ -67,12 +68,17 @@ class ArchitectureConfig:
         4, "Tokens that the causal convolution of a gated delta net sees.", at_least=2
     )
     num_experts: int = setting(
-        0, "Experts of a layer, of a family that has them (qwen3_moe). 0: one dense MLP."
+        0,
+        "Experts of a layer, of a family that has them (qwen3_moe, qwen3_5_moe_text). 0: one dense "
+        "MLP.",
     )
     num_experts_per_tok: int = setting(0, "Experts that every token goes to.")
     moe_intermediate_size: int = setting(0, "Width of the hidden layer of one expert.")
     norm_topk_prob: bool = setting(
         False, "Divides the router's weights of a token's experts by their sum."
+    )
+    shared_expert_intermediate_size: int = setting(
+        0, "Width of the MLP beside the experts that every token goes to, of qwen3_5_moe_text."
     )
 
 

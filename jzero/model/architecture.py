@@ -89,13 +89,16 @@ class QwenConfig:
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
+    # The width of an MLP beside the experts that every token goes to. 0: there is none.
+    shared_expert_intermediate_size: int = 0
 
     @property
     def mlp_width_of_a_token(self) -> int:
         """Returns the columns of the MLP that one token is multiplied by."""
         if not self.num_experts:
             return self.intermediate_size
-        return self.num_experts_per_tok * self.moe_intermediate_size
+        chosen = self.num_experts_per_tok * self.moe_intermediate_size
+        return chosen + self.shared_expert_intermediate_size
 
     @property
     def rotary_dim(self) -> int:
@@ -119,4 +122,10 @@ class QwenConfig:
 
 
 # The fields of QwenConfig that only a family with experts has in its config.json.
-EXPERT_FIELDS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+EXPERT_FIELDS = (
+    "num_experts",
+    "num_experts_per_tok",
+    "moe_intermediate_size",
+    "norm_topk_prob",
+    "shared_expert_intermediate_size",
+)

@@ -1,7 +1,8 @@
 """The entries of a config.json that describe experts, read into a `QwenConfig` and written again.
 
-`transformers` 5 writes the number of experts as `num_local_experts`, and version 4 and the hub as
-`num_experts`. Both are read, and both are written.
+`transformers` 5 writes the number of experts of Qwen3 as `num_local_experts`, and version 4 and the
+hub as `num_experts`. Both are read, and both are written. Qwen3.5 has `num_experts` alone, and no
+`norm_topk_prob`: it always divides the weights of a token's experts by their sum.
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,16 @@ DEFAULTS: HuggingFaceConfig = {
     "num_key_value_heads": 4,
 }
 NUM_EXPERTS = 128  # the same, under either name
+# The same for a qwen3_5_moe, which has no width of a dense MLP: nothing reads that entry.
+HYBRID_DEFAULTS: HuggingFaceConfig = {
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+    "intermediate_size": 512,
+    "num_key_value_heads": 2,
+}
 
 
 def number_of_experts(hf_config: HuggingFaceConfig) -> int:
@@ -41,9 +52,12 @@ def expert_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
         return
     num_experts, num_chosen = number_of_experts(hf_config), hf_config["num_experts_per_tok"]
     if num_experts < 1:
-        yield f"num_experts={num_experts}: such a model is dense, its model_type is qwen3"
+        dense = hf_config["model_type"].replace("_moe", "")
+        yield f"num_experts={num_experts}: such a model is dense, its model_type is {dense}"
     elif not 1 <= num_chosen <= num_experts:
         yield f"num_experts_per_tok={num_chosen} is not between 1 and num_experts={num_experts}"
+    if hf_config["model_type"].startswith("qwen3_5"):
+        yield from shared_expert_refusals(hf_config)
     if hf_config.get("mlp_only_layers"):
         yield (
             f"mlp_only_layers={shown(hf_config['mlp_only_layers'])}: a model whose layers are "
@@ -52,6 +66,17 @@ def expert_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
     step = hf_config.get("decoder_sparse_step")
     if step is not None and step != 1:
         yield f"decoder_sparse_step={shown(step)}: only 1, experts in every layer, is implemented"
+
+
+def shared_expert_refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields what the experts of Qwen3.5 cannot be without."""
+    if not hf_config.get("shared_expert_intermediate_size"):
+        yield (
+            "shared_expert_intermediate_size=0: the experts of Qwen3.5 have an MLP beside them "
+            "that every token goes to"
+        )
+    if not hf_config["norm_topk_prob"]:
+        yield "norm_topk_prob=false: Qwen3.5 divides the weights of a token's experts by their sum"
 
 
 def read_experts(hf_config: HuggingFaceConfig, has_experts: bool) -> JsonObject:
@@ -63,6 +88,7 @@ def read_experts(hf_config: HuggingFaceConfig, has_experts: bool) -> JsonObject:
         "num_experts_per_tok": hf_config["num_experts_per_tok"],
         "moe_intermediate_size": hf_config["moe_intermediate_size"],
         "norm_topk_prob": bool(hf_config["norm_topk_prob"]),
+        "shared_expert_intermediate_size": hf_config.get("shared_expert_intermediate_size") or 0,
     }
 
 
@@ -71,4 +97,8 @@ def written_experts(config: QwenConfig) -> HuggingFaceConfig:
     if not config.num_experts:
         return {}
     entries = {name: getattr(config, name) for name in EXPERT_FIELDS}
+    if config.shared_expert_intermediate_size:
+        del entries["norm_topk_prob"]
+        return entries
+    del entries["shared_expert_intermediate_size"]
     return entries | {"num_local_experts": config.num_experts}

@@ -16,6 +16,7 @@ experts.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -95,13 +96,33 @@ def decoding_placement(mesh: Mesh) -> Placement:
     return Placement(product, mesh.shape["tensor"])
 
 
+class Routing(NamedTuple):
+    """How a router chooses the experts of a token."""
+
+    num_chosen: int
+    renormalize: bool  # divides the weights of a token's experts by their sum
+
+
+def routing_of(config: QwenConfig) -> Routing:
+    return Routing(config.num_experts_per_tok, config.norm_topk_prob)
+
+
+def mixer_carry(carry: PyTree) -> PyTree:
+    """Returns the part of the carry that is for the attention, or for another mixer of tokens."""
+    return carry.attention if isinstance(carry, ExpertCarry) else carry
+
+
+def with_mixer_carry(carry: PyTree, of_mixer: PyTree) -> PyTree:
+    """Returns the carry with another part for the mixer of tokens."""
+    return replace(carry, attention=of_mixer) if isinstance(carry, ExpertCarry) else of_mixer
+
+
 class ExpertLayer(DenseLayer):
     """A decoder layer of Qwen3 whose MLP is a choice of experts, each a gated MLP."""
 
     def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
         super().__init__(config, rngs, attention_bias=False, query_key_norm=True)
-        self.num_chosen = config.num_experts_per_tok
-        self.renormalize = config.norm_topk_prob
+        self.routing = routing_of(config)
 
     def make_mlp(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
         """Makes the parameters of the router and the experts."""
@@ -121,8 +142,7 @@ class ExpertLayer(DenseLayer):
         carry: PyTree,
     ) -> tuple[Float[Array, "N E"], PyTree]:
         """Returns the hidden states after the layer, and the `carry`."""
-        attention = carry.attention if isinstance(carry, ExpertCarry) else carry
-        x, attention = self.with_attention(x, rope, attend, layer, attention)
+        x, attention = self.with_attention(x, rope, attend, layer, mixer_carry(carry))
         h = rms_norm(x, self.mlp_norm[...], self.norm_eps)
         weights = {
             "router": self.router[...],
@@ -130,53 +150,68 @@ class ExpertLayer(DenseLayer):
             "up": self.experts_up[...],
             "down": self.experts_down[...],
         }
-        if not isinstance(carry, ExpertCarry):
-            placement = Placement(product_of_platform(jax.default_backend()))
-            out, _ = self.mixture(h, jnp.ones(len(h), bool), weights, placement)
-            return x + out, attention
-        out, load = self.mixture(h, carry.is_token, weights, carry.placement)
-        all_loads = lax.dynamic_update_index_in_dim(carry.load, load, layer, 0)
-        return x + out, replace(carry, attention=attention, load=all_loads)
+        out, carry = mix(h, weights, self.routing, layer, with_mixer_carry(carry, attention))
+        return x + out, carry
 
-    def mixture(
-        self,
-        h: Float[Array, "N E"],
-        is_token: Bool[Array, " N"],
-        weights: Mapping[str, jax.Array],
-        placement: Placement,
-    ) -> tuple[Float[Array, "N E"], Int[Array, " X"]]:
-        """Returns the weighted sum of every token's experts, and the tokens of every expert."""
-        X, tensor, rows = weights["gate"].shape[0], placement.tensor, placement.rows
-        is_split = tensor > 1 and X % tensor == 0  # as `mesh.shardings_of` splits the weights
 
-        def on_device(
-            h: jax.Array, is_token: jax.Array, weights: Mapping[str, jax.Array]
-        ) -> tuple[jax.Array, jax.Array]:
-            probabilities, chosen = route(h, weights["router"], self.num_chosen, self.renormalize)
-            first = lax.axis_index("tensor") * (X // tensor) if is_split else 0
-            out = sum_of_experts(
-                h, probabilities, chosen, is_token, weights, first, placement.product
-            )
-            load = count(jnp.where(is_token[:, None], chosen, X), X)
-            if is_split:
-                out = lax.psum(out, "tensor")
-            if rows:
-                load = lax.psum(load, rows)
-            return out, load
+def mix(
+    h: Float[Array, "N E"],
+    weights: Mapping[str, jax.Array],
+    routing: Routing,
+    layer: Int[Array, ""],
+    carry: PyTree,
+) -> tuple[Float[Array, "N E"], PyTree]:
+    """Returns the weighted sum of every token's experts, and the carry with the layer's load.
 
-        if tensor == 1 and not rows:
-            return on_device(h, is_token, weights)
-        split = P("tensor") if is_split else P()
-        specs = {"router": P(), "gate": split, "up": split, "down": split}
-        by_row = P(rows or None)
-        return jax.shard_map(
-            on_device,
-            mesh=placement.mesh,
-            in_specs=(by_row, by_row, specs),
-            out_specs=(by_row, P()),
-            axis_names={*rows, "tensor"},
-            check_vma=False,
-        )(h, is_token, weights)
+    weights: "router" [E, X], "gate" and "up" [X, E, F], "down" [X, F, E], of one layer.
+    layer: its number among all layers that have experts.
+    """
+    if not isinstance(carry, ExpertCarry):
+        placement = Placement(product_of_platform(jax.default_backend()))
+        out, _ = mixture(h, jnp.ones(len(h), bool), weights, routing, placement)
+        return out, carry
+    out, load = mixture(h, carry.is_token, weights, routing, carry.placement)
+    all_loads = lax.dynamic_update_index_in_dim(carry.load, load, layer, 0)
+    return out, replace(carry, load=all_loads)
+
+
+def mixture(
+    h: Float[Array, "N E"],
+    is_token: Bool[Array, " N"],
+    weights: Mapping[str, jax.Array],
+    routing: Routing,
+    placement: Placement,
+) -> tuple[Float[Array, "N E"], Int[Array, " X"]]:
+    """Returns the weighted sum of every token's experts, and the tokens of every expert."""
+    X, tensor, rows = weights["gate"].shape[0], placement.tensor, placement.rows
+    is_split = tensor > 1 and X % tensor == 0  # as `mesh.shardings_of` splits the weights
+
+    def on_device(
+        h: jax.Array, is_token: jax.Array, weights: Mapping[str, jax.Array]
+    ) -> tuple[jax.Array, jax.Array]:
+        probabilities, chosen = route(h, weights["router"], *routing)
+        first = lax.axis_index("tensor") * (X // tensor) if is_split else 0
+        out = sum_of_experts(h, probabilities, chosen, is_token, weights, first, placement.product)
+        load = count(jnp.where(is_token[:, None], chosen, X), X)
+        if is_split:
+            out = lax.psum(out, "tensor")
+        if rows:
+            load = lax.psum(load, rows)
+        return out, load
+
+    if tensor == 1 and not rows:
+        return on_device(h, is_token, weights)
+    split = P("tensor") if is_split else P()
+    specs = {"router": P(), "gate": split, "up": split, "down": split}
+    by_row = P(rows or None)
+    return jax.shard_map(
+        on_device,
+        mesh=placement.mesh,
+        in_specs=(by_row, by_row, specs),
+        out_specs=(by_row, P()),
+        axis_names={*rows, "tensor"},
+        check_vma=False,
+    )(h, is_token, weights)
 
 
 def route(

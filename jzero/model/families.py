@@ -26,7 +26,7 @@ from jzero.files import JsonObject
 from jzero.model import expert_entries, hybrid, hybrid_config
 from jzero.model.architecture import QwenConfig
 from jzero.model.experts import ExpertLayer
-from jzero.model.hybrid_models import QWEN3_5_MODELS
+from jzero.model.hybrid_models import QWEN3_5_MODELS, QWEN3_5_MOE_MODELS
 from jzero.model.known_models import (
     LLAMA_MODELS,
     QWEN2_MODELS,
@@ -61,14 +61,18 @@ class StoredTensor(NamedTuple):
             [*inputs, *outputs] with the heads kept apart, so it is transposed and reshaped.
             "router": the tensor is [outputs, inputs] as well, and never has an adapter or 8 bits.
             "expert": one tensor [outputs, inputs] for every expert; our array leads with them.
+            "experts": one tensor [experts, outputs, inputs] of a whole layer.
+    part    (number, count): an "experts" tensor has the outputs of so many of our arrays, one after
+            the other, and those of this one are the number-th.
     inputs  how many leading axes of our array are the inputs of a "linear" tensor.
     is_adaptable  whether a "linear" tensor may have an adapter, and 8 bits.
     """
 
     name: str
-    layout: Literal["same", "flat", "linear", "router", "expert"] = "same"
+    layout: Literal["same", "flat", "linear", "router", "expert", "experts"] = "same"
     inputs: int = 1
     is_adaptable: bool = True
+    part: tuple[int, int] = (0, 1)
 
 
 class Stack(NamedTuple):
@@ -127,6 +131,8 @@ class Family:
     written       entries of a config.json beside those of `QwenConfig`, without which
                   `transformers` would compute something else.
     has_experts   whether the layers have experts in place of one MLP.
+    other_tensors  entries of `tensors` as some checkpoints have them instead. A checkpoint is read
+                  with them where it has the first of these names, and then exported with them.
     window        returns the tokens to which a layer attends at most, as a config.json says, or
                   None. `layer` attends to all of them, so longer sequences are refused.
     known_models  the sizes that can be planned without a download.
@@ -160,6 +166,7 @@ class Family:
     skipped: tuple[str, ...] = ()
     exact_names: frozenset[str] = frozenset()
     has_experts: bool = False
+    other_tensors: Mapping[str, StoredTensor] = field(default_factory=dict)
     is_exact: bool = False
 
 
@@ -213,19 +220,52 @@ def below_language_model(tensors: Mapping[str, StoredTensor]) -> dict[str, Store
     return below
 
 
-EXPERT_TENSORS = {
-    **{
-        leaf: stored
-        for leaf, stored in DENSE_TENSORS.items()
-        if leaf not in ("layers.gate", "layers.up", "layers.down")
-    },
-    "layers.router": StoredTensor("model.layers.{}.mlp.gate.weight", "router"),
+def without_mlp(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Returns the table of a family without its dense MLP."""
+    of_mlp = ("layers.gate", "layers.up", "layers.down")
+    return {leaf: stored for leaf, stored in tensors.items() if leaf not in of_mlp}
+
+
+ROUTER = {"layers.router": StoredTensor("model.layers.{}.mlp.gate.weight", "router")}
+
+# One tensor for each matrix of each expert: Qwen3.
+SINGLE_EXPERTS = {
     "layers.experts_gate": StoredTensor(
         "model.layers.{}.mlp.experts.{}.gate_proj.weight", "expert"
     ),
     "layers.experts_up": StoredTensor("model.layers.{}.mlp.experts.{}.up_proj.weight", "expert"),
     "layers.experts_down": StoredTensor(
         "model.layers.{}.mlp.experts.{}.down_proj.weight", "expert"
+    ),
+}
+
+# All experts of a layer in two tensors: Qwen3.5.
+FUSED_EXPERTS = {
+    "layers.experts_gate": StoredTensor(
+        "model.layers.{}.mlp.experts.gate_up_proj", "experts", part=(0, 2)
+    ),
+    "layers.experts_up": StoredTensor(
+        "model.layers.{}.mlp.experts.gate_up_proj", "experts", part=(1, 2)
+    ),
+    "layers.experts_down": StoredTensor("model.layers.{}.mlp.experts.down_proj", "experts"),
+}
+
+EXPERT_TENSORS = without_mlp(DENSE_TENSORS) | ROUTER | SINGLE_EXPERTS
+
+HYBRID_EXPERT_TENSORS = {
+    **without_mlp(HYBRID_TENSORS),
+    **ROUTER,
+    **FUSED_EXPERTS,
+    "layers.shared_gate": StoredTensor(
+        "model.layers.{}.mlp.shared_expert.gate_proj.weight", "linear"
+    ),
+    "layers.shared_up": StoredTensor("model.layers.{}.mlp.shared_expert.up_proj.weight", "linear"),
+    "layers.shared_down": StoredTensor(
+        "model.layers.{}.mlp.shared_expert.down_proj.weight", "linear"
+    ),
+    # One number a token: an adapter would be larger than the weight.
+    "layers.shared_router": StoredTensor(
+        "model.layers.{}.mlp.shared_expert_gate.weight", "linear", is_adaptable=False
     ),
 }
 
@@ -329,6 +369,7 @@ FAMILIES: dict[str, Family] = {
         written={"use_sliding_window": False, "mlp_only_layers": [], "decoder_sparse_step": 1},
         known_models=QWEN3_MOE_MODELS,
         has_experts=True,
+        other_tensors=FUSED_EXPERTS,
     ),
     "llama": Family(  # Llama 1, 2, 3, 3.1, 3.2 and 3.3, and what was made from them
         architecture="LlamaForCausalLM",
@@ -363,15 +404,37 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
-# The same model beside a vision tower, as the hub has it.
-FAMILIES["qwen3_5"] = replace(
+# The same with experts, such as Qwen3.5-35B-A3B.
+FAMILIES["qwen3_5_moe_text"] = replace(
     FAMILIES["qwen3_5_text"],
-    architecture="Qwen3_5ForConditionalGeneration",
-    tensors=below_language_model(HYBRID_TENSORS),
-    known_models=QWEN3_5_MODELS,
-    flat=hybrid_config.flat,
-    nested=hybrid_config.nested,
-    skipped=("mtp.", "model.visual."),
+    architecture="Qwen3_5MoeForCausalLM",
+    tensors=HYBRID_EXPERT_TENSORS,
+    other_tensors=SINGLE_EXPERTS,
+    refusals=hybrid_config.refusals_with_experts,
+    defaults=hybrid_config.DEFAULTS | expert_entries.HYBRID_DEFAULTS,
+    has_experts=True,
+)
+
+
+def with_vision(family: Family, architecture: str, known_models: KnownModels) -> Family:
+    """Returns the family of the same models beside a vision tower, as the hub has them."""
+    return replace(
+        family,
+        architecture=architecture,
+        tensors=below_language_model(family.tensors),
+        other_tensors=below_language_model(family.other_tensors),
+        known_models=known_models,
+        flat=hybrid_config.flat,
+        nested=hybrid_config.nested,
+        skipped=("mtp.", "model.visual."),
+    )
+
+
+FAMILIES["qwen3_5"] = with_vision(
+    FAMILIES["qwen3_5_text"], "Qwen3_5ForConditionalGeneration", QWEN3_5_MODELS
+)
+FAMILIES["qwen3_5_moe"] = with_vision(
+    FAMILIES["qwen3_5_moe_text"], "Qwen3_5MoeForConditionalGeneration", QWEN3_5_MOE_MODELS
 )
 
 

@@ -1,8 +1,9 @@
 """The layers of Qwen3.5: gated delta nets, and gated attention in every fourth layer.
 
-Both kinds of layer have the same MLP. The parameters of all layers lie side by side in one dict of
-stacks, of three lengths: what every layer has leads with an axis [L], what layers with attention
-have with [number of attention layers], and `delta_*` with [number of gated delta nets].
+Both kinds of layer have the same MLP or, in models such as Qwen3.5-35B-A3B, experts and beside them
+an MLP that all tokens go to. The parameters of all layers lie side by side in one dict of stacks,
+of three lengths: what every layer has leads with an axis [L], what layers with attention have with
+[number of attention layers], and `delta_*` with [number of gated delta nets].
 
     x, carry = forward(config, weights, x, rope, Mixers(attend, recur), carry, remat)
 
@@ -42,6 +43,7 @@ from jzero.model.architecture import (
     QwenConfig,
 )
 from jzero.model.delta_net import DeltaInputs, Recur, in_fp32
+from jzero.model.experts import mix, mixer_carry, routing_of, with_mixer_carry
 from jzero.model.layers import NORMAL, ONES, ZEROS, Attend, Rotary, project, rms_norm, rotate
 from jzero.model.linear import linear
 from jzero.model.loops import writes_layers_out
@@ -89,7 +91,7 @@ class HybridLayers(nnx.Module):
     """The stacked parameters of all layers. `forward` computes with them."""
 
     def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
-        E, F, D = config.hidden_size, config.intermediate_size, config.head_dim
+        E, D = config.hidden_size, config.head_dim
         H, K = config.num_attention_heads, config.num_key_value_heads
         sizes = sizes_of(config)
         heads, values = sizes.num_value_heads, sizes.num_value_heads * sizes.value_dim
@@ -104,9 +106,25 @@ class HybridLayers(nnx.Module):
         every = partial(stacked, config.num_hidden_layers)
         self.attn_norm = every((E,), ("norm",), ZEROS)  # before the mixer, whichever it is
         self.mlp_norm = every((E,), ("norm",), ZEROS)
-        self.gate = every((E, F), ("embed", "mlp"), NORMAL)
-        self.up = every((E, F), ("embed", "mlp"), NORMAL)
-        self.down = every((F, E), ("mlp", "embed"), NORMAL)
+        if config.num_experts:
+            X, F, shared = (
+                config.num_experts,
+                config.moe_intermediate_size,
+                config.shared_expert_intermediate_size,
+            )
+            self.router = every((E, X), ("embed", "router"), NORMAL)
+            self.experts_gate = every((X, E, F), ("experts", "embed", "expert_mlp"), NORMAL)
+            self.experts_up = every((X, E, F), ("experts", "embed", "expert_mlp"), NORMAL)
+            self.experts_down = every((X, F, E), ("experts", "expert_mlp", "embed"), NORMAL)
+            self.shared_gate = every((E, shared), ("embed", "mlp"), NORMAL)
+            self.shared_up = every((E, shared), ("embed", "mlp"), NORMAL)
+            self.shared_down = every((shared, E), ("mlp", "embed"), NORMAL)
+            self.shared_router = every((E, 1), ("embed", "router"), NORMAL)
+        else:
+            F = config.intermediate_size
+            self.gate = every((E, F), ("embed", "mlp"), NORMAL)
+            self.up = every((E, F), ("embed", "mlp"), NORMAL)
+            self.down = every((F, E), ("mlp", "embed"), NORMAL)
 
         attention = partial(stacked, len(config.attention_layers))
         # The query and the gate of a head lie side by side.
@@ -176,9 +194,9 @@ def forward(
             place_in_kind = kinds[:place].count(kind)
             of_layer = weights_of_layer(of_block, kind, place, place_in_kind)
             index = block * kinds.count(kind) + place_in_kind  # among the layers of this kind
-            layer = delta_layer if kind == DELTA_NET else attention_layer
-            compute = remat(partial(layer, config, rope, mixers))
-            x, carry = compute(of_layer, x, index, carry)
+            number = block * len(kinds) + place  # among all layers
+            compute = remat(partial(one_layer, config, rope, mixers, kind))
+            x, carry = compute(of_layer, x, index, number, carry)
         return (x, carry), None
 
     indices = jnp.arange(blocks, dtype=jnp.int32)
@@ -212,7 +230,30 @@ def weights_of_layer(of_block: Params, kind: str, place: int, place_in_kind: int
     return chosen
 
 
-def attention_layer(
+def one_layer(
+    config: QwenConfig,
+    rope: Rotary,
+    mixers: Mixers,
+    kind: str,
+    weights: Params,
+    x: Float[Array, "N E"],
+    index: jax.Array,
+    number: jax.Array,
+    carry: PyTree,
+) -> tuple[Float[Array, "N E"], PyTree]:
+    """Computes a layer: what mixes its tokens, then its MLP or its experts.
+
+    index: the number of the layer among those of its kind. number: among all layers.
+    """
+    mixer = add_delta_net if kind == DELTA_NET else add_attention
+    x, of_mixer = mixer(config, rope, mixers, weights, x, index, mixer_carry(carry))
+    carry = with_mixer_carry(carry, of_mixer)
+    if config.num_experts:
+        return add_experts(config, weights, x, number, carry)
+    return add_mlp(config, weights, x), carry
+
+
+def add_attention(
     config: QwenConfig,
     rope: Rotary,
     mixers: Mixers,
@@ -221,7 +262,7 @@ def attention_layer(
     layer: jax.Array,
     carry: PyTree,
 ) -> tuple[Float[Array, "N E"], PyTree]:
-    """Computes a layer whose attention has a gate, sigmoid(g), on every output of a head."""
+    """Adds attention that has a gate, sigmoid(g), on every output of a head."""
     B, T = rope.cos.shape[:2]
     N, D, eps = len(x), config.head_dim, config.rms_norm_eps
     h = zero_centered_norm(x, weights["attn_norm"], eps)
@@ -237,8 +278,7 @@ def attention_layer(
 
     mixed, carry = mixers.attend(q, k, v, layer, carry)
     gated = mixed.reshape(N, -1) * jax.nn.sigmoid(gate.reshape(N, -1))
-    x = x + linear(gated, weights["o"])
-    return mlp(config, weights, x), carry
+    return x + linear(gated, weights["o"]), carry
 
 
 def rotate_part(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T heads D"]:
@@ -248,7 +288,7 @@ def rotate_part(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B
     return jnp.concatenate([rotated, x[..., rotary_dim:]], axis=-1)
 
 
-def delta_layer(
+def add_delta_net(
     config: QwenConfig,
     rope: Rotary,
     mixers: Mixers,
@@ -257,7 +297,7 @@ def delta_layer(
     layer: jax.Array,
     carry: PyTree,
 ) -> tuple[Float[Array, "N E"], PyTree]:
-    """Computes a layer with a gated delta net, which knows order without any rotation."""
+    """Adds what a gated delta net makes, which knows order without any rotation."""
     B, T = rope.cos.shape[:2]
     N = len(x)
     sizes = sizes_of(config)
@@ -281,13 +321,32 @@ def delta_layer(
     normed = rms_norm(by_head, weights["delta_norm"], config.rms_norm_eps)
     z = in_fp32(linear(h, weights["delta_z"]))
     gated = in_fp32(normed).reshape(N, -1) * jax.nn.silu(z)
-    x = x + linear(gated.astype(x.dtype), weights["delta_out"])
-    return mlp(config, weights, x), carry
+    return x + linear(gated.astype(x.dtype), weights["delta_out"]), carry
 
 
-def mlp(config: QwenConfig, weights: Params, x: Float[Array, "N E"]) -> Float[Array, "N E"]:
+def add_mlp(config: QwenConfig, weights: Params, x: Float[Array, "N E"]) -> Float[Array, "N E"]:
     """Adds the gated MLP (Shazeer 2020, SwiGLU) behind its norm."""
     h = zero_centered_norm(x, weights["mlp_norm"], config.rms_norm_eps)
     gate = jax.nn.silu(linear(h, weights["gate"]))
     up = linear(h, weights["up"])
     return x + linear(gate * up, weights["down"])
+
+
+def add_experts(
+    config: QwenConfig, weights: Params, x: Float[Array, "N E"], number: jax.Array, carry: PyTree
+) -> tuple[Float[Array, "N E"], PyTree]:
+    """Adds every token's experts, and the MLP of all tokens times a gate of its own, sigmoid(s)."""
+    h = zero_centered_norm(x, weights["mlp_norm"], config.rms_norm_eps)
+    of_experts = {
+        "router": weights["router"],
+        "gate": weights["experts_gate"],
+        "up": weights["experts_up"],
+        "down": weights["experts_down"],
+    }
+    chosen, carry = mix(h, of_experts, routing_of(config), number, carry)
+
+    gate = jax.nn.silu(linear(h, weights["shared_gate"]))
+    up = linear(h, weights["shared_up"])
+    shared = linear(gate * up, weights["shared_down"])
+    share = jax.nn.sigmoid(linear(h, weights["shared_router"]))
+    return x + chosen + share * shared, carry

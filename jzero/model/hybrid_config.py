@@ -2,7 +2,8 @@
 
 A checkpoint with a vision tower has the language model's entries below `text_config`
 (model_type=qwen3_5); one without has them at the top (qwen3_5_text). `flat` brings the first into
-the shape of the second, so that everything else reads one kind of file.
+the shape of the second, so that everything else reads one kind of file. Models with experts are
+qwen3_5_moe and qwen3_5_moe_text; `expert_entries.py` reads what describes the experts.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from jzero.errors import shown
 from jzero.files import JsonObject
 from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig, QwenConfig
+from jzero.model.expert_entries import expert_refusals
 from jzero.model.rope_entries import HuggingFaceConfig, rope_refusals
 
-NESTED, TEXT = "qwen3_5", "qwen3_5_text"
+TEXT = "_text"  # what the model_type of the language model ends with
 SHARE = "partial_rotary_factor"
 DEFAULT_SHARE = 0.25
 DEFAULT_INTERVAL = 4  # layers from one attention to the next
@@ -104,7 +106,7 @@ def nested(entries: JsonObject, extra: HuggingFaceConfig) -> JsonObject:
     top["tie_word_embeddings"] = entries["tie_word_embeddings"]
     only_top = {"architectures", "torch_dtype", *(extra.keys() - text.keys() - {"eos_token_id"})}
     below = {name: value for name, value in entries.items() if name not in only_top}
-    top["text_config"] = {**text, **below, "model_type": TEXT}
+    top["text_config"] = {**text, **below, "model_type": entries["model_type"] + TEXT}
     return top
 
 
@@ -143,6 +145,12 @@ def refusals(hf_config: HuggingFaceConfig) -> Iterator[str]:
     rotated = hf_config["head_dim"] * rotated_share(hf_config)
     if rotated % 2 or not 0 < rotated <= hf_config["head_dim"]:
         yield f"{SHARE}={rotated_share(hf_config)} of head_dim={hf_config['head_dim']}: no pairs"
+
+
+def refusals_with_experts(hf_config: HuggingFaceConfig) -> Iterator[str]:
+    """Yields what `refusals` does, and what the experts would compute differently."""
+    yield from refusals(hf_config)
+    yield from expert_refusals(hf_config)
 
 
 def without_own_rope(hf_config: HuggingFaceConfig) -> HuggingFaceConfig:

@@ -1,5 +1,7 @@
 """Known models of Qwen3.5, and of what has its architecture: their sizes on the hub."""
 
+from dataclasses import replace
+
 from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig, QwenConfig
 
 
@@ -47,3 +49,18 @@ QWEN3_5_MODELS = {
 QWEN3_5_MODELS["Qwen/Qwen3.5-9B-Base"] = QWEN3_5_MODELS["Qwen/Qwen3.5-9B"]
 QWEN3_5_MODELS["Qwen/Qwen3.6-27B"] = QWEN3_5_MODELS["Qwen/Qwen3.5-27B"]
 QWEN3_5_MODELS["Qwen/Qwen3.8-27B"] = QWEN3_5_MODELS["Qwen/Qwen3.5-27B"]
+
+# 40 layers with 256 experts of width 512, of which a token goes to 8, and one MLP of that width.
+QWEN3_5_35B_A3B = replace(
+    qwen3_5(2048, 512, 40, 16, 2, 32, tie_word_embeddings=False),
+    model_type="qwen3_5_moe",
+    num_experts=256,
+    num_experts_per_tok=8,
+    moe_intermediate_size=512,
+    norm_topk_prob=True,
+    shared_expert_intermediate_size=512,
+)
+QWEN3_5_MOE_MODELS = {
+    "Qwen/Qwen3.5-35B-A3B": QWEN3_5_35B_A3B,
+    "Qwen/Qwen3.6-35B-A3B": QWEN3_5_35B_A3B,
+}

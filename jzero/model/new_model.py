@@ -18,7 +18,7 @@ def new_model(vocab_size: int, arch: ArchitectureConfig) -> QwenConfig:
     if family.flat is not as_it_is:
         raise UserError(
             f"model.arch.model_type={arch.model_type} has a vision tower, which jzero does not "
-            "make: set it to qwen3_5_text, which is its language model"
+            f"make: set it to {arch.model_type}_text, which is its language model"
         )
     entries = vars(arch)
     shared = {field.name for field in fields(QwenConfig)} & entries.keys()

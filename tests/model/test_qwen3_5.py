@@ -1,48 +1,24 @@
 """Qwen3.5: our model against transformers, and its checkpoints on the way in and out."""
 
 import json
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
+import hybrids
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hybrids import TEXT_ENTRIES, forward
 from safetensors.numpy import load_file, save_file
 
-from jzero.attention import xla
 from jzero.config import AdapterConfig
 from jzero.errors import UserError
-from jzero.model import adapters, delta_net, huggingface, qwen
-from jzero.model.architecture import QwenConfig
+from jzero.model import adapters, huggingface, qwen
 from jzero.model.families import FAMILIES
-from jzero.types import RowLayout
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
-TEXT_ENTRIES = {
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "rms_norm_eps": 1e-6,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 1e4,
-        "partial_rotary_factor": 0.25,
-        "mrope_section": [1, 1, 0],
-        "mrope_interleaved": True,
-    },
-    "layer_types": ["linear_attention", "full_attention"] * 2,
-    "max_position_embeddings": 128,
-}
 TOKENS = 80  # more than a chunk
 
 
@@ -53,13 +29,7 @@ def torch_model():
     torch.manual_seed(0)
     config = transformers.Qwen3_5TextConfig(**TEXT_ENTRIES, tie_word_embeddings=False)
     model = transformers.Qwen3_5ForCausalLM(config).to(torch.float32).eval()
-    with torch.no_grad():  # so that no norm and no gate is what it was made as
-        for name, parameter in model.named_parameters():
-            if "norm" in name or "dt_bias" in name or "conv1d" in name:
-                parameter += 0.3 * torch.randn_like(parameter)
-            elif parameter.ndim == 2:
-                parameter *= 4
-    return model
+    return hybrids.shaken(model)
 
 
 @pytest.fixture(scope="module")
@@ -67,26 +37,6 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("qwen3_5")
     torch_model().save_pretrained(path)
     return path
-
-
-@partial(jax.jit, static_argnums=0)
-def forward(config: QwenConfig, params: qwen.Params, tokens: jax.Array, segments: jax.Array):
-    """Returns the logits of plain rows."""
-    layout = RowLayout(0, 1, tokens.shape[1])
-
-    def attend(q, k, v, layer, carry):
-        return xla.packed(q, k, v, segments, layout), carry
-
-    def recur(inputs, layer, carry):
-        return delta_net.recur_packed(inputs, segments, layout), carry
-
-    is_first = jnp.diff(segments, axis=1, prepend=-1) != 0
-    columns = jnp.arange(tokens.shape[1])
-    positions = columns - jax.lax.cummax(jnp.where(is_first, columns, 0), axis=1)
-    hidden, _ = qwen.forward(
-        config, params, tokens, positions, attend, dtype=jnp.float32, recur=recur
-    )
-    return qwen.head(config, params, hidden, jnp.float32)
 
 
 def random_tokens(rows: int) -> np.ndarray:

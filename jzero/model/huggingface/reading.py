@@ -155,7 +155,7 @@ def check_checkpoint(
     Raises UserError where the checkpoint is not one of the model of `config`.
     """
     stored = stored_tensors(path)
-    tensors = checkpoint_tensors(config)
+    tensors = checkpoint_tensors(config, stored)
     check_tensors(path, config, stored, tensors)
     if config.tie_word_embeddings and HEAD in stored:
         check_head(stored, tensors["embed"][0].name)

@@ -50,6 +50,7 @@ ENTRIES = {
     "num_local_experts": Entry("whole number", False, 0, 2**16),
     "num_experts_per_tok": Entry("whole number", False, 0, 2**16),
     "moe_intermediate_size": Entry("whole number", False, 1, 2**20),
+    "shared_expert_intermediate_size": Entry("whole number", False, 0, 2**20),
     "norm_topk_prob": Entry("true or false"),
     "decoder_sparse_step": Entry("whole number", False, 0, 2**16),
     "hidden_act": Entry("text"),

@@ -7,13 +7,14 @@ The names and layouts come from the family's table in `families.py`.
 
 import itertools
 import math
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from flax import traverse_util
 
 from jzero.model.architecture import Params, QwenConfig
-from jzero.model.families import StoredTensor, family_of
+from jzero.model.families import Family, StoredTensor, family_of
 from jzero.model.qwen import abstract
 
 
@@ -28,14 +29,16 @@ def unflatten(leaves: dict[str, Any]) -> Params:
 
 
 class Tensor(NamedTuple):
-    """One tensor of a checkpoint."""
+    """One tensor of a checkpoint, or the part of it that belongs to one of our parameters."""
 
     name: str
     layer: int | None  # its index in our stacked parameter; None outside of the layers
     shape: tuple[int, ...]  # in our parameters, without [L]
     stored_shape: tuple[int, ...]  # in the checkpoint
     is_linear: bool  # the checkpoint holds it as [outputs, inputs]
-    expert: int | None = None  # its index behind that of the layer; None where there are no experts
+    expert: int | None = None  # its index behind that of the layer; None where it is of no expert
+    # Of a tensor [experts, outputs, inputs]: which of the outputs are ours. None: of any other.
+    outputs: slice | None = None
 
     def of(self, parameter: np.ndarray) -> np.ndarray:
         """Returns the part of our whole parameter that is in this tensor."""
@@ -46,11 +49,18 @@ class Tensor(NamedTuple):
 
     def to_ours(self, stored: np.ndarray) -> np.ndarray:
         """Converts a checkpoint's tensor to the shape of our parameter."""
+        if self.outputs is not None:
+            return stored[:, self.outputs].swapaxes(1, 2)
         return (stored.T if self.is_linear else stored).reshape(self.shape)
 
     def to_stored(self, ours: np.ndarray) -> np.ndarray:
-        """Converts one layer of our parameter to the checkpoint's tensor."""
-        if self.is_linear:
+        """Converts one layer of our parameter to the checkpoint's tensor.
+
+        To the checkpoint's values of `outputs`, where the tensor has others as well.
+        """
+        if self.outputs is not None:
+            stored = ours.swapaxes(1, 2)
+        elif self.is_linear:
             outputs, inputs = self.stored_shape
             stored = ours.reshape(inputs, outputs).T
         else:
@@ -58,13 +68,17 @@ class Tensor(NamedTuple):
         return np.ascontiguousarray(stored)
 
 
-def checkpoint_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
+def checkpoint_tensors(
+    config: QwenConfig, names_of_checkpoint: Collection[str] = ()
+) -> dict[str, list[Tensor]]:
     """Returns the tensors of every parameter ("embed", "layers.q", ...).
 
-    They are one, or one per layer, or those of all experts, layer by layer.
+    They are one, or one per layer, or those of all experts, layer by layer. Parameters may share a
+    tensor; the one whose values come first in it is first here.
+    names_of_checkpoint: the tensors that a checkpoint has, where the family has two forms.
     """
     family = family_of(config.model_type)
-    table = family.tensors
+    table = {**family.tensors, **other_tensors(family, names_of_checkpoint)}
     tensors = {}
     for leaf, array in flatten(abstract(config)).items():
         stored = table[leaf]
@@ -85,10 +99,37 @@ def checkpoint_tensors(config: QwenConfig) -> dict[str, list[Tensor]]:
         stored_shape = shape_in_checkpoint(stored, shape)
         is_linear = stored.layout in ("linear", "router", "expert")
         tensors[leaf] = [
-            Tensor(stored.name.format(*name), layer, shape, stored_shape, is_linear, expert)
+            Tensor(
+                stored.name.format(*name),
+                layer,
+                shape,
+                stored_shape,
+                is_linear,
+                expert,
+                outputs_of(stored, shape),
+            )
             for name, (layer, expert) in zip(names, places, strict=True)
         ]
     return tensors
+
+
+def other_tensors(
+    family: Family, names_of_checkpoint: Collection[str]
+) -> Mapping[str, StoredTensor]:
+    """Returns `Family.other_tensors` if the checkpoint has them, else nothing."""
+    for stored in family.other_tensors.values():
+        first_layer_and_expert = 0, 0
+        if stored.name.format(*first_layer_and_expert) in names_of_checkpoint:
+            return family.other_tensors
+    return {}
+
+
+def outputs_of(stored: StoredTensor, shape: tuple[int, ...]) -> slice | None:
+    """Returns which outputs of a tensor of all experts belong to a parameter of our `shape`."""
+    if stored.layout != "experts":
+        return None
+    width, (number, _) = shape[-1], stored.part
+    return slice(number * width, (number + 1) * width)
 
 
 def is_skipped(config: QwenConfig, name: str) -> bool:
@@ -105,4 +146,8 @@ def shape_in_checkpoint(stored: StoredTensor, shape: tuple[int, ...]) -> tuple[i
         return shape
     if stored.layout == "flat":
         return (math.prod(shape),)
+    if stored.layout == "experts":
+        experts, inputs, outputs = shape
+        _, count = stored.part
+        return experts, count * outputs, inputs
     return math.prod(shape[stored.inputs :]), math.prod(shape[: stored.inputs])

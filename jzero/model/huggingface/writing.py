@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import jax
 import ml_dtypes
@@ -32,17 +33,25 @@ ReadParameter = Callable[[str], np.ndarray]  # by name ("layers.q"), as `reading
 MAX_FILE_BYTES = 5 * 10**9  # transformers' own limit; a single larger tensor has a file of its own
 
 
+class Part(NamedTuple):
+    """What a parameter gives to a tensor of the checkpoint: mostly all of it."""
+
+    leaf: str  # the name of the parameter
+    tensor: Tensor
+
+
 class KeptTensors:
     """What an export keeps of the checkpoint that the model came from.
 
-    skipped: the tensors that jzero does not read.
+    skipped: the tensors that jzero does not read. stored: all of its tensors, if any are kept, or
+    if the family has two forms of checkpoints.
     """
 
     def __init__(self, original: Path | None, config: QwenConfig) -> None:
         family = family_of(config.model_type)
         self.exact_names = family.exact_names
         self.stored: Mapping[str, HeaderEntry] = {}
-        if original is not None and (family.skipped or family.exact_names):
+        if original is not None and (family.skipped or family.exact_names or family.other_tensors):
             self.stored = stored_tensors(original)
         self.skipped = {
             name: entry for name, entry in self.stored.items() if is_skipped(config, name)
@@ -138,26 +147,27 @@ def write_weights(
     """Writes safetensors files of at most `max_shard_bytes`, and an index if there are several."""
     check_dtype(dtype)
     leaves = flatten(params)
-    tensors: dict[str, tuple[str, Tensor]] = {}  # name in the checkpoint -> parameter, tensor
-    for leaf, layers in checkpoint_tensors(config).items():
-        for tensor in layers:
-            tensors[tensor.name] = leaf, tensor
-
     kept = kept or KeptTensors(None, config)
-    stored_dtypes = {
-        name: np.dtype(DTYPES[kept.dtype_of(name, leaf, dtype)])
-        for name, (leaf, _) in tensors.items()
-    }
-    everything: dict[str, tuple[str, Tensor] | HeaderEntry] = {**tensors, **kept.skipped}
+    tensors: dict[str, list[Part]] = {}  # by name in the checkpoint
+    for leaf, layers in checkpoint_tensors(config, kept.stored).items():
+        for tensor in layers:
+            tensors.setdefault(tensor.name, []).append(Part(leaf, tensor))
 
-    def stored_bytes(entry: tuple[str, Tensor] | HeaderEntry) -> int:
+    stored_dtypes = {
+        name: np.dtype(DTYPES[kept.dtype_of(name, parts[0].leaf, dtype)])
+        for name, parts in tensors.items()
+    }
+    everything: dict[str, list[Part] | HeaderEntry] = {**tensors, **kept.skipped}
+
+    def stored_bytes(entry: list[Part] | HeaderEntry) -> int:
         if isinstance(entry, HeaderEntry):
             return entry.end - entry.begin
-        _, tensor = entry
-        return math.prod(tensor.shape) * stored_dtypes[tensor.name].itemsize
+        tensor = entry[0].tensor
+        return math.prod(tensor.stored_shape) * stored_dtypes[tensor.name].itemsize
 
-    # The tensors of a parameter follow each other, so each parameter is fetched about once.
-    @lru_cache(1)
+    # The tensors of a parameter follow each other, so each parameter is fetched about once. Two
+    # parameters that share their tensors are fetched together.
+    @lru_cache(max(len(parts) for parts in tensors.values()))
     def fetch(leaf: str) -> np.ndarray:
         return fetch_weight(leaves[leaf], leaf, read_original)
 
@@ -173,9 +183,11 @@ def write_weights(
             if name in kept.skipped:
                 block[name] = kept.read(name)
                 continue
-            leaf, tensor = tensors[name]
-            host = fetch(leaf)  # every host takes part, although only the first one writes
-            block[name] = tensor.to_stored(tensor.of(host).astype(stored_dtypes[name]))
+            stored = []
+            for leaf, tensor in tensors[name]:
+                host = fetch(leaf)  # every host takes part, although only the first one writes
+                stored.append(tensor.to_stored(tensor.of(host).astype(stored_dtypes[name])))
+            block[name] = stored[0] if len(stored) == 1 else np.concatenate(stored, axis=1)
         if processes.is_first_process():
             write_tensors(path / file, block)
     if plan.is_sharded:
