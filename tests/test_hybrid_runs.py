@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -29,13 +30,25 @@ ARCH = ArchitectureConfig(
     linear_key_head_dim=8,
     linear_value_head_dim=8,
 )
+WITH_EXPERTS = replace(
+    ARCH,
+    model_type="qwen3_5_moe_text",
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    norm_topk_prob=True,
+    shared_expert_intermediate_size=16,
+)
 
 
 @pytest.mark.thorough  # most of it is compilation: of a run, and of two engines
 @pytest.mark.usefixtures("quick_runs")
-def test_a_hybrid_is_trained_exported_and_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arch", [pytest.param(ARCH, id="dense"), pytest.param(WITH_EXPERTS, id="experts")]
+)
+def test_a_hybrid_is_trained_exported_and_served(arch: ArchitectureConfig, tmp_path: Path) -> None:
     config = tiny_run(3, algorithms.PRESETS["grpo"]())
-    config.model.arch = ARCH
+    config.model.arch = arch
     config.rollout.kv_dtype = "float32"
     # The lengths of responses differ, so that every step has something to train on.
     config.task.reward = RewardConfig(functions=("accuracy", "length"))

@@ -411,7 +411,7 @@ FAMILIES["qwen3_5_moe_text"] = replace(
     tensors=HYBRID_EXPERT_TENSORS,
     other_tensors=SINGLE_EXPERTS,
     refusals=hybrid_config.refusals_with_experts,
-    defaults=hybrid_config.DEFAULTS | expert_entries.HYBRID_DEFAULTS,
+    defaults={**hybrid_config.DEFAULTS, **expert_entries.HYBRID_DEFAULTS},
     has_experts=True,
 )
 

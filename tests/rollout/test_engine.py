@@ -85,6 +85,15 @@ CONFIGS = {
         norm_topk_prob=True,
     ),
 }
+CONFIGS["hybrid_moe"] = replace(
+    CONFIGS["hybrid"],
+    model_type="qwen3_5_moe_text",
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=24,
+    norm_topk_prob=True,
+    shared_expert_intermediate_size=16,
+)
 MAX_PROMPT = 20
 MAX_NEW = 20
 TOTAL = MAX_PROMPT + MAX_NEW
@@ -235,12 +244,12 @@ def base(name: str = "qwen2", temperature: float = TEMPERATURE) -> Completions:
     return complete(make(name), temperature=temperature)[0]
 
 
-def assert_same(got: Completions, want: Completions) -> None:
+def assert_same(got: Completions, want: Completions, atol: float = 1e-5) -> None:
     for key, sequence in got.items():
         assert sequence.tokens == want[key].tokens, key
         assert sequence.finish_reason == want[key].finish_reason
         assert sequence.turn_text == want[key].turn_text
-        np.testing.assert_allclose(sequence.logps, want[key].logps, atol=1e-5, err_msg=str(key))
+        np.testing.assert_allclose(sequence.logps, want[key].logps, atol=atol, err_msg=str(key))
 
 
 # -- against the full forward pass ----------------------------------------------------------------

@@ -7,14 +7,17 @@ from test_engine import TEMPERATURE, assert_same, base, complete, make, params_o
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 NAME = "qwen3_moe"
+NAMES = [NAME, "hybrid_moe"]
 
 
-def test_sampled_log_probs_are_those_of_the_trainer() -> None:
-    for sequence, _, logps in scored(make(NAME), base(NAME), TEMPERATURE):
+@pytest.mark.parametrize("name", NAMES)
+def test_sampled_log_probs_are_those_of_the_trainer(name: str) -> None:
+    for sequence, _, logps in scored(make(name), base(name), TEMPERATURE):
         np.testing.assert_allclose(sequence.logps, logps, atol=1e-5)
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "arrangement",
     [
@@ -22,12 +25,14 @@ def test_sampled_log_probs_are_those_of_the_trainer() -> None:
         pytest.param({"shape": (2, 4), "decode_steps": 6}, id="2 shards x tensor 4"),
     ],
 )
-def test_neighbors_and_devices_change_nothing(arrangement: dict) -> None:
+def test_neighbors_and_devices_change_nothing(arrangement: dict, name: str) -> None:
     """Idle slots and the padding of prompts go to no expert; devices share the experts."""
-    engine = make(NAME, **arrangement)
+    engine = make(name, **arrangement)
     completions, _ = complete(engine)
 
-    assert_same(completions, base(NAME))
+    # As in test_slot_state.py: the state of a gated delta net keeps what was rounded.
+    atol = 1e-5 if name == NAME else 2e-5
+    assert_same(completions, base(name), atol)
     assert engine.program_settings.experts.tensor == engine.mesh.shape["tensor"]
 
 

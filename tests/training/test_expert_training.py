@@ -16,6 +16,7 @@ from jzero.distributed.mesh import decode_mesh
 from jzero.distributed.publish import publisher
 from jzero.errors import UserError
 from jzero.model import qwen
+from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig, QwenConfig
 from jzero.model.expert_checks import check_experts
 from jzero.planning.roofline import matmul_flops_per_token
 from jzero.run.metrics import find_metric
@@ -32,20 +33,32 @@ MOE = replace(
     moe_intermediate_size=8,
     norm_topk_prob=True,
 )
+# The same experts, and an MLP beside them, in a gated delta net and an attention.
+HYBRID_MOE = replace(
+    MOE,
+    model_type="qwen3_5_moe_text",
+    layer_types=(DELTA_NET, ATTENTION),
+    delta_net=DeltaNetConfig(
+        num_key_heads=2, num_value_heads=4, key_dim=8, value_dim=8, kernel_size=4
+    ),
+    partial_rotary_factor=0.5,
+    shared_expert_intermediate_size=8,
+)
 PARAMS = reference.random_params(MOE)
 
 
 @cache
-def step_on(sizes: tuple[int, int, int]) -> tuple[qwen.Params, Stats, int]:
+def step_on(sizes: tuple[int, int, int], model: QwenConfig = MOE) -> tuple[qwen.Params, Stats, int]:
     """Returns the gradient and the stats on a mesh, and the tokens that the model read."""
-    trainer = trainer_on(reference.settings(train=PACKINGS["two slots"]), sizes, MOE)
+    trainer = trainer_on(reference.settings(train=PACKINGS["two slots"]), sizes, model)
     trainer.policy.optimizer = optax.identity()
     minibatch = packed_minibatch(trainer)
     num_tokens = 0
     for batch, count in zip(minibatch.batches, minibatch.counts, strict=True):
         segments = np.asarray(batch.segments)[: int(count)]
         num_tokens += int((segments > 0).sum())
-    gradient, stats = gradient_of(trainer, minibatch, PARAMS)
+    params = PARAMS if model is MOE else reference.random_params(model)
+    gradient, stats = gradient_of(trainer, minibatch, params)
     return gradient, stats, num_tokens
 
 
@@ -66,6 +79,19 @@ def test_gradient_and_load_do_not_depend_on_the_mesh(sizes: tuple[int, int, int]
     np.testing.assert_array_equal(stats["expert_load"], expected_stats["expert_load"])
     np.testing.assert_allclose(stats["loss"], expected_stats["loss"], atol=1e-7)
     for name in ("router", "experts_gate", "experts_up", "experts_down"):
+        assert np.abs(gradient["layers"][name]).max() > 0, name
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)], ids=str)
+def test_experts_in_a_hybrid_do_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> None:
+    gradient, stats, num_tokens = step_on(sizes, HYBRID_MOE)
+    expected, expected_stats, _ = step_on((1, 1, 1), HYBRID_MOE)
+
+    assert reference.difference(gradient, expected) < 2e-5  # fp32, sums in another order
+    np.testing.assert_array_equal(stats["expert_load"], expected_stats["expert_load"])
+    assert stats["expert_load"].sum(axis=1).tolist() == [2 * num_tokens, 2 * num_tokens]
+    for name in ("router", "experts_gate", "shared_up", "shared_router", "delta_qkv"):
         assert np.abs(gradient["layers"][name]).max() > 0, name
 
 
