@@ -45,21 +45,23 @@ def decoder_shardings(
     return adapters.map_linear(config, place, quantized_places) if has_int8_base else place
 
 
-def quantized_places(place: NamedSharding, num_inputs: int) -> QuantizedWeight:
-    """Returns the shardings of a weight [L, *inputs, *outputs] in 8 bits.
+def quantized_places(place: NamedSharding, target: adapters.Target) -> QuantizedWeight:
+    """Returns the shardings of a weight [*stacked, *inputs, *outputs] in 8 bits.
 
-    The values are split as the weight is, and the scales as its outputs.
+    The values are split as the weight is, and the scales as what is stacked and the outputs.
     """
-    of_layers, *axes = place.spec
-    spec = P(of_layers, *[None] * num_inputs, *axes[num_inputs:])
+    num_stacked, num_inputs = len(target.stacked), len(target.inputs)
+    of_stack, of_outputs = place.spec[:num_stacked], place.spec[num_stacked + num_inputs :]
+    spec = P(*of_stack, *[None] * num_inputs, *of_outputs)
     return QuantizedWeight(place, NamedSharding(place.mesh, spec))
 
 
-def abstract_quantized(weight: jax.ShapeDtypeStruct, num_inputs: int) -> QuantizedWeight:
-    """Returns shapes, types and shardings of a weight [L, *inputs, *outputs] in 8 bits."""
-    places = quantized_places(weight.sharding, num_inputs)
-    num_layers, *axes = weight.shape
-    scales = (num_layers, *[1] * num_inputs, *axes[num_inputs:])
+def abstract_quantized(weight: jax.ShapeDtypeStruct, target: adapters.Target) -> QuantizedWeight:
+    """Returns shapes, types and shardings of a weight [*stacked, *inputs, *outputs] in 8 bits."""
+    places = quantized_places(weight.sharding, target)
+    num_stacked, num_inputs = len(target.stacked), len(target.inputs)
+    outputs = weight.shape[num_stacked + num_inputs :]
+    scales = (*target.stacked, *[1] * num_inputs, *outputs)
     return QuantizedWeight(
         jax.ShapeDtypeStruct(weight.shape, jnp.int8, sharding=places.values),
         jax.ShapeDtypeStruct(scales, jnp.float32, sharding=places.scale),

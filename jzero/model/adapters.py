@@ -8,9 +8,10 @@ frozen and A and B are trained. B starts at 0, so that an untrained adapter chan
     params = adapters.join(base, adapter, settings.scale)      # what `qwen.forward` computes with
     merged = adapters.merge(model, base, adapter, settings.scale)  # plain fp32 parameters, once
 
-A is [L, *inputs, R] and B is [L, R, *outputs], where W is [L, *inputs, *outputs]. Which parameters
-are weights of linear layers, and how many of their axes are inputs, is in the family's table of
-tensors (`families.py`) and nowhere else.
+A is [L, *inputs, R] and B is [L, R, *outputs], where W is [L, *inputs, *outputs]. Every expert has
+an adapter of its own: W is [L, X, inputs, outputs] then, A [L, X, inputs, R] and B
+[L, X, R, outputs]. Which parameters are weights of linear layers, and how many of their axes are
+inputs, is in the family's table of tensors (`families.py`) and nowhere else.
 
 A critic's adapter has the critic's head beside it: {"layers": ..., "value": f32[E]}. The head is
 trained as a whole, for the base has none.
@@ -36,21 +37,30 @@ HEAD = "value"  # of a critic
 
 
 class Target(NamedTuple):
-    """The weight of a linear layer that has an adapter; its shape is that of one layer."""
+    """The weight of a linear layer that may have an adapter: [*stacked, *inputs, *outputs]."""
 
+    stacked: tuple[int, ...]  # [L], the layers that have this weight; [L, X] of experts
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    input_axes: tuple[str, ...]  # logical names, see `distributed.mesh.RULES`
+    stacked_axes: tuple[str, ...]  # logical names, see `distributed.mesh.RULES`
+    input_axes: tuple[str, ...]
     output_axes: tuple[str, ...]
-    num_layers: int  # that have this weight
 
     @property
     def highest_rank(self) -> int:
         """The rank of the weight itself: an adapter of a higher one has nothing to add."""
         return min(math.prod(self.inputs), math.prod(self.outputs))
 
+    @property
+    def is_of_experts(self) -> bool:
+        return len(self.stacked) > 1
+
 
 # -- which weights have an adapter -----------------------------------------------------------------
+
+# The layouts of `StoredTensor` whose parameters are weights of linear layers, and how many axes
+# lead before the inputs: that of the layers, and that of the experts.
+LINEAR_LAYOUTS: Mapping[str, int] = {"linear": 1, "expert": 2, "experts": 2}
 
 
 def linear_layers(config: QwenConfig) -> dict[str, Target]:
@@ -61,17 +71,18 @@ def linear_layers(config: QwenConfig) -> dict[str, Target]:
     for leaf, stored in family_of(config.model_type).tensors.items():
         name = leaf.removeprefix("layers.")
         # The table may name more parameters than the family has.
-        is_linear = stored.layout == "linear" and stored.is_adaptable
+        is_linear = stored.layout in LINEAR_LAYOUTS and stored.is_adaptable
         if leaf.startswith("layers.") and name in weights and is_linear:
-            num_layers, *shape = weights[name].shape
-            _, *names = axes[name]
-            inputs = stored.inputs
+            shape, names = weights[name].shape, axes[name]
+            first_input = LINEAR_LAYOUTS[stored.layout]
+            first_output = first_input + stored.inputs
             layers[name] = Target(
-                inputs=tuple(shape[:inputs]),
-                outputs=tuple(shape[inputs:]),
-                input_axes=tuple(names[:inputs]),
-                output_axes=tuple(names[inputs:]),
-                num_layers=num_layers,
+                stacked=shape[:first_input],
+                inputs=shape[first_input:first_output],
+                outputs=shape[first_output:],
+                stacked_axes=names[:first_input],
+                input_axes=names[first_input:first_output],
+                output_axes=names[first_output:],
             )
     return layers
 
@@ -95,16 +106,15 @@ def targets(config: QwenConfig, adapter: AdapterConfig) -> dict[str, Target]:
 
 
 def map_linear(
-    config: QwenConfig, params: Params, convert: Callable[[Any, int], QuantizedWeight]
+    config: QwenConfig, params: Params, convert: Callable[[Any, Target], QuantizedWeight]
 ) -> Params:
     """Returns `params` with every weight of a linear layer converted.
 
-    convert: takes a leaf of `params`, which may be anything, and how many of the weight's axes are
-        inputs.
+    convert: takes a leaf of `params`, which may be anything, and which axes the weight has.
     """
     layers = dict(params["layers"])
     for name, target in linear_layers(config).items():
-        layers[name] = convert(layers[name], len(target.inputs))
+        layers[name] = convert(layers[name], target)
     return params | {"layers": layers}
 
 
@@ -152,10 +162,10 @@ def init(config: QwenConfig, adapter: AdapterConfig, key: jax.Array) -> Params:
             layers[name] = {
                 "a": draw(
                     jax.random.fold_in(key, place),
-                    (target.num_layers, *target.inputs, rank),
+                    (*target.stacked, *target.inputs, rank),
                     math.prod(target.inputs),
                 ),
-                "b": jnp.zeros((target.num_layers, rank, *target.outputs), jnp.float32),
+                "b": jnp.zeros((*target.stacked, rank, *target.outputs), jnp.float32),
             }
     head = {HEAD: qwen.init(config, key)[HEAD]} if config.value_head else {}
     return {"layers": layers, **head}
@@ -173,8 +183,8 @@ def logical_axes(config: QwenConfig, adapter: AdapterConfig) -> Params:
     """
     layers = {
         name: {
-            "a": ("layers", *target.input_axes, "rank"),
-            "b": ("layers", "rank", *target.output_axes),
+            "a": (*target.stacked_axes, *target.input_axes, "rank"),
+            "b": (*target.stacked_axes, "rank", *target.output_axes),
         }
         for name, target in targets(config, adapter).items()
     }
@@ -234,10 +244,11 @@ def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Pa
     Of a W in 8 bits they are those of the dequantized weight.
     """
     joined = join(base, adapter, scale)
+    num_stacked = {name: len(target.stacked) for name, target in linear_layers(config).items()}
 
-    def merged(leaf: LinearWeight, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def merged(path: tuple, leaf: LinearWeight, like: jax.ShapeDtypeStruct) -> jax.Array:
         if isinstance(leaf, AdaptedWeight):
-            return leaf.merged().reshape(like.shape)
+            return leaf.merged(num_stacked[path[-1].key]).reshape(like.shape)
         if isinstance(leaf, QuantizedWeight):
             return dequantize(leaf, jnp.float32).reshape(like.shape)
         assert not isinstance(leaf, TiledWeight), "weights in tiles exist within a program alone"
@@ -246,7 +257,8 @@ def merge(config: QwenConfig, base: Params, adapter: Params, scale: float) -> Pa
     def is_leaf(node: object) -> bool:
         return is_adapted(node) or is_quantized(node)
 
-    return jax.tree.map(merged, joined, qwen.abstract(config), is_leaf=is_leaf)
+    like = qwen.abstract(config)
+    return jax.tree_util.tree_map_with_path(merged, joined, like, is_leaf=is_leaf)
 
 
 def is_adapted(leaf: object) -> bool:

@@ -1,16 +1,12 @@
-"""What a run asks of a model with experts that cannot be."""
+"""A model with experts that cannot be."""
 
-from jzero.config import ModelConfig
 from jzero.errors import UserError
 from jzero.model.architecture import QwenConfig
 from jzero.model.families import FAMILIES, family_of
 
 
-def check_experts(model: QwenConfig, settings: ModelConfig) -> None:
-    """Raises UserError if the family and the number of experts, or model.base, do not go together.
-
-    Adapters leave experts as they are, and so does an int8 base, which would be no smaller then.
-    """
+def check_experts(model: QwenConfig) -> None:
+    """Raises UserError if the family and the number of experts do not go together."""
     has_experts = family_of(model.model_type).has_experts
     if has_experts and not model.num_experts:
         raise UserError(
@@ -22,9 +18,4 @@ def check_experts(model: QwenConfig, settings: ModelConfig) -> None:
         raise UserError(
             f"model.arch.num_experts={model.num_experts}: model_type={model.model_type} has no "
             f"experts; set it to 0, or choose a family that has them: {names}"
-        )
-    if has_experts and settings.is_base_quantized:
-        raise UserError(
-            f"model.base={settings.base} is not implemented for the experts of "
-            f"{model.model_type}, which are most of the model: set model.base=native"
         )

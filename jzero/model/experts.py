@@ -13,7 +13,6 @@ A caller that knows which tokens are padding, or whose devices share the experts
 experts.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -27,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jzero.model.architecture import QwenConfig
-from jzero.model.grouped_products import grouped_product, product_of_platform
+from jzero.model.grouped_products import GroupedWeight, grouped_product, product_of_platform
 from jzero.model.layers import NORMAL, Attend, DenseLayer, Rotary, parameter, rms_norm
 
 
@@ -96,6 +95,23 @@ def decoding_placement(mesh: Mesh) -> Placement:
     return Placement(product, mesh.shape["tensor"])
 
 
+class ExpertWeights(NamedTuple):
+    """The weights of one layer's experts. Those of the MLPs may be in 8 bits or have adapters."""
+
+    router: Array  # [E, X]
+    gate: GroupedWeight  # [X, E, F]
+    up: GroupedWeight  # [X, E, F]
+    down: GroupedWeight  # [X, F, E]
+
+
+class Experts(NamedTuple):
+    """The experts that a device computes, some of a layer or all."""
+
+    weights: ExpertWeights
+    first: jax.Array | int  # the number of the first of them among all experts
+    number: int
+
+
 class Routing(NamedTuple):
     """How a router chooses the experts of a token."""
 
@@ -144,26 +160,25 @@ class ExpertLayer(DenseLayer):
         """Returns the hidden states after the layer, and the `carry`."""
         x, attention = self.with_attention(x, rope, attend, layer, mixer_carry(carry))
         h = rms_norm(x, self.mlp_norm[...], self.norm_eps)
-        weights = {
-            "router": self.router[...],
-            "gate": self.experts_gate[...],
-            "up": self.experts_up[...],
-            "down": self.experts_down[...],
-        }
+        weights = ExpertWeights(
+            router=self.router.get_value(),
+            gate=self.experts_gate.get_value(),
+            up=self.experts_up.get_value(),
+            down=self.experts_down.get_value(),
+        )
         out, carry = mix(h, weights, self.routing, layer, with_mixer_carry(carry, attention))
         return x + out, carry
 
 
 def mix(
     h: Float[Array, "N E"],
-    weights: Mapping[str, jax.Array],
+    weights: ExpertWeights,
     routing: Routing,
     layer: Int[Array, ""],
     carry: PyTree,
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Returns the weighted sum of every token's experts, and the carry with the layer's load.
 
-    weights: "router" [E, X], "gate" and "up" [X, E, F], "down" [X, F, E], of one layer.
     layer: its number among all layers that have experts.
     """
     if not isinstance(carry, ExpertCarry):
@@ -178,20 +193,22 @@ def mix(
 def mixture(
     h: Float[Array, "N E"],
     is_token: Bool[Array, " N"],
-    weights: Mapping[str, jax.Array],
+    weights: ExpertWeights,
     routing: Routing,
     placement: Placement,
 ) -> tuple[Float[Array, "N E"], Int[Array, " X"]]:
     """Returns the weighted sum of every token's experts, and the tokens of every expert."""
-    X, tensor, rows = weights["gate"].shape[0], placement.tensor, placement.rows
+    X, tensor, rows = weights.router.shape[1], placement.tensor, placement.rows
     is_split = tensor > 1 and X % tensor == 0  # as `mesh.shardings_of` splits the weights
 
     def on_device(
-        h: jax.Array, is_token: jax.Array, weights: Mapping[str, jax.Array]
+        h: jax.Array, is_token: jax.Array, router: jax.Array, *of_mlps: GroupedWeight
     ) -> tuple[jax.Array, jax.Array]:
-        probabilities, chosen = route(h, weights["router"], *routing)
+        weights = ExpertWeights(router, *of_mlps)
+        probabilities, chosen = route(h, weights.router, *routing)
         first = lax.axis_index("tensor") * (X // tensor) if is_split else 0
-        out = sum_of_experts(h, probabilities, chosen, is_token, weights, first, placement.product)
+        here = Experts(weights, first, X // tensor if is_split else X)
+        out = sum_of_experts(h, probabilities, chosen, is_token, here, placement.product)
         load = count(jnp.where(is_token[:, None], chosen, X), X)
         if is_split:
             out = lax.psum(out, "tensor")
@@ -200,18 +217,17 @@ def mixture(
         return out, load
 
     if tensor == 1 and not rows:
-        return on_device(h, is_token, weights)
+        return on_device(h, is_token, *weights)
     split = P("tensor") if is_split else P()
-    specs = {"router": P(), "gate": split, "up": split, "down": split}
     by_row = P(rows or None)
     return jax.shard_map(
         on_device,
         mesh=placement.mesh,
-        in_specs=(by_row, by_row, specs),
+        in_specs=(by_row, by_row, P(), split, split, split),
         out_specs=(by_row, P()),
         axis_names={*rows, "tensor"},
         check_vma=False,
-    )(h, is_token, weights)
+    )(h, is_token, *weights)
 
 
 def route(
@@ -239,18 +255,13 @@ def sum_of_experts(
     probabilities: Float[Array, "N k"],
     chosen: Int[Array, "N k"],
     is_token: Bool[Array, " N"],
-    weights: Mapping[str, jax.Array],
-    first: jax.Array | int,
+    here: Experts,
     product: str,
 ) -> Float[Array, "N E"]:
-    """Returns the weighted sum of those of every token's experts that are in `weights`.
-
-    weights: "gate" and "up" [experts, E, F] and "down" [experts, F, E], of some experts or all.
-    first: the number of the first of them.
-    """
+    """Returns the weighted sum of those of every token's experts that are `here`."""
     N, k = chosen.shape
-    num_experts = weights["gate"].shape[0]
-    place = chosen - first
+    weights, num_experts = here.weights, here.number
+    place = chosen - here.first
     is_here = (place >= 0) & (place < num_experts) & is_token[:, None]
     group = jnp.where(is_here, place, num_experts).ravel()  # those of other devices come last
 
@@ -260,9 +271,9 @@ def sum_of_experts(
     multiply = partial(grouped_product, product)
 
     rows = permuted(jnp.repeat(h, k, axis=0), order, inverse)
-    gate = jax.nn.silu(multiply(rows, weights["gate"], sizes))
-    up = multiply(rows, weights["up"], sizes)
-    out = multiply(gate * up, weights["down"], sizes)
+    gate = jax.nn.silu(multiply(rows, weights.gate, sizes))
+    up = multiply(rows, weights.up, sizes)
+    out = multiply(gate * up, weights.down, sizes)
     by_token = permuted(out, inverse, order).reshape(N, k, -1)
     summed = jnp.einsum(
         "nke,nk->ne", by_token.astype(jnp.float32), jnp.where(is_here, probabilities, 0)

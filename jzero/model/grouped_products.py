@@ -1,44 +1,61 @@
 """Products of rows with the weights of their groups: row r of group g times W[g].
 
-    out = PRODUCTS["blocks"](rows, weights, sizes)   # [M, I], [X, I, O], i32[X] -> [M, O]
+    out = PRODUCTS["blocks"](rows, weights, sizes, jnp.bfloat16)   # of [M, I], [X, I, O] and i32[X]
 
 The rows are sorted by group, `sizes` has the rows of every group, and what follows them belongs to
 no group: its output is 0. `lax.ragged_dot` is this product on TPU and GPU. On a CPU XLA computes it
 as a product with all weights, X times the work; there `block_product` multiplies blocks of
 rows, each with the weight of its group. `tests/model/test_grouped_products.py` compares both with a
 loop over groups.
+
+    out = grouped_product("blocks", rows, weight, sizes)
+
+also takes the other kinds of weights that `linear.py` knows: in 8 bits, and with an adapter for
+every group.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int, Num
 
-from jzero.model.linear import GROUPED_PRODUCT
+from jzero.model.linear import (
+    GROUPED_PRODUCT,
+    LOW_RANK_PRODUCT,
+    AdaptedWeight,
+    FrozenWeight,
+)
+from jzero.model.quantized import QuantizedWeight
 
-GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+# (rows [M, inputs], weights [X, inputs, outputs], sizes i32[X], type of the result)
+GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array, DTypeLike], jax.Array]
+GroupedWeight = FrozenWeight | AdaptedWeight  # of all groups
 
 FEWEST_ROWS, MOST_ROWS = 8, 256  # of a block
 
 
 def ragged_product(
     rows: Float[Array, "M inputs"],
-    weights: Float[Array, "X inputs outputs"],
+    weights: Num[Array, "X inputs outputs"],
     sizes: Int[Array, " X"],
+    dtype: DTypeLike,
 ) -> Float[Array, "M outputs"]:
     """Multiplies every row by the weight of its group with `lax.ragged_dot`.
 
     Platforms differ in what they return for rows without a group, so these are set to 0, and so is
-    their gradient.
+    their gradient. Integers are converted to the type of the rows, which holds those of 8 bits.
     """
     is_grouped = (jnp.arange(len(rows)) < sizes.sum())[:, None]
     rows = jnp.where(is_grouped, rows, 0)
+    weights = weights.astype(rows.dtype)
     out = lax.ragged_dot(rows, weights, sizes, preferred_element_type=jnp.float32)
-    return jnp.where(is_grouped, out.astype(rows.dtype), 0)
+    return jnp.where(is_grouped, out.astype(dtype), 0)
 
 
 # -- blocks of rows --------------------------------------------------------------------------------
@@ -83,12 +100,17 @@ def cut_into_blocks(num_rows: int, sizes: Int[Array, " X"]) -> Blocks:
 
 
 def multiply_blocks(
-    letters: str, rows: jax.Array, weights: jax.Array, sizes: jax.Array, width: int
+    letters: str,
+    rows: jax.Array,
+    weights: jax.Array,
+    sizes: jax.Array,
+    width: int,
+    dtype: DTypeLike,
 ) -> Float[Array, "M width"]:
     """Multiplies every block by the weight of its group, which `letters` may transpose.
 
     Every block writes all of its rows. Those beyond the end of its group hold nonsense, until the
-    next block, which begins there, overwrites them.
+    next block, which begins there, overwrites them. Weights may be integers of 8 bits.
     """
     M = len(rows)
     blocks = cut_into_blocks(M, sizes)
@@ -97,49 +119,63 @@ def multiply_blocks(
     def multiply(number: jax.Array, out: jax.Array) -> jax.Array:
         block = blocks.block(number)
         part = lax.dynamic_slice_in_dim(padded, block.first_row, blocks.rows)
-        product = jnp.einsum(
-            letters, part, weights[block.group], preferred_element_type=jnp.float32
-        )
+        weight = weights[block.group].astype(rows.dtype)
+        product = jnp.einsum(letters, part, weight, preferred_element_type=jnp.float32)
         return lax.dynamic_update_slice_in_dim(out, product.astype(out.dtype), block.first_row, 0)
 
-    empty = jnp.zeros((M + blocks.rows, width), rows.dtype)
+    empty = jnp.zeros((M + blocks.rows, width), dtype)
     out = lax.fori_loop(0, blocks.ends[-1], multiply, empty)[:M]
     return jnp.where((jnp.arange(M) < sizes.sum())[:, None], out, 0)
 
 
-@jax.custom_vjp
 def block_product(
     rows: Float[Array, "M inputs"],
-    weights: Float[Array, "X inputs outputs"],
+    weights: Num[Array, "X inputs outputs"],
+    sizes: Int[Array, " X"],
+    dtype: DTypeLike,
+) -> Float[Array, "M outputs"]:
+    """Multiplies every row by the weight of its group, a block of rows at a time."""
+    return differentiable_blocks(dtype, rows, weights, sizes)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def differentiable_blocks(
+    dtype: DTypeLike,
+    rows: Float[Array, "M inputs"],
+    weights: Num[Array, "X inputs outputs"],
     sizes: Int[Array, " X"],
 ) -> Float[Array, "M outputs"]:
-    """Multiplies every row by the weight of its group, a block of rows at a time.
+    """Computes `block_product`.
 
     The number of blocks is data, so that rows without a group cost nothing. JAX cannot
     differentiate such a loop; its own derivative of one over all blocks would add an array as large
     as all weights for every block.
     """
-    return multiply_blocks("ni,io->no", rows, weights, sizes, weights.shape[2])
+    return multiply_blocks("ni,io->no", rows, weights, sizes, weights.shape[2], dtype)
 
 
 Kept = tuple[jax.Array, jax.Array, jax.Array]  # the arguments of `block_product`
 
 
 def block_product_forward(
+    dtype: DTypeLike,
     rows: Float[Array, "M inputs"],
-    weights: Float[Array, "X inputs outputs"],
+    weights: Num[Array, "X inputs outputs"],
     sizes: Int[Array, " X"],
 ) -> tuple[Float[Array, "M outputs"], Kept]:
     """Returns the product, and what the backward pass reads."""
-    return block_product(rows, weights, sizes), (rows, weights, sizes)
+    return block_product(rows, weights, sizes, dtype), (rows, weights, sizes)
 
 
 def block_product_backward(
-    kept: Kept, gradient: Float[Array, "M outputs"]
-) -> tuple[Float[Array, "M inputs"], Float[Array, "X inputs outputs"], None]:
-    """Returns the gradients of the rows and of the weights. The sizes have none."""
+    dtype: DTypeLike, kept: Kept, gradient: Float[Array, "M outputs"]
+) -> tuple[Float[Array, "M inputs"], Float[Array, "X inputs outputs"] | None, None]:
+    """Returns the gradients of the rows and of the weights. Sizes have none, nor have integers."""
     rows, weights, sizes = kept
-    of_rows = multiply_blocks("no,io->ni", gradient, weights, sizes, weights.shape[1])
+    gradient = gradient.astype(rows.dtype)
+    of_rows = multiply_blocks("no,io->ni", gradient, weights, sizes, weights.shape[1], rows.dtype)
+    if jnp.issubdtype(weights.dtype, jnp.integer):
+        return of_rows, None, None
 
     blocks = cut_into_blocks(len(rows), sizes)
     padding = ((0, blocks.rows), (0, 0))
@@ -160,7 +196,7 @@ def block_product_backward(
     return of_rows, of_weights.astype(weights.dtype), None
 
 
-block_product.defvjp(block_product_forward, block_product_backward)
+differentiable_blocks.defvjp(block_product_forward, block_product_backward)
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -181,8 +217,35 @@ def product_of_platform(platform: str) -> str:
 def grouped_product(
     kind: str,
     rows: Float[Array, "M inputs"],
-    weights: Float[Array, "X inputs outputs"],
+    weight: GroupedWeight,
     sizes: Int[Array, " X"],
 ) -> Float[Array, "M outputs"]:
-    """Multiplies every row by the weight of its group. `kind` is a key of PRODUCTS."""
-    return checkpoint_name(PRODUCTS[kind](rows, weights, sizes), GROUPED_PRODUCT)
+    """Multiplies every row by the weight of its group. `kind` is a key of PRODUCTS.
+
+    Sums are in fp32 and rounded once, as those of `linear` are.
+    """
+    multiply = PRODUCTS[kind]
+    if isinstance(weight, AdaptedWeight):
+        low_rank = checkpoint_name(multiply(rows, weight.a, sizes, rows.dtype), LOW_RANK_PRODUCT)
+        change = weight.scale * multiply(low_rank, weight.b, sizes, jnp.float32)
+        out = (times_frozen(multiply, rows, weight.weight, sizes) + change).astype(rows.dtype)
+    elif isinstance(weight, QuantizedWeight):
+        out = times_frozen(multiply, rows, weight, sizes).astype(rows.dtype)
+    else:
+        out = multiply(rows, weight, sizes, rows.dtype)
+    return checkpoint_name(out, GROUPED_PRODUCT)
+
+
+def times_frozen(
+    multiply: GroupedProduct,
+    rows: Float[Array, "M inputs"],
+    weight: FrozenWeight,
+    sizes: Int[Array, " X"],
+) -> Float[Array, "M outputs"]:
+    """Multiplies every row by the weight of its group, which may be in 8 bits, in fp32."""
+    if not isinstance(weight, QuantizedWeight):
+        return multiply(rows, weight, sizes, jnp.float32)
+    products = multiply(rows, weight.values, sizes, jnp.float32)
+    # Rows that follow all groups have products of 0, with any scale.
+    scales = jnp.repeat(weight.scale[:, 0], sizes, axis=0, total_repeat_length=len(rows))
+    return products * scales

@@ -43,7 +43,13 @@ from jzero.model.architecture import (
     QwenConfig,
 )
 from jzero.model.delta_net import DeltaInputs, Recur, in_fp32
-from jzero.model.experts import mix, mixer_carry, routing_of, with_mixer_carry
+from jzero.model.experts import (
+    ExpertWeights,
+    mix,
+    mixer_carry,
+    routing_of,
+    with_mixer_carry,
+)
 from jzero.model.layers import NORMAL, ONES, ZEROS, Attend, Rotary, project, rms_norm, rotate
 from jzero.model.linear import linear
 from jzero.model.loops import writes_layers_out
@@ -337,12 +343,12 @@ def add_experts(
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Adds every token's experts, and the MLP of all tokens times a gate of its own, sigmoid(s)."""
     h = zero_centered_norm(x, weights["mlp_norm"], config.rms_norm_eps)
-    of_experts = {
-        "router": weights["router"],
-        "gate": weights["experts_gate"],
-        "up": weights["experts_up"],
-        "down": weights["experts_down"],
-    }
+    of_experts = ExpertWeights(
+        router=weights["router"],
+        gate=weights["experts_gate"],
+        up=weights["experts_up"],
+        down=weights["experts_down"],
+    )
     chosen, carry = mix(h, of_experts, routing_of(config), number, carry)
 
     gate = jax.nn.silu(linear(h, weights["shared_gate"]))

@@ -36,7 +36,8 @@ GROUPED_PRODUCT = "grouped product"  # [N * experts of a token, outputs]
 class AdaptedWeight:
     """A frozen weight W with an adapter: stands for W + scale * A B, which is never computed.
 
-    In the stack of all layers every array leads with an axis [L].
+    In the stack of all layers every array leads with an axis [L]. Weights of experts have one more
+    axis behind it, [X], in all arrays.
     """
 
     weight: Float[Array, "..."] | QuantizedWeight  # [*inputs, *outputs], or [inputs, outputs]
@@ -44,17 +45,18 @@ class AdaptedWeight:
     b: Float[Array, "R ..."]  # [R, *outputs]
     scale: float  # alpha / R
 
-    def merged(self) -> Float[Array, "L ..."]:
+    def merged(self, num_stacked: int) -> Float[Array, "L ..."]:
         """Returns W + scale * A B of the stack of all layers, in fp32 and in the shape of W.
 
+        num_stacked: how many axes lead in every array: 1, or 2 of experts.
         NumPy arrays are merged by NumPy. A W in 8 bits is scale * values.
         """
         weight = self.weight
         if isinstance(weight, QuantizedWeight):
             weight = dequantize(weight, np.float32)
-        layers, rank = self.b.shape[:2]
-        a = self.a.reshape(layers, -1, rank)
-        b = self.b.reshape(layers, rank, -1)
+        stacked, rank = self.a.shape[:num_stacked], self.a.shape[-1]
+        a = self.a.reshape(*stacked, -1, rank)
+        b = self.b.reshape(*stacked, rank, -1)
         if isinstance(a, np.ndarray):
             change = np.matmul(a, b)
         else:  # by default a TPU would multiply in bf16

@@ -10,12 +10,14 @@ that the base calls `model.layers.0.mlp.up_proj.weight` has two tensors there, o
     base_model.model.model.layers.0.mlp.up_proj.lora_A.weight  [R, inputs]
     base_model.model.model.layers.0.mlp.up_proj.lora_B.weight  [outputs, R]
 
-The names come from the family's table of tensors, and so do the shapes. A directory is checked as a
-whole before anything is allocated: what jzero would compute differently from `peft` is refused.
+The names come from the family's table of tensors, and so do the shapes. Every expert is a module of
+its own here, `model.layers.0.mlp.experts.0.up_proj`, in whatever form a checkpoint has the experts:
+`peft` brings them together when it loads them. A directory is checked as a whole before anything is
+allocated: what jzero would compute differently from `peft` is refused.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -27,6 +29,7 @@ from jzero.files import JsonObject
 from jzero.model import adapters, hub
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.directory import file_in, read_json
+from jzero.model.families import family_of
 from jzero.model.hub import is_on_hub
 from jzero.model.huggingface.headers import HeaderEntry, check_type, name_some, read_header
 from jzero.model.huggingface.reading import read_parameters
@@ -74,9 +77,22 @@ Item = TypeVar("Item")
 # -- names -----------------------------------------------------------------------------------------
 
 
+def tensors_of_modules(config: QwenConfig) -> dict[str, list[Tensor]]:
+    """Returns the tensors of every parameter in a checkpoint where every expert has its own."""
+    family = family_of(config.model_type)
+    of_experts = {**family.tensors, **family.other_tensors}
+    first_layer_and_expert = 0, 0
+    names = {
+        stored.name.format(*first_layer_and_expert)
+        for stored in of_experts.values()
+        if stored.layout == "expert"
+    }
+    return checkpoint_tensors(config, names)
+
+
 def modules(config: QwenConfig) -> dict[str, list[str]]:
     """Returns the base's names of each linear layer: {"q": ["model.layers.0...", ...], ...}."""
-    tensors = checkpoint_tensors(config)
+    tensors = tensors_of_modules(config)
     return {
         name: [tensor.name.removesuffix(SUFFIX) for tensor in tensors[f"layers.{name}"]]
         for name in adapters.linear_layers(config)
@@ -84,10 +100,13 @@ def modules(config: QwenConfig) -> dict[str, list[str]]:
 
 
 def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, list[Tensor]]:
-    """Returns the tensors of every factor ("layers.q.a", "layers.q.b", ...): one per layer."""
+    """Returns the tensors of every factor ("layers.q.a", "layers.q.b", ...).
+
+    They are one per layer, or one per expert of each layer.
+    """
     names = modules(config)
     rank = settings.rank
-    of_weights = checkpoint_tensors(config)
+    of_weights = tensors_of_modules(config)
     tensors: dict[str, list[Tensor]] = {}
     for name, target in adapters.targets(config, settings).items():
         a, b = [], []
@@ -98,6 +117,7 @@ def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, li
                 Tensor(
                     name=f"{PREFIX}{module}.lora_A{SUFFIX}",
                     layer=weight.layer,
+                    expert=weight.expert,
                     shape=(*target.inputs, rank),
                     stored_shape=(rank, num_inputs),
                     is_linear=True,
@@ -107,6 +127,7 @@ def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, li
                 Tensor(
                     name=f"{PREFIX}{module}.lora_B{SUFFIX}",
                     layer=weight.layer,
+                    expert=weight.expert,
                     shape=(rank, *target.outputs),
                     stored_shape=(num_outputs, rank),
                     is_linear=True,
@@ -144,7 +165,7 @@ def save(
         for leaf, layers in adapter_tensors(config, settings).items():
             host = collectives.fetch_global(leaves[leaf]).astype(stored_dtype)
             for tensor in layers:
-                stored[tensor.name] = tensor.to_stored(host[tensor.layer])
+                stored[tensor.name] = tensor.to_stored(tensor.of(host))
         if processes.is_first_process():
             write_tensors(directory / WEIGHTS, stored)
         text = json.dumps(config_json(config, settings, base), indent=2) + "\n"
@@ -153,11 +174,7 @@ def save(
 
 def config_json(config: QwenConfig, settings: AdapterConfig, base: str) -> JsonObject:
     """Returns the adapter_config.json of an adapter, as a dict."""
-    names = modules(config)
-    # PEFT and vLLM know the layers by the last part of their names: q_proj, ...
-    target_modules = [
-        names[name][0].rpartition(".")[2] for name in adapters.targets(config, settings)
-    ]
+    target_modules = module_endings(config, adapters.targets(config, settings))
     alpha = settings.alpha
     return {
         "peft_type": "LORA",
@@ -177,6 +194,29 @@ def config_json(config: QwenConfig, settings: AdapterConfig, base: str) -> JsonO
         "init_lora_weights": True,
         "inference_mode": True,
     }
+
+
+def module_endings(config: QwenConfig, targets: Collection[str]) -> list[str]:
+    """Returns what target_modules calls `targets`: as much of the ends of names as tells them.
+
+    PEFT and vLLM know most layers by the last part of their names, such as q_proj. Where layers
+    without an adapter end alike, such as the experts beside an MLP that all tokens go to, it takes
+    more: shared_expert.up_proj.
+    """
+    names = modules(config)
+    others = {
+        ending
+        for name, of_layers in names.items()
+        if name not in targets
+        for module in of_layers
+        for ending in endings(module)
+    }
+    chosen = {}  # as a set that keeps the order
+    for name in targets:
+        for module in names[name]:
+            shortest_first = sorted(endings(module), key=len)
+            chosen[next(ending for ending in shortest_first if ending not in others)] = None
+    return list(chosen)
 
 
 # -- reading ---------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ LARGEST = 127  # -128 is not used: the range is symmetric
 class QuantizedWeight:
     """Stands for scale * values. In the stack of all layers both arrays lead with an axis [L].
 
-    The leaves may be anything else, such as shardings.
+    Weights of experts have one more axis behind it, [X], in both arrays. The leaves may be anything
+    else, such as shardings.
     """
 
     values: Any  # i8[*inputs, *outputs]
@@ -41,30 +42,30 @@ def is_quantized(leaf: object) -> TypeGuard[QuantizedWeight]:
     return isinstance(leaf, QuantizedWeight)
 
 
-def quantize(weight: np.ndarray, num_inputs: int, is_stacked: bool = False) -> QuantizedWeight:
+def quantize(weight: np.ndarray, num_inputs: int, num_stacked: int = 0) -> QuantizedWeight:
     """Rounds a weight on the host to the nearest multiples of its channels' scales.
 
     num_inputs: how many axes of the weight are inputs.
-    is_stacked: whether an axis [L] of layers leads, each with scales of its own.
+    num_stacked: how many axes lead before them, of layers or of experts, each of which has scales
+        of its own.
     A channel of zeros has the scale 0, and is exact.
 
     NumPy computes this and not JAX, because a run that resumes has to find the same integers on
     every platform: accelerators do not round divisions as IEEE 754 says.
     """
-    if not is_stacked:
-        return quantize_layer(weight, num_inputs)
-    outputs = weight.shape[1 + num_inputs :]
+    stacked = weight.shape[:num_stacked]
+    outputs = weight.shape[num_stacked + num_inputs :]
     values = np.empty(weight.shape, np.int8)
-    scale = np.empty((len(weight), *[1] * num_inputs, *outputs), np.float32)
-    for number, layer in enumerate(weight):  # one at a time, for the sake of the host's memory
-        quantized = quantize_layer(layer, num_inputs)
-        values[number] = quantized.values
-        scale[number] = quantized.scale
+    scale = np.empty((*stacked, *[1] * num_inputs, *outputs), np.float32)
+    for place in np.ndindex(stacked):  # one at a time, for the sake of the host's memory
+        quantized = quantize_matrix(weight[place], num_inputs)
+        values[place] = quantized.values
+        scale[place] = quantized.scale
     return QuantizedWeight(values, scale)
 
 
-def quantize_layer(weight: np.ndarray, num_inputs: int) -> QuantizedWeight:
-    """Returns one layer's weight [*inputs, *outputs] in 8 bits."""
+def quantize_matrix(weight: np.ndarray, num_inputs: int) -> QuantizedWeight:
+    """Returns a weight [*inputs, *outputs] of one layer, or of one expert, in 8 bits."""
     weight = np.asarray(weight, np.float32)
     inputs = tuple(range(num_inputs))
     scale = np.max(np.abs(weight), axis=inputs, keepdims=True) / np.float32(LARGEST)

@@ -241,9 +241,17 @@ def _kept_bytes(learner: Learner, tokens: int) -> float:
     kept = {"full": inputs, "dots": inputs + products, "none": inputs + products + others}
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     # The product of every input with the adapter's first factor is kept in any case.
-    num_targets = len(adapters.targets(model, learner.adapter)) if learner.adapter.rank else 0
-    numbers = kept[learner.compute.remat] + learner.adapter.rank * num_targets
+    numbers = kept[learner.compute.remat] + learner.adapter.rank * _adapted_products(learner)
     return model.num_hidden_layers * tokens * numbers * itemsize
+
+
+def _adapted_products(learner: Learner) -> int:
+    """Returns the products with an adapter's first factor that a layer computes for a token."""
+    if not learner.adapter.rank:
+        return 0
+    targets = adapters.targets(learner.model, learner.adapter).values()
+    num_chosen = learner.model.num_experts_per_tok
+    return sum(num_chosen if target.is_of_experts else 1 for target in targets)
 
 
 def _layer_work(learner: Learner, state: State, tokens: int) -> float:
@@ -274,7 +282,7 @@ def _dequantized_bytes(learner: Learner) -> float:
     if not (learner.adapter.rank and learner.compute.is_base_quantized):
         return 0.0
     layers = adapters.linear_layers(learner.model).values()
-    weights = sum(math.prod(layer.inputs + layer.outputs) for layer in layers)
+    weights = sum(math.prod(layer.stacked[1:] + layer.inputs + layer.outputs) for layer in layers)
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     return weights * itemsize / learner.mesh.shape["tensor"]
 

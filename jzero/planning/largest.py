@@ -66,9 +66,6 @@ def largest_models(
             changed = smallest_batch(change(settings), len(devices), response_tokens)
             cell = Largest(method, response_tokens)
             for hub_id in models_by_size():
-                # `model.expert_checks` refuses experts in 8 bits.
-                if KNOWN_MODELS[hub_id].num_experts and changed.model.is_base_quantized:
-                    continue
                 if verdict := fit_model(changed, hub_id, devices, available):
                     flags = setting_flags(settings, verdict.run.trainer.config)
                     cell = replace(

@@ -329,7 +329,7 @@ def _models(settings: config.Config) -> tuple[QwenConfig, QwenConfig | None]:
     else:
         vocab_size = tokenizer.num_ids(tokenizer.load(settings.model.tokenizer))
         model = new_model(vocab_size, settings.model.arch)
-    check_experts(model, settings.model)
+    check_experts(model)
     if not algorithms.needs_critic(settings.algorithm):
         return model, None
     return model, architecture(settings.critic.path) if settings.critic.path else model

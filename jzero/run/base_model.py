@@ -50,12 +50,12 @@ def read_base_model(config: ModelConfig) -> BaseModel:
             hf_config = hf_config | {POSITIONS: config.max_position_embeddings}
         tok = tokenizer.load(config.tokenizer or str(directory))
         check_vocabulary(directory, model.vocab_size, tok)
-        check_experts(model, config)
+        check_experts(model)
         adapters.check(model, config.adapter)
         return BaseModel(directory, model, hf_config, tok)
     tok = tokenizer.load(config.tokenizer)
     model = new_model(tokenizer.num_ids(tok), config.arch)
-    check_experts(model, config)
+    check_experts(model)
     adapters.check(model, config.adapter)
     # Rotary embeddings have no last position: the limit is the architecture's claim, and not the
     # longest episode of one run.

@@ -111,9 +111,10 @@ def put_quantized(
     for name, host in params:
         like = places[name]
         if isinstance(like, QuantizedWeight):
-            num_inputs = len(linear_layers[name.removeprefix("layers.")].inputs)
+            target = linear_layers[name.removeprefix("layers.")]
             host = host.reshape(like.values.shape)
-            base[name] = jax.tree.map(put_like, quantize(host, num_inputs, is_stacked=True), like)
+            quantized = quantize(host, len(target.inputs), len(target.stacked))
+            base[name] = jax.tree.map(put_like, quantized, like)
         else:
             base[name] = put_like(host.reshape(like.shape), like)
     return huggingface.unflatten(base)

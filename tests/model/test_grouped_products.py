@@ -39,7 +39,7 @@ def test_products_and_gradients_are_those_of_a_loop(
 
     @jax.jit
     def both(rows: jax.Array, weights: jax.Array, sizes: jax.Array) -> tuple:
-        out, backward = jax.vjp(lambda r, w: product(r, w, sizes), rows, weights)
+        out, backward = jax.vjp(lambda r, w: product(r, w, sizes, jnp.float32), rows, weights)
         return out, *backward(jnp.asarray(cotangent, jnp.float32))
 
     found = both(jnp.float32(rows), jnp.float32(weights), jnp.int32(sizes))

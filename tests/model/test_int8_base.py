@@ -22,8 +22,8 @@ every_config = pytest.mark.parametrize("name", CONFIGS)
 def int8_params(config: qwen.QwenConfig) -> qwen.Params:
     """Returns a random model whose linear layers are in 8 bits."""
 
-    def convert(weight: jax.Array, num_inputs: int) -> QuantizedWeight:
-        quantized = quantize(np.asarray(weight), num_inputs, is_stacked=True)
+    def convert(weight: jax.Array, target: adapters.Target) -> QuantizedWeight:
+        quantized = quantize(np.asarray(weight), len(target.inputs), len(target.stacked))
         return jax.tree.map(jnp.asarray, quantized)
 
     return adapters.map_linear(config, test_qwen.random_params(config), convert)

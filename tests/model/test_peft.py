@@ -15,7 +15,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 from test_adapters import CONFIGS, LINEAR, every_config, trained_adapter
+from test_experts import MOE
 from test_qwen import TOKENS, logits_of, random_params, relative_error
+from test_qwen3_5_moe import TEXT_ENTRIES
 from trees import assert_equal
 
 from jzero.config import AdapterConfig
@@ -26,6 +28,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 SETTINGS = AdapterConfig(rank=3, alpha=6.0, targets=LINEAR)
 MODEL = CONFIGS["qwen2"]
+HYBRID_MOE = huggingface.parse_config({**TEXT_ENTRIES, "model_type": "qwen3_5_moe_text"})
 BASE = "someone/model"
 MAX_PEAK_BYTES = 16 << 20  # of what NumPy and Python allocate for an adapter of 20 KB
 
@@ -139,6 +142,65 @@ def test_we_compute_what_peft_does_with_its_adapter(
     np.testing.assert_allclose(logits_of(config, joined), expected, atol=1e-5, rtol=1e-5)
     without = logits_of(config, random_params(config))
     assert relative_error(without, expected) > 1e-2, "the adapter changes nothing"
+
+
+# -- experts ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.peer
+@of_another_version
+@pytest.mark.filterwarnings("ignore:The following .*_pattern keys did not match:RuntimeWarning")
+def test_peft_computes_what_we_do_with_adapters_on_experts(tmp_path: Path) -> None:
+    """The module of every expert has an adapter, as before `transformers` 5 fused them."""
+    peer = pytest.importorskip("peft")
+    base = write_base(tmp_path / "base", MOE)
+    settings = replace(SETTINGS, targets=())
+    adapter = trained_adapter(MOE, settings)
+
+    peft.save(
+        tmp_path / "adapter", MOE, settings, adapter, base=str(tmp_path / "base"), dtype="float32"
+    )
+    model = peer.PeftModel.from_pretrained(base, tmp_path / "adapter")
+
+    joined = adapters.join(random_params(MOE), adapter, settings.scale)
+    ours = logits_of(MOE, joined)
+    np.testing.assert_allclose(ours, logits_of_torch(model), atol=1e-5, rtol=1e-5)
+    attention = {"layers": {name: adapter["layers"][name] for name in "qkvo"}}
+    without = logits_of(MOE, adapters.join(random_params(MOE), attention, settings.scale))
+    assert relative_error(without, ours) > 1e-2, "the adapters of the experts change nothing"
+
+
+@pytest.mark.parametrize("config", [MOE, HYBRID_MOE], ids=["experts", "hybrid"])
+@pytest.mark.parametrize(
+    "targets", [(), ("experts_up", "experts_down"), ("q", "shared_up")], ids=["all", "some", "none"]
+)
+def test_adapters_of_experts_round_trip(
+    config: qwen.QwenConfig, targets: tuple[str, ...], tmp_path: Path
+) -> None:
+    if config is MOE and "shared_up" in targets:
+        targets = ("q",)
+    settings = replace(SETTINGS, targets=targets)
+    adapter = trained_adapter(config, settings)
+
+    peft.save(tmp_path / "adapter", config, settings, adapter, base=BASE, dtype="float32")
+    found_settings, found = read(tmp_path / "adapter", config)
+
+    assert found_settings.targets == tuple(adapters.targets(config, settings))
+    assert_equal(found, adapter)
+
+
+def test_an_ending_that_other_layers_have_too_is_longer() -> None:
+    def target_modules(*targets: str) -> list[str]:
+        return peft.config_json(HYBRID_MOE, replace(SETTINGS, targets=targets), BASE)[
+            "target_modules"
+        ]
+
+    assert target_modules("q", "experts_up", "shared_up") == ["q_proj", "up_proj"]
+    assert target_modules("shared_up") == ["shared_expert.up_proj"]
+    assert target_modules("experts_up")[:2] == ["0.up_proj", "1.up_proj"]
+
+
+# -- the entries of the config ---------------------------------------------------------------------
 
 
 @pytest.mark.peer

@@ -71,7 +71,7 @@ def test_tiny_channels_stay_finite_and_small(smallest: float) -> None:
 def test_layers_of_a_stack_have_scales_of_their_own() -> None:
     layers = [random_weight((4, 2, 3)), 7 * random_weight((4, 2, 3))]
 
-    stacked = quantize(np.stack(layers), num_inputs=1, is_stacked=True)
+    stacked = quantize(np.stack(layers), num_inputs=1, num_stacked=1)
 
     for number, layer in enumerate(layers):
         alone = quantize(layer, num_inputs=1)

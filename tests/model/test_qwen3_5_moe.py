@@ -214,12 +214,12 @@ def test_what_the_layers_do_not_compute_is_refused(change: dict, message: str) -
         huggingface.parse_config(entries | change)
 
 
-def test_an_adapter_is_on_the_mixers_and_the_shared_mlp() -> None:
+def test_an_adapter_is_on_the_mixers_and_all_mlps() -> None:
     config = huggingface.parse_config({**TEXT_ENTRIES, "model_type": "qwen3_5_moe_text"})
 
     assert set(adapters.linear_layers(config)) == {
         "q", "k", "v", "o", "delta_qkv", "delta_z", "delta_out",
-        "shared_gate", "shared_up", "shared_down",
+        "shared_gate", "shared_up", "shared_down", "experts_gate", "experts_up", "experts_down",
     }  # fmt: skip
 
 

@@ -53,16 +53,16 @@ def test_the_largest_fits_with_its_settings_and_the_next_does_not(
     assert int8.needed_bytes < adapter.needed_bytes
 
 
-def test_experts_are_left_out_where_the_base_would_be_in_8_bits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_experts_have_adapters_and_8_bits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen2.5-0.5B")
     monkeypatch.setattr(largest, "KNOWN_MODELS", {name: KNOWN_MODELS[name] for name in names})
     monkeypatch.setattr(largest, "RESPONSE_TOKENS", (1024,))
 
     cells = largest.largest_models(countdown.get_config("qwen2.5-3b"), CHIP, 10_000 * GIB)
 
-    assert [cell.model for cell in cells] == [names[0], names[0], names[1]]
+    full, adapter, int8 = cells
+    assert [cell.model for cell in cells] == [names[0]] * 3
+    assert int8.needed_bytes < adapter.needed_bytes < full.needed_bytes
 
 
 def test_methods_are_columns(small_table: None, monkeypatch: pytest.MonkeyPatch) -> None:

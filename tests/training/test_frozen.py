@@ -63,7 +63,7 @@ def test_a_base_is_quantized_as_the_function_says() -> None:
     for name, target in adapters.linear_layers(MODEL).items():
         weight = base["layers"][name]
         assert is_quantized(weight)
-        expected = quantize(params["layers"][name], len(target.inputs), is_stacked=True)
+        expected = quantize(params["layers"][name], len(target.inputs), num_stacked=1)
         np.testing.assert_array_equal(weight.values, expected.values.reshape(weight.values.shape))
         np.testing.assert_array_equal(weight.scale, expected.scale.reshape(weight.scale.shape))
     np.testing.assert_array_equal(base["embed"], params["embed"])

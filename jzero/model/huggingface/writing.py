@@ -20,6 +20,7 @@ from safetensors.numpy import save_file
 
 from jzero.distributed import collectives, processes
 from jzero.errors import UserError
+from jzero.model import adapters
 from jzero.model.architecture import Params, QwenConfig
 from jzero.model.families import HuggingFaceConfig, family_of
 from jzero.model.huggingface.config_json import config_json
@@ -165,11 +166,15 @@ def write_weights(
         tensor = entry[0].tensor
         return math.prod(tensor.stored_shape) * stored_dtypes[tensor.name].itemsize
 
+    linear_layers = adapters.linear_layers(config)
+
     # The tensors of a parameter follow each other, so each parameter is fetched about once. Two
     # parameters that share their tensors are fetched together.
     @lru_cache(max(len(parts) for parts in tensors.values()))
     def fetch(leaf: str) -> np.ndarray:
-        return fetch_weight(leaves[leaf], leaf, read_original)
+        target = linear_layers.get(leaf.removeprefix("layers."))
+        num_stacked = len(target.stacked) if target else 0
+        return fetch_weight(leaves[leaf], leaf, num_stacked, read_original)
 
     plan = split_state_dict_into_shards_factory(
         everything,
@@ -197,13 +202,16 @@ def write_weights(
 
 
 def fetch_weight(
-    weight: LinearWeight, leaf: str, read_original: ReadParameter | None
+    weight: LinearWeight, leaf: str, num_stacked: int, read_original: ReadParameter | None
 ) -> np.ndarray:
-    """Returns a parameter on the host, merged with its adapter. Every host calls this function."""
+    """Returns a parameter on the host, merged with its adapter. Every host calls this function.
+
+    num_stacked: how many axes of a linear layer's weight lead before its inputs.
+    """
     if isinstance(weight, AdaptedWeight):
-        frozen = fetch_weight(weight.weight, leaf, read_original)
+        frozen = fetch_weight(weight.weight, leaf, num_stacked, read_original)
         factors = jax.tree.map(collectives.fetch_global, replace(weight, weight=()))
-        return np.asarray(replace(factors, weight=frozen).merged())
+        return np.asarray(replace(factors, weight=frozen).merged(num_stacked))
     if isinstance(weight, QuantizedWeight):
         if read_original is not None:
             return read_original(leaf)
