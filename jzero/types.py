@@ -125,6 +125,9 @@ class Rollout:
     # i32[T, K] the tokens that the sampler's filters kept where the token was sampled, -1 behind
     # them and elsewhere. None: all tokens, or they are not remembered.
     kept: np.ndarray | None = None
+    # i16[T, L * k] the experts, in all L layers, that the input which predicted the token went to
+    # in the sampler; -1 for the first token. None: they are not remembered.
+    routes: np.ndarray | None = None
 
     @property
     def prompt_length(self) -> int:
@@ -174,8 +177,9 @@ class Batch(Generic[ArrayType]):
     `Batch[np.ndarray]` is what packing returns, `Batch[jax.Array]` lies on the mesh, and
     `Batch[jax.ShapeDtypeStruct]` is what programs are compiled for ahead of time.
 
-    Every field but `kept` is [M, B, T], or [B, T] inside the loop over microbatches. A field that
-    the algorithm does not need is None. The input at position t predicts the target at position t.
+    Every field but `kept` and `routes` is [M, B, T], or [B, T] inside the loop over microbatches. A
+    field that the algorithm does not need is None. The input at position t predicts the target at
+    position t.
     """
 
     tokens: ArrayType  # i32 input ids
@@ -196,6 +200,8 @@ class Batch(Generic[ArrayType]):
     environment_weights: ArrayType | None = None
     # i32[M, B, T, K] the tokens that the sampler's filters kept beside the target; -1: none
     kept: ArrayType | None = None
+    # i16[M, B, T, L * k] the experts that the input shall go to; -1: those of the router's choice
+    routes: ArrayType | None = None
     ce_weights: ArrayType | None = None  # f32 weight of the cross-entropy; None = `weights`
     old_values: ArrayType = NOT_SET  # f32 the critic's values before the step
     returns: ArrayType = NOT_SET  # f32 the critic's targets

@@ -529,6 +529,11 @@ class RolloutConfig:
         32, "Tokens decoded for each slot in one call of the device.", at_least=1
     )
     kv_dtype: str = setting("bfloat16", "Type of the KV cache.", choices=DTYPES)
+    routing_replay: bool = setting(
+        False,
+        "Of a model with experts: the update sends every token of a response to the experts that "
+        "it went to when it was sampled. Else the router chooses anew.",
+    )
 
     @property
     def longest_episode(self) -> int:

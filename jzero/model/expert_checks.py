@@ -19,3 +19,12 @@ def check_experts(model: QwenConfig) -> None:
             f"model.arch.num_experts={model.num_experts}: model_type={model.model_type} has no "
             f"experts; set it to 0, or choose a family that has them: {names}"
         )
+
+
+def check_routing_replay(model: QwenConfig, replays_routes: bool) -> None:
+    """Raises UserError if the routes of a model without experts shall be replayed."""
+    if replays_routes and not model.num_experts:
+        raise UserError(
+            f"rollout.routing_replay=True: model_type={model.model_type} has no experts; set it to "
+            "False"
+        )

@@ -11,6 +11,10 @@ arXiv:1701.06538, without its noise and without a limit to the tokens of an expe
 A caller that knows which tokens are padding, or whose devices share the experts, says so in the
 `carry` that passes through all layers. Without that every token counts, and one device has all
 experts.
+
+The carry can also remember the experts of every token, its routes, and it can prescribe them: with
+rollout.routing_replay the trainer sends tokens where the sampler sent them (Ma et al. 2025,
+arXiv:2510.11370). The router's probabilities are the trainer's own in any case.
 """
 
 from dataclasses import dataclass, replace
@@ -28,6 +32,8 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jzero.model.architecture import QwenConfig
 from jzero.model.grouped_products import GroupedWeight, grouped_product, product_of_platform
 from jzero.model.layers import NORMAL, Attend, DenseLayer, Rotary, parameter, rms_norm
+
+ROUTES_DTYPE = jnp.int16  # of the numbers of experts, where there is one for every token
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Placement:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["attention", "is_token", "load"],
+    data_fields=["attention", "is_token", "load", "routes", "replayed"],
     meta_fields=["placement"],
 )
 @dataclass(frozen=True)
@@ -59,16 +65,47 @@ class ExpertCarry:
     is_token: Bool[Array, " N"]  # False where a token is padding, which goes to no expert
     load: Int[Array, "L X"]  # how many tokens went to each expert in the layers so far
     placement: Placement
+    # The experts of every token in the layers so far; None: they are not remembered.
+    routes: Int[Array, "L N k"] | None = None
+    # The experts that every token shall go to, or -1 where the router chooses; None: everywhere.
+    replayed: Int[Array, "L N k"] | None = None
 
 
 def start(
-    config: QwenConfig, attention: PyTree, is_token: Bool[Array, "..."], placement: Placement
+    config: QwenConfig,
+    attention: PyTree,
+    is_token: Bool[Array, "*batch"],
+    placement: Placement,
+    replayed: Int[Array, "*batch Lk"] | None = None,
+    remembers_routes: bool = False,
 ) -> PyTree:
-    """Returns the carry before the first layer. That of a dense model is the attention's alone."""
+    """Returns the carry before the first layer. That of a dense model is the attention's alone.
+
+    replayed: the routes of every token, as `routes_of` returns them.
+    """
     if not config.num_experts:
         return attention
-    load = jnp.zeros((config.num_hidden_layers, config.num_experts), jnp.int32)
-    return ExpertCarry(attention, is_token.ravel(), load, placement)
+    L, k = config.num_hidden_layers, config.num_experts_per_tok
+    load = jnp.zeros((L, config.num_experts), jnp.int32)
+    carry = ExpertCarry(attention, is_token.ravel(), load, placement)
+    if remembers_routes:
+        carry = replace(carry, routes=jnp.zeros((L, is_token.size, k), ROUTES_DTYPE))
+    if replayed is not None:
+        by_layer = replayed.reshape(is_token.size, L, k).swapaxes(0, 1)
+        carry = replace(carry, replayed=by_layer)
+    return carry
+
+
+def num_routes(config: QwenConfig) -> int:
+    """Returns the numbers that the routes of one token are: L * k."""
+    return config.num_hidden_layers * config.num_experts_per_tok
+
+
+def routes_of(carry: PyTree) -> Int[Array, "N Lk"] | None:
+    """Returns the experts of every token, layer by layer, or None if they are not remembered."""
+    if not isinstance(carry, ExpertCarry) or carry.routes is None:
+        return None
+    return carry.routes.swapaxes(0, 1).reshape(len(carry.is_token), -1)
 
 
 def finish(carry: PyTree) -> tuple[PyTree, Int[Array, "L X"] | None]:
@@ -183,11 +220,17 @@ def mix(
     """
     if not isinstance(carry, ExpertCarry):
         placement = Placement(product_of_platform(jax.default_backend()))
-        out, _ = mixture(h, jnp.ones(len(h), bool), weights, routing, placement)
+        out, _, _ = mixture(h, jnp.ones(len(h), bool), weights, routing, placement)
         return out, carry
-    out, load = mixture(h, carry.is_token, weights, routing, carry.placement)
+    replayed = None if carry.replayed is None else carry.replayed[layer]
+    out, load, chosen = mixture(h, carry.is_token, weights, routing, carry.placement, replayed)
     all_loads = lax.dynamic_update_index_in_dim(carry.load, load, layer, 0)
-    return out, replace(carry, load=all_loads)
+    carry = replace(carry, load=all_loads)
+    if carry.routes is not None:
+        here = chosen.astype(ROUTES_DTYPE)
+        routes = lax.dynamic_update_index_in_dim(carry.routes, here, layer, 0)
+        carry = replace(carry, routes=routes)
+    return out, carry
 
 
 def mixture(
@@ -196,16 +239,27 @@ def mixture(
     weights: ExpertWeights,
     routing: Routing,
     placement: Placement,
-) -> tuple[Float[Array, "N E"], Int[Array, " X"]]:
-    """Returns the weighted sum of every token's experts, and the tokens of every expert."""
+    replayed: Int[Array, "N k"] | None = None,
+) -> tuple[Float[Array, "N E"], Int[Array, " X"], Int[Array, "N k"]]:
+    """Returns the weighted sum of every token's experts, the tokens of every expert, and the
+    experts of every token.
+
+    replayed: the experts that tokens shall go to, or -1 where the router chooses.
+    """
+    if replayed is None:
+        replayed = jnp.full((len(h), routing.num_chosen), -1, ROUTES_DTYPE)
     X, tensor, rows = weights.router.shape[1], placement.tensor, placement.rows
     is_split = tensor > 1 and X % tensor == 0  # as `mesh.shardings_of` splits the weights
 
     def on_device(
-        h: jax.Array, is_token: jax.Array, router: jax.Array, *of_mlps: GroupedWeight
-    ) -> tuple[jax.Array, jax.Array]:
+        h: jax.Array,
+        is_token: jax.Array,
+        replayed: jax.Array,
+        router: jax.Array,
+        *of_mlps: GroupedWeight,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
         weights = ExpertWeights(router, *of_mlps)
-        probabilities, chosen = route(h, weights.router, *routing)
+        probabilities, chosen = route(h, weights.router, *routing, replayed)
         first = lax.axis_index("tensor") * (X // tensor) if is_split else 0
         here = Experts(weights, first, X // tensor if is_split else X)
         out = sum_of_experts(h, probabilities, chosen, is_token, here, placement.product)
@@ -214,28 +268,33 @@ def mixture(
             out = lax.psum(out, "tensor")
         if rows:
             load = lax.psum(load, rows)
-        return out, load
+        return out, load, chosen
 
     if tensor == 1 and not rows:
-        return on_device(h, is_token, *weights)
+        return on_device(h, is_token, replayed, *weights)
     split = P("tensor") if is_split else P()
     by_row = P(rows or None)
     return jax.shard_map(
         on_device,
         mesh=placement.mesh,
-        in_specs=(by_row, by_row, P(), split, split, split),
-        out_specs=(by_row, P()),
+        in_specs=(by_row, by_row, by_row, P(), split, split, split),
+        out_specs=(by_row, P(), by_row),
         axis_names={*rows, "tensor"},
         check_vma=False,
-    )(h, is_token, *weights)
+    )(h, is_token, replayed, *weights)
 
 
 def route(
-    h: Float[Array, "N E"], router: Float[Array, "E X"], num_chosen: int, renormalize: bool
+    h: Float[Array, "N E"],
+    router: Float[Array, "E X"],
+    num_chosen: int,
+    renormalize: bool,
+    replayed: Int[Array, "N k"] | None = None,
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
     """Returns the weights of every token's experts, in fp32, and the numbers of these experts.
 
     renormalize: divides the weights of a token by their sum.
+    replayed: the experts of a token, whatever the router prefers; -1: those that it prefers.
     """
     # By default a TPU would multiply in bf16, and choose other experts.
     logits = jnp.einsum(
@@ -244,7 +303,11 @@ def route(
         router.astype(jnp.float32),
         precision=lax.Precision.HIGHEST,
     )
-    weights, chosen = lax.top_k(jax.nn.softmax(logits), num_chosen)
+    probabilities = jax.nn.softmax(logits)
+    weights, chosen = lax.top_k(probabilities, num_chosen)
+    if replayed is not None:
+        chosen = jnp.where(replayed >= 0, replayed, chosen)
+        weights = jnp.take_along_axis(probabilities, chosen, axis=1)
     if renormalize:
         weights = weights / weights.sum(axis=-1, keepdims=True)
     return weights, chosen

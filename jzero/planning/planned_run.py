@@ -221,6 +221,7 @@ def _engine(settings: config.Config, model: QwenConfig, host_mesh: Mesh, num_hos
         settings.eval.longest_episode(settings.rollout),
         config.remembers_kept(settings),
         settings.model.exact,
+        settings.rollout.routing_replay,
     )
 
 

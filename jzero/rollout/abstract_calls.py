@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from jzero.model import qwen
+from jzero.model.experts import ROUTES_DTYPE
 from jzero.rollout.decode_state import Arrival, Prefix, ResumePoint
 from jzero.rollout.engine import SMALLEST_INSERT, Engine, next_power_of_two
 from jzero.rollout.score_program import ScoreInputs
@@ -97,12 +98,16 @@ def insert_inputs(engine: Engine, rows: int, width: int) -> tuple:
         sharding=engine.get_prefix_destination_sharding().k,
     )
     first_tokens = (prompts, engine.settings.group_size)
+    routes = None
+    if engine.num_routes:
+        routes = by_slot(engine, (prompts, width, engine.num_routes), ROUTES_DTYPE)
     prefix = Prefix(
         k=kv,
         v=kv,
         tokens=by_slot(engine, first_tokens),
         logps=by_slot(engine, first_tokens, jnp.float32),
         kept=by_slot(engine, (*first_tokens, engine.num_kept)) if engine.num_kept else None,
+        routes=routes,
         slot_state=engine.abstract_slot_state(rows),
     )
     arrivals = next_power_of_two(engine.slots_per_shard, SMALLEST_INSERT)

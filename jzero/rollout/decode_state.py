@@ -31,6 +31,9 @@ class Prefix(NamedTuple, Generic[Leaf]):
     tokens: Leaf  # i32[prompts, G]
     logps: Leaf  # f32[prompts, G], as in ResultTokens
     kept: Leaf | None = None  # i32[prompts, G, K], as in ResultTokens
+    # i16[prompts, T, L * k] the experts of every token, in all layers (`experts.routes_of`). None:
+    # they are not remembered.
+    routes: Leaf | None = None
     slot_state: PyTree = None  # leaves [L, prompts, ...], after the last tokens; or None
 
 
@@ -67,6 +70,17 @@ class ResultTokens(NamedTuple, Generic[Leaf]):
     logps: Leaf  # f32[slots, decode_steps]
     counts: Leaf  # i32[slots]
     kept: Leaf | None = None  # i32[slots, decode_steps, K] tokens that the filters kept; -1: none
+    # i16[slots, decode_steps, L * k] the experts of the step's input, which predicted the token.
+    routes: Leaf | None = None
+
+
+class SampledTokens(NamedTuple, Generic[Leaf]):
+    """What is known of the tokens that one step sampled, or several: as in `ResultTokens`."""
+
+    tokens: Leaf
+    logps: Leaf
+    kept: Leaf | None = None
+    routes: Leaf | None = None
 
 
 class Arrival(NamedTuple, Generic[Leaf]):

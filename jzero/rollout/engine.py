@@ -38,6 +38,7 @@ from jzero.config import RolloutConfig
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.delta_net import DeltaState
+from jzero.model.experts import num_routes
 from jzero.rollout import slot_state
 from jzero.rollout.decode_state import (
     Arrival,
@@ -107,6 +108,7 @@ class Engine:
         longest_evaluation: int = 0,
         remembers_kept: bool = False,
         exact: bool = False,
+        remembers_routes: bool = False,
     ) -> None:
         """Makes an engine without device state; no program is compiled yet.
 
@@ -120,6 +122,7 @@ class Engine:
                 than the rollouts, fewer of its sequences may find pages at the same time.
             remembers_kept: returns the tokens that the filters kept, for every sampled token.
             exact: `config.model.exact`.
+            remembers_routes: returns the experts that every token went to.
 
         Raises:
             UserError: the pages of a shard do not hold one sequence of full length.
@@ -163,7 +166,11 @@ class Engine:
             pages_per_shard=self.pages_per_shard,
             exact=exact,
         )
-        self.program_settings = replace(self.program_settings, remembers_kept=remembers_kept)
+        self.program_settings = replace(
+            self.program_settings,
+            remembers_kept=remembers_kept,
+            remembers_routes=remembers_routes,
+        )
         # Behind the rows of the slots every shard has rows for the sequences that are scored.
         self.page_allocators = [
             PageAllocator(
@@ -178,8 +185,10 @@ class Engine:
         self.placements: dict[int, Placement] = {}
         self._top_p = settings.top_p
         self._remembers_kept = remembers_kept
-        # By top_p, and whether the tokens that the filters kept are returned: both are compiled in.
-        self._programs: dict[tuple[float, bool], Programs] = {}
+        self._remembers_routes = remembers_routes
+        # By top_p, and whether the tokens that the filters kept, and the experts of every token,
+        # are returned: all of this is compiled in.
+        self._programs: dict[tuple[float, bool, bool], Programs] = {}
         self._score_programs: dict[int, jax.stages.Wrapped] = {}  # by their alternatives
 
     @property
@@ -190,9 +199,13 @@ class Engine:
     @property
     def jitted(self) -> Programs:
         """Returns the programs, which are compiled at their first call with each shape."""
-        key = self._top_p, self._remembers_kept
+        key = self._top_p, self._remembers_kept, self._remembers_routes
         if key not in self._programs:
-            settings = replace(self.program_settings, remembers_kept=self._remembers_kept)
+            settings = replace(
+                self.program_settings,
+                remembers_kept=self._remembers_kept,
+                remembers_routes=self._remembers_routes,
+            )
             if self._top_p != self.settings.top_p:
                 settings = with_top_p(settings, self._top_p, self.settings, self.mesh)
             self._programs[key] = compile_programs(settings, self.mesh)
@@ -202,6 +215,11 @@ class Engine:
     def num_kept(self) -> int:
         """Returns how many tokens are remembered as kept, for every sampled token; 0: none."""
         return num_kept(replace(self.program_settings, remembers_kept=self._remembers_kept))
+
+    @property
+    def num_routes(self) -> int:
+        """Returns how many numbers of experts are remembered for every token; 0: none."""
+        return num_routes(self.model) if self._remembers_routes else 0
 
     def score_program(self, alternatives: int) -> jax.stages.Wrapped:
         """Returns the program `score` that returns so many alternatives of every token."""
@@ -217,11 +235,14 @@ class Engine:
         """Samples with other settings than the rollout's. 0 leaves a setting as it is.
 
         Another `top_p` has programs of its own. `max_new_tokens` may be as large as the sequences
-        that the engine was made for. What is not trained on remembers no tokens that were kept.
+        that the engine was made for. What is not trained on remembers neither the tokens that were
+        kept nor the experts of tokens.
         """
         settings, remembers_kept = self.settings, self._remembers_kept
+        remembers_routes = self._remembers_routes
         self._top_p = top_p or settings.top_p
         self._remembers_kept = remembers_kept and is_trained
+        self._remembers_routes = remembers_routes and is_trained
         if max_new_tokens:
             self.settings = replace(settings, max_new_tokens=max_new_tokens)
         longest = self.settings.longest_episode
@@ -232,6 +253,7 @@ class Engine:
             self.settings = settings
             self._top_p = settings.top_p
             self._remembers_kept = remembers_kept
+            self._remembers_routes = remembers_routes
 
     # -- device state -----------------------------------------------------------------------------
 
@@ -246,6 +268,7 @@ class Engine:
             tokens=rest,
             logps=rest,
             kept=rest if self.num_kept else None,
+            routes=rest if self.num_routes else None,
             slot_state=jax.tree.map(lambda x: x.sharding, self.abstract_slot_state(1)),
         )
 

@@ -39,6 +39,7 @@ class ProgramSettings:
     tensor: int  # devices that share a shard
     experts: experts.Placement  # how the devices of a shard share the experts, if there are any
     remembers_kept: bool = False  # returns the tokens that the filters kept, for every token
+    remembers_routes: bool = False  # returns the experts of the input of every token
     exact: ExactRows | None = None  # how products are computed with model.exact
 
 

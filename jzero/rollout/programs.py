@@ -33,6 +33,7 @@ from jzero.rollout.decode_state import (
     Prefix,
     ResultTokens,
     ResumePoint,
+    SampledTokens,
 )
 from jzero.rollout.fused_attention import fused_attend
 from jzero.rollout.pages import SCRATCH_PAGE
@@ -69,6 +70,8 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
     prefix_specs = PREFIX_SPECS._replace(slot_state=slot_state.specs_of(settings.model))
     if settings.remembers_kept:
         prefix_specs = prefix_specs._replace(kept=by_slot)
+    if settings.remembers_routes:
+        prefix_specs = prefix_specs._replace(routes=by_slot)
     turn_inputs = (by_slot, by_slot) if settings.max_turns > 1 else ()
     return Programs(
         prefill=program(
@@ -198,7 +201,10 @@ def prefill(
     empty = jnp.zeros(kv_shape, settings.dtype)
     positions = jnp.broadcast_to(jnp.arange(width), (prompts, width))
     nothing = LayerCarry(empty, empty, slot_state.empty_slots(model, prompts))
-    carry = experts.start(model, nothing, segments > 0, settings.experts)
+    remembers = settings.remembers_routes
+    carry = experts.start(
+        model, nothing, segments > 0, settings.experts, remembers_routes=remembers
+    )
     hidden, carry = qwen.forward(
         model,
         params,
@@ -210,6 +216,7 @@ def prefill(
         recur=recur,
         exact=settings.exact,
     )
+    routes = experts.routes_of(carry)
     of_prompts, _ = experts.finish(carry)
 
     def for_each_sample(x: jax.Array) -> jax.Array:
@@ -229,12 +236,15 @@ def prefill(
     )
     if kept is not None:
         kept = kept.reshape(*requests.shape, -1)
+    if routes is not None:
+        routes = routes.reshape(prompts, width, -1)
     return Prefix(
         k=of_prompts.k,
         v=of_prompts.v,
         tokens=first_tokens.reshape(requests.shape),
         logps=logps.reshape(requests.shape),
         kept=kept,
+        routes=routes,
         slot_state=of_prompts.slot_state,
     )
 
@@ -347,14 +357,14 @@ def generate(
         step, _, state, result = carry
         counts = result.counts + state.active
         forced = None if forced_tokens is None else forced_tokens[:, step]
-        state, token, logp, kept = decode_step(
-            settings, params, state, seed, table, shared_pages, forced
-        )
-        tokens = lax.dynamic_update_index_in_dim(result.tokens, token, step, 1)
-        logps = lax.dynamic_update_index_in_dim(result.logps, logp, step, 1)
-        if kept is not None:
-            kept = lax.dynamic_update_index_in_dim(result.kept, kept, step, 1)
-        result = ResultTokens(tokens, logps, counts, kept)
+        state, sampled = decode_step(settings, params, state, seed, table, shared_pages, forced)
+
+        def write(column: jax.Array, of_all_steps: jax.Array) -> jax.Array:
+            return lax.dynamic_update_index_in_dim(of_all_steps, column, step, 1)
+
+        so_far = SampledTokens(result.tokens, result.logps, result.kept, result.routes)
+        tokens, logps, kept, routes = jax.tree.map(write, sampled, so_far)
+        result = ResultTokens(tokens, logps, counts, kept, routes)
         return step + 1, is_step_due(state.active), state, result
 
     slots, steps = settings.slots_per_shard, settings.decode_steps
@@ -365,6 +375,9 @@ def generate(
     )
     if settings.remembers_kept:
         nothing = nothing._replace(kept=jnp.zeros((slots, steps, num_kept(settings)), jnp.int32))
+    if settings.remembers_routes:
+        shape = (slots, steps, experts.num_routes(settings.model))
+        nothing = nothing._replace(routes=jnp.zeros(shape, experts.ROUTES_DTYPE))
     start = (0, is_step_due(state.active), state, nothing)
     _, _, state, result = lax.while_loop(loop_goes_on, loop_body, start)
     return state, result
@@ -391,14 +404,8 @@ def decode_step(
     table: Int[Array, "slots pages_per_slot"],
     shared_pages: Int[Array, " blocks"],
     forced: Int[Array, " slots"] | None,
-) -> tuple[
-    DecodeState[jax.Array],
-    Int[Array, " slots"],
-    Float[Array, " slots"],
-    Int[Array, "slots K"] | None,
-]:
-    """Computes one token for every slot, active or not, its log-probability, and the tokens that
-    the filters kept, if they are remembered.
+) -> tuple[DecodeState[jax.Array], SampledTokens[jax.Array]]:
+    """Computes one token for every slot, active or not.
 
     The key and the value of the input are written into the pool on the way. Those of idle slots go
     to the scratch page, and the state of an idle slot stays as it is.
@@ -468,7 +475,10 @@ def decode_step(
         attend_in_step = fused_attend(settings, state, table, shared_pages, split_over_tensor)
 
     of_slots = LayerCarry(state.k_pool, state.v_pool, state.slot_state)
-    carry = experts.start(settings.model, of_slots, active, settings.experts)
+    remembers = settings.remembers_routes
+    carry = experts.start(
+        settings.model, of_slots, active, settings.experts, remembers_routes=remembers
+    )
     hidden, carry = qwen.forward(
         settings.model,
         params,
@@ -481,6 +491,7 @@ def decode_step(
         exact=settings.exact,
         attention_rotates=is_fused,
     )
+    routes = experts.routes_of(carry)
     carry, _ = experts.finish(carry)
     token, logp, kept = sample_tokens(
         settings, params, hidden[:, 0], seed, state.requests, positions + 1, state.temperature
@@ -498,7 +509,7 @@ def decode_step(
         positions=positions + active,
         active=active & ~stops & (positions + 2 < state.limits),
     )
-    return state, token, logp, kept
+    return state, SampledTokens(token, logp, kept, routes)
 
 
 def sample_tokens(

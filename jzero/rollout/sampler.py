@@ -102,8 +102,8 @@ class Sampler:
         (two integers), the problem's place in `problems`, the sample's index in its group, and the
         token's position: so it depends neither on the number of hosts nor on what else is decoded.
         `version` is the policy version of `params`. `top_p` and `max_new_tokens` replace those of
-        the rollout unless they are 0. Rollouts that are not trained on do not remember which tokens
-        the filters kept.
+        the rollout unless they are 0. Rollouts that are not trained on remember neither the tokens
+        that the filters kept nor the experts of tokens.
         """
         share = collectives.local_share(len(problems))
         mine = problems[share]
@@ -273,6 +273,7 @@ def make_sampler(
         settings.eval.longest_episode(settings.rollout),
         config.remembers_kept(settings),
         settings.model.exact,
+        settings.rollout.routing_replay,
     )
     syntax = settings.task.tools.syntax or parsing.syntax_of(base.tokenizer.chat_template)
     task = replace(settings.task, tools=replace(settings.task.tools, syntax=syntax))
@@ -321,4 +322,5 @@ def to_rollout(problem: Problem, sequence: Sequence) -> Rollout:
         versions=versions,
         turns=tuple(sequence.turns),
         kept=kept,
+        routes=np.stack(sequence.routes) if sequence.routes else None,
     )

@@ -27,7 +27,7 @@ import numpy as np
 from jzero.distributed import collectives
 from jzero.model import qwen
 from jzero.rollout import stop_strings
-from jzero.rollout.decode_state import Prefix, ResultTokens
+from jzero.rollout.decode_state import Prefix, ResultTokens, SampledTokens
 from jzero.rollout.engine import Engine, PageCopy, Placement
 from jzero.rollout.pages import OutOfPages
 from jzero.rollout.prefill import take_prefill_batch
@@ -55,6 +55,22 @@ class PrefilledSample:
     prefix: Prefix
     row: int
     column: int
+
+
+def of_samples(prefix: Prefix[jax.Array]) -> Prefix[jax.Array]:
+    """Returns a prefix without what only decoding reads, which is most of it."""
+    return prefix._replace(k=None, v=None, slot_state=None)
+
+
+def remember_routes(sequence: Sequence, routes: np.ndarray) -> None:
+    """Adds the routes of the inputs that were prefilled and have none yet.
+
+    routes: i16[T, L * k] of the inputs of a prefill of the sequence.
+    """
+    if not sequence.routes:
+        nothing_predicts_the_first_token = np.full_like(routes[0], -1)
+        sequence.routes.append(nothing_predicts_the_first_token)
+    sequence.routes += list(routes[len(sequence.routes) - 1 : len(sequence)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -418,15 +434,16 @@ class Scheduler:
         # A prefill sampled the first token of newly placed sequences; the call emitted the ones
         # after it.
         prefixes = {id(sample.prefix): sample.prefix for sample in call.newly_placed.values()}
-        first_tokens = jax.device_get(
-            {key: (prefix.tokens, prefix.logps, prefix.kept) for key, prefix in prefixes.items()}
-        )
+        first_tokens = jax.device_get({key: of_samples(prefix) for key, prefix in prefixes.items()})
         for slot, sample in call.newly_placed.items():
             if self._is_same_turn(call, slot):
-                tokens, logps, kept = first_tokens[id(sample.prefix)]
+                prefix = first_tokens[id(sample.prefix)]
                 first = (sample.row, slice(sample.column, sample.column + 1))
-                first_kept = None if kept is None else kept[first]
-                yield from self._append_tokens(slot, tokens[first], logps[first], first_kept)
+                if prefix.routes is not None:
+                    remember_routes(self.decoding[slot], prefix.routes[sample.row])
+                kept = None if prefix.kept is None else prefix.kept[first]
+                sampled = SampledTokens(prefix.tokens[first], prefix.logps[first], kept)
+                yield from self._append_tokens(slot, sampled)
 
         result = jax.device_get(call.result)
         self.counters.slot_steps += int(result.counts.max()) * len(result.counts)
@@ -438,11 +455,16 @@ class Scheduler:
             end = int(result.counts[slot])
             if not self._is_same_turn(call, slot):
                 self.counters.wasted_tokens += end
-            elif end > start:
-                tokens = result.tokens[slot, start:end]
-                logps = result.logps[slot, start:end]
-                kept = None if result.kept is None else result.kept[slot, start:end]
-                yield from self._append_tokens(slot, tokens, logps, kept)
+                continue
+            if result.routes is not None:  # those of the reply, too
+                self.decoding[slot].routes += list(result.routes[slot, :end])
+            if end > start:
+                sampled = SampledTokens(
+                    tokens=result.tokens[slot, start:end],
+                    logps=result.logps[slot, start:end],
+                    kept=None if result.kept is None else result.kept[slot, start:end],
+                )
+                yield from self._append_tokens(slot, sampled)
 
     def _is_same_turn(self, call: CallInFlight, slot: int) -> bool:
         """Whether the sequence that `call` decoded in `slot` is still there, in the same turn.
@@ -453,17 +475,15 @@ class Scheduler:
         sequence = self.decoding.get(slot)
         return sequence is not None and call.turns[slot] == (sequence, len(sequence.turns))
 
-    def _append_tokens(
-        self, slot: int, tokens: np.ndarray, logps: np.ndarray, kept: np.ndarray | None
-    ) -> Iterator[Sequence]:
+    def _append_tokens(self, slot: int, sampled: SampledTokens[np.ndarray]) -> Iterator[Sequence]:
         """Appends sampled tokens to the sequence in `slot`, and yields it if they end its turn."""
         sequence = self.decoding[slot]
         first_new = len(sequence.tokens)
-        sequence.tokens += tokens.tolist()
-        sequence.logps += logps.tolist()
-        sequence.versions += [self.version] * len(tokens)
-        if kept is not None:
-            sequence.kept += list(kept)
+        sequence.tokens += sampled.tokens.tolist()
+        sequence.logps += sampled.logps.tolist()
+        sequence.versions += [self.version] * len(sampled.tokens)
+        if sampled.kept is not None:
+            sequence.kept += list(sampled.kept)
 
         # The device knows end-of-sequence tokens but not stop strings: tokens after one are dropped
         # here.
@@ -476,6 +496,7 @@ class Scheduler:
             del sequence.logps[num_kept:]
             del sequence.versions[num_kept:]
             del sequence.kept[num_kept:]
+            del sequence.routes[len(sequence.prompt_tokens) + num_kept :]
 
         if num_kept is not None or sequence.tokens[-1] in self.engine.stop_ids:
             sequence.finish_reason = "stop"

@@ -36,6 +36,10 @@ class Sequence:
     # i32[K] for each of `tokens`: the tokens that the filters kept, -1 behind them and in replies.
     # Empty where they are not remembered.
     kept: list[np.ndarray] = field(default_factory=list)
+    # i16[L * k] for each token, those of the prompt included: the experts of the input that
+    # predicted it; -1 for the first one. In replies they may still be missing at the end. Empty
+    # where they are not remembered.
+    routes: list[np.ndarray] = field(default_factory=list)
     turn_start: int = 0  # index in `tokens` of the current turn's first token
     turn_text: str = ""  # the text of the turn that ended last
     finish_reason: str = ""  # of the current turn: "" while it runs, then "stop" or "length"

@@ -42,6 +42,7 @@ def training_sequences(
                 logps=rollout.logps[: turn.end],
                 versions=rollout.versions[: turn.end],
                 kept=None if rollout.kept is None else rollout.kept[: turn.end],
+                routes=None if rollout.routes is None else rollout.routes[: turn.end],
                 turns=rollout.turns[: number + 1],
                 grade=replace(grade_of(turn), failed=grade_of(rollout).failed),
             )

@@ -76,8 +76,11 @@ class Learner:
         settings: OptimizerConfig,
         head: Head,
         mesh: Mesh,
+        replays_routes: bool = False,
     ) -> None:
+        """replays_routes: sends tokens to the experts that `Batch.routes` names."""
         self.model = model
+        self.replays_routes = replays_routes
         self.compute = compute
         self.settings = settings
         self.head = head
@@ -362,7 +365,9 @@ class Learner:
         def recur(inputs: DeltaInputs, _: jax.Array, carry: object) -> tuple[jax.Array, object]:
             return recur_packed(inputs, batch.segments, layout), carry
 
-        carry = experts.start(self.model, None, batch.segments > 0, self.expert_placement)
+        routes = batch.routes if self.replays_routes else None
+        is_token = batch.segments > 0
+        carry = experts.start(self.model, None, is_token, self.expert_placement, routes)
         hidden, carry = qwen.forward(
             self.model,
             params,
@@ -556,7 +561,8 @@ class Learner:
 def policy_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learner:
     """Returns the learner of the policy. `score` returns log-probabilities of the targets."""
     head = policy_head(model, config, mesh)
-    return Learner(model, config.model, config.optimizer, head, mesh)
+    replays_routes = config.rollout.routing_replay
+    return Learner(model, config.model, config.optimizer, head, mesh, replays_routes)
 
 
 def critic_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learner:
@@ -580,7 +586,14 @@ def scored_fields(batches: Sequence[Batch]) -> tuple[Batch, ...]:
     program would be compiled again for each set of fields that are not None.
     """
     return tuple(
-        Batch(batch.tokens, batch.targets, batch.segments, batch.positions, kept=batch.kept)
+        Batch(
+            batch.tokens,
+            batch.targets,
+            batch.segments,
+            batch.positions,
+            kept=batch.kept,
+            routes=batch.routes,
+        )
         for batch in batches
     )
 

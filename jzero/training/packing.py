@@ -35,6 +35,7 @@ class TrainingSequence:
     weights: np.ndarray  # f32[T] weight of the token's loss term; 0 = not trained
     logps: np.ndarray  # f32[T] log-probability under the sampler
     kept: np.ndarray | None = None  # i32[T, K] the tokens that the sampler's filters kept
+    routes: np.ndarray | None = None  # i16[T, L * k] the experts of the input that predicts it
 
 
 @dataclass(frozen=True)
@@ -222,17 +223,19 @@ def pack(
     rows: Sequence[int],
     microbatches: Sequence[int],
     num_kept: int = 0,
+    num_routes: int = 0,
 ) -> list[PackedBatch]:
     """Packs groups of sequences into one PackedBatch for each layout.
 
     A batch has `rows` rows in a microbatch (B) and at least `microbatches` microbatches (M), one
     number for each layout. More microbatches than that make another shape, which is compiled anew.
-    `num_kept` is the K of the sequences' `kept`, 0 if they have none.
+    `num_kept` is the K of the sequences' `kept`, and `num_routes` the L * k of their `routes`; 0 if
+    they have none.
     """
     sequences = [sequence for group in groups for sequence in group]
     plan = plan_rows(groups, layouts)
     return [
-        pack_layout(sequences, *arguments, num_kept)
+        pack_layout(sequences, *arguments, num_kept, num_routes)
         for arguments in zip(plan, layouts, rows, microbatches, strict=True)
     ]
 
@@ -244,6 +247,7 @@ def pack_layout(
     rows: int,
     microbatches: int,
     num_kept: int,
+    num_routes: int,
 ) -> PackedBatch:
     """Writes the planned rows of one layout."""
     used = -(-len(planned_rows) // rows)
@@ -252,6 +256,7 @@ def pack_layout(
         **{name: np.zeros(shape, np.int32) for name in INTEGER_FIELDS},
         **{name: np.zeros(shape, np.float32) for name in FLOAT_FIELDS},
         kept=np.full((*shape, num_kept), -1, np.int32) if num_kept else None,
+        routes=np.full((*shape, num_routes), -1, np.int16) if num_routes else None,
     )
 
     placements = []
@@ -301,4 +306,6 @@ def write_sequence(
     batch.sampler_logps[place] = sequence.logps[following]
     if batch.kept is not None and sequence.kept is not None:
         batch.kept[place] = sequence.kept[following]
+    if batch.routes is not None and sequence.routes is not None:
+        batch.routes[place] = sequence.routes[following]
     return inputs

@@ -225,6 +225,7 @@ def make_minibatch(
             weights[index],
             sequence.logps,
             sequence.kept,
+            sequence.routes,
         )
 
     packed = pack(
@@ -233,6 +234,7 @@ def make_minibatch(
         trainer.rows,
         trainer.microbatches,
         trainer.num_kept,
+        trainer.num_routes,
     )
     batches, counts = trainer.policy.put(packed)
     return Minibatch(members, chosen, packed, batches, counts)
@@ -289,16 +291,17 @@ def score_minibatches(
     )
 
     def score(
-        learner: Learner, params: qwen.Params, minibatch: Minibatch, with_kept: bool = False
+        learner: Learner, params: qwen.Params, minibatch: Minibatch, as_sampled: bool = False
     ) -> list[jax.Array]:
         batches = minibatch.batches
-        # The reference policy and the critic are over the full vocabulary.
-        if trainer.num_kept and not with_kept:
-            batches = tuple(replace(batch, kept=None) for batch in batches)
+        # The reference policy and the critic are over the full vocabulary, and choose their experts
+        # themselves.
+        if not as_sampled:
+            batches = tuple(replace(batch, kept=None, routes=None) for batch in batches)
         return learner.score(params, batches, minibatch.counts, trainer.layouts)
 
     def score_policy(minibatch: Minibatch) -> list[jax.Array]:
-        return score(trainer.policy, trainer.policy.weights(state), minibatch, with_kept=True)
+        return score(trainer.policy, trainer.policy.weights(state), minibatch, as_sampled=True)
 
     for minibatch in minibatches:
         if config.algorithm.old_policy == "sampler":

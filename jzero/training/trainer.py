@@ -15,6 +15,8 @@ from jzero import algorithms
 from jzero.config import Config, TrainConfig, remembers_kept
 from jzero.errors import UserError
 from jzero.model import qwen
+from jzero.model.expert_checks import check_routing_replay
+from jzero.model.experts import num_routes
 from jzero.run.clock import Clock
 from jzero.training.exactness import check_can_be_exact, with_exact_ratio
 from jzero.training.learner import Learner, critic_learner, policy_learner
@@ -41,6 +43,7 @@ class Trainer:
     rows: list[int]  # rows of a microbatch (B), for each layout
     microbatches: list[int]  # microbatches that an optimizer step needs at most (M), by layout
     num_kept: int = 0  # tokens that rollouts remember beside each token, at most (K)
+    num_routes: int = 0  # numbers of experts that rollouts remember for each token (L * k)
     clock: Clock = field(default_factory=Clock)
 
 
@@ -53,9 +56,10 @@ def make_trainer(
     """Returns the trainer of a run. Compiles nothing.
 
     Raises UserError if train.microbatch_tokens holds less than one row for each device, or if
-    model.exact cannot hold for this model or on this mesh.
+    model.exact cannot hold for this model or on this mesh, or if there are no routes to replay.
     """
     check_can_be_exact(config, model, mesh)
+    check_routing_replay(model, config.rollout.routing_replay)
     shapes = row_shapes(config, mesh, config.rollout.max_prompt_tokens)
     num_kept = min(config.rollout.top_k, model.vocab_size) if remembers_kept(config) else 0
     config = with_exact_ratio(config)
@@ -67,6 +71,7 @@ def make_trainer(
         shapes.rows,
         shapes.microbatches,
         num_kept,
+        num_routes(model) if config.rollout.routing_replay else 0,
     )
 
 
@@ -171,5 +176,7 @@ def abstract_batches(trainer: Trainer) -> tuple[Batch[jax.ShapeDtypeStruct], ...
         fields = dict.fromkeys(INTEGER_FIELDS, integers) | dict.fromkeys(float_fields, floats)
         if trainer.num_kept:
             fields["kept"] = jax.ShapeDtypeStruct((*shape, trainer.num_kept), np.int32)
+        if trainer.num_routes:
+            fields["routes"] = jax.ShapeDtypeStruct((*shape, trainer.num_routes), np.int16)
         batches.append(Batch(**fields))
     return tuple(batches)
