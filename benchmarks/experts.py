@@ -10,12 +10,13 @@ Every time is the fastest of --repeat calls.
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jzero.model.grouped_products import PRODUCTS
+from jzero.model.grouped_products import PRODUCTS, grouped_product
 
 
 def fastest_seconds(function: Callable, arguments: tuple[jax.Array, ...], repeat: int) -> float:
@@ -67,7 +68,11 @@ def main() -> None:
     print("| product | forward ms | of dense | with gradient ms | of dense |")
     print("|---|---|---|---|---|")
     dense: list[float] = []
-    for name, product in {"dense": dense_product, **PRODUCTS}.items():
+    grouped = {
+        name: partial(grouped_product, name)  # as a layer calls it
+        for name in PRODUCTS
+    }
+    for name, product in {"dense": dense_product, **grouped}.items():
         seconds = [
             fastest_seconds(jax.jit(product), arguments, args.repeat),
             fastest_seconds(with_gradient(product), arguments, args.repeat),

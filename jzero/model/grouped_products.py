@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int, Num, PyTree
 
 from jzero.model.linear import (
     GROUPED_PRODUCT,
@@ -37,7 +37,7 @@ from jzero.model.quantized import QuantizedWeight
 GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array, DTypeLike], jax.Array]
 GroupedWeight = FrozenWeight | AdaptedWeight  # of all groups
 
-FEWEST_ROWS, MOST_ROWS = 8, 256  # of a block
+FEWEST_ROWS, MOST_ROWS = 8, 128  # of a block
 
 
 def ragged_product(
@@ -62,70 +62,75 @@ def ragged_product(
 
 
 class Block(NamedTuple):
-    """Rows that follow each other and have one group."""
+    """Rows that follow each other, some or all of which have one group."""
 
-    group: jax.Array  # i32[]
-    first_row: jax.Array  # i32[]
-    num_rows: jax.Array  # i32[]: a block at the end of its group is not full
+    start: jax.Array  # i32[], the number of the first row
+    is_own: jax.Array  # bool[rows, 1]: which of the rows belong to the group
 
 
 class Blocks(NamedTuple):
-    """How sorted rows are cut into blocks, none of which has rows of two groups."""
+    """How the rows of one group are cut into blocks."""
 
-    rows: int  # of a full block
-    sizes: Int[Array, " X"]  # rows of every group
-    first_rows: Int[Array, " X"]
-    ends: Int[Array, " X"]  # the blocks of every group and of those before it
+    rows: int  # of a block
+    num_rows: int  # of all groups
+    first: jax.Array  # i32[], the number of the group's first row
+    end: jax.Array  # i32[], behind its last row
+
+    @property
+    def number(self) -> jax.Array:
+        return -(-(self.end - self.first) // self.rows)
 
     def block(self, number: jax.Array) -> Block:
-        """Returns one block. Groups without rows have none."""
-        group = jnp.sum(self.ends <= number)
-        blocks_before = jnp.where(group > 0, self.ends[group - 1], 0)
-        rows_before = (number - blocks_before) * self.rows
-        num_rows = jnp.minimum(self.rows, self.sizes[group] - rows_before)
-        return Block(group, self.first_rows[group] + rows_before, num_rows)
+        """Returns one block.
+
+        The last block of a group may have rows of the next group behind its own, and one at the end
+        of all rows is moved back, so that it has rows from before its own.
+        """
+        first = self.first + number * self.rows
+        end = jnp.minimum(first + self.rows, self.end)
+        start = jnp.minimum(first, self.num_rows - self.rows)
+        places = start + jnp.arange(self.rows)
+        is_own = (places >= first) & (places < end)
+        return Block(start, is_own[:, None])
+
+    def take(self, block: Block, rows: Float[Array, "M width"]) -> Float[Array, "rows width"]:
+        """Returns the rows of a block."""
+        return lax.dynamic_slice_in_dim(rows, block.start, self.rows)
+
+    def put(
+        self, block: Block, rows: Float[Array, "M width"], new: Float[Array, "rows width"]
+    ) -> Float[Array, "M width"]:
+        """Returns `rows` with those of the block's group replaced."""
+        new = jnp.where(block.is_own, new.astype(rows.dtype), self.take(block, rows))
+        return lax.dynamic_update_slice_in_dim(rows, new, block.start, 0)
 
 
-def cut_into_blocks(num_rows: int, sizes: Int[Array, " X"]) -> Blocks:
+def blocks_of_group(num_rows: int, sizes: Int[Array, " X"], group: jax.Array) -> Blocks:
     """Returns blocks of a power of two, so few rows that blocks which are not full cost little."""
-    groups = len(sizes)
-    fair_share = max(1, num_rows // (4 * groups))
-    rows = min(max(1 << (fair_share.bit_length() - 1), FEWEST_ROWS), MOST_ROWS)
-    return Blocks(
-        rows=rows,
-        sizes=sizes,
-        first_rows=jnp.cumsum(sizes) - sizes,
-        ends=jnp.cumsum(-(-sizes // rows)),
-    )
+    quarter_of_share = max(1, num_rows // (4 * len(sizes)))
+    rows = min(max(1 << (quarter_of_share.bit_length() - 1), FEWEST_ROWS), MOST_ROWS, num_rows)
+    ends = jnp.cumsum(sizes)
+    return Blocks(rows, num_rows, ends[group] - sizes[group], ends[group])
 
 
-def multiply_blocks(
-    letters: str,
-    rows: jax.Array,
-    weights: jax.Array,
-    sizes: jax.Array,
-    width: int,
-    dtype: DTypeLike,
-) -> Float[Array, "M width"]:
-    """Multiplies every block by the weight of its group, which `letters` may transpose.
+def for_groups_with_rows(
+    sizes: Int[Array, " X"], compute: Callable[[jax.Array, PyTree], PyTree], start: PyTree
+) -> PyTree:
+    """Loops over the groups that have rows: state = compute(group, state).
 
-    Every block writes all of its rows. Those beyond the end of its group hold nonsense, until the
-    next block, which begins there, overwrites them. Weights may be integers of 8 bits.
+    Without this, decoding a few tokens would read the weights of all groups.
     """
-    M = len(rows)
-    blocks = cut_into_blocks(M, sizes)
-    padded = jnp.pad(rows, ((0, blocks.rows), (0, 0)))
+    with_rows_first = jnp.argsort(sizes == 0, stable=True)
 
-    def multiply(number: jax.Array, out: jax.Array) -> jax.Array:
-        block = blocks.block(number)
-        part = lax.dynamic_slice_in_dim(padded, block.first_row, blocks.rows)
-        weight = weights[block.group].astype(rows.dtype)
-        product = jnp.einsum(letters, part, weight, preferred_element_type=jnp.float32)
-        return lax.dynamic_update_slice_in_dim(out, product.astype(out.dtype), block.first_row, 0)
+    def compute_next(number: jax.Array, state: PyTree) -> PyTree:
+        return compute(with_rows_first[number], state)
 
-    empty = jnp.zeros((M + blocks.rows, width), dtype)
-    out = lax.fori_loop(0, blocks.ends[-1], multiply, empty)[:M]
-    return jnp.where((jnp.arange(M) < sizes.sum())[:, None], out, 0)
+    return lax.fori_loop(0, jnp.sum(sizes > 0), compute_next, start)
+
+
+def product_in_fp32(letters: str, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Multiplies two matrices of one type; the sums and the result are in fp32."""
+    return jnp.einsum(letters, first, second, preferred_element_type=jnp.float32)
 
 
 def block_product(
@@ -151,7 +156,20 @@ def differentiable_blocks(
     differentiate such a loop; its own derivative of one over all blocks would add an array as large
     as all weights for every block.
     """
-    return multiply_blocks("ni,io->no", rows, weights, sizes, weights.shape[2], dtype)
+
+    def multiply_group(group: jax.Array, out: jax.Array) -> jax.Array:
+        blocks = blocks_of_group(len(rows), sizes, group)
+        weight = weights[group].astype(rows.dtype)
+
+        def multiply(number: jax.Array, out: jax.Array) -> jax.Array:
+            block = blocks.block(number)
+            product = product_in_fp32("ni,io->no", blocks.take(block, rows), weight)
+            return blocks.put(block, out, product)
+
+        return lax.fori_loop(0, blocks.number, multiply, out)
+
+    empty = jnp.zeros((len(rows), weights.shape[2]), dtype)
+    return for_groups_with_rows(sizes, multiply_group, empty)
 
 
 Kept = tuple[jax.Array, jax.Array, jax.Array]  # the arguments of `block_product`
@@ -173,27 +191,36 @@ def block_product_backward(
     """Returns the gradients of the rows and of the weights. Sizes have none, nor have integers."""
     rows, weights, sizes = kept
     gradient = gradient.astype(rows.dtype)
-    of_rows = multiply_blocks("no,io->ni", gradient, weights, sizes, weights.shape[1], rows.dtype)
-    if jnp.issubdtype(weights.dtype, jnp.integer):
-        return of_rows, None, None
+    has_gradient = not jnp.issubdtype(weights.dtype, jnp.integer)
 
-    blocks = cut_into_blocks(len(rows), sizes)
-    padding = ((0, blocks.rows), (0, 0))
-    padded_rows, padded_gradient = jnp.pad(rows, padding), jnp.pad(gradient, padding)
+    def of_group(
+        group: jax.Array, so_far: tuple[jax.Array, jax.Array | None]
+    ) -> tuple[jax.Array, jax.Array | None]:
+        of_rows, of_weights = so_far
+        blocks = blocks_of_group(len(rows), sizes, group)
+        weight = weights[group].astype(rows.dtype)
 
-    def add_block(number: jax.Array, of_weights: jax.Array) -> jax.Array:
-        block = blocks.block(number)
-        part = lax.dynamic_slice_in_dim(padded_rows, block.first_row, blocks.rows)
-        of_part = lax.dynamic_slice_in_dim(padded_gradient, block.first_row, blocks.rows)
-        is_own = (jnp.arange(blocks.rows) < block.num_rows)[:, None]
-        change = jnp.einsum(
-            "ni,no->io", part, jnp.where(is_own, of_part, 0), preferred_element_type=jnp.float32
-        )
-        return of_weights.at[block.group].add(change)
+        def of_block(
+            number: jax.Array, so_far: tuple[jax.Array, jax.Array | None]
+        ) -> tuple[jax.Array, jax.Array | None]:
+            of_rows, of_weight = so_far
+            block = blocks.block(number)
+            part, of_part = blocks.take(block, rows), blocks.take(block, gradient)
+            of_rows = blocks.put(block, of_rows, product_in_fp32("no,io->ni", of_part, weight))
+            if of_weight is not None:
+                own = jnp.where(block.is_own, of_part, 0)
+                of_weight = of_weight + product_in_fp32("ni,no->io", part, own)
+            return of_rows, of_weight
 
-    zeros = jnp.zeros(weights.shape, jnp.float32)
-    of_weights = lax.fori_loop(0, blocks.ends[-1], add_block, zeros)
-    return of_rows, of_weights.astype(weights.dtype), None
+        nothing = jnp.zeros(weight.shape, jnp.float32) if has_gradient else None
+        of_rows, of_weight = lax.fori_loop(0, blocks.number, of_block, (of_rows, nothing))
+        if of_weights is not None and of_weight is not None:
+            of_weights = of_weights.at[group].set(of_weight.astype(of_weights.dtype))
+        return of_rows, of_weights
+
+    start = jnp.zeros_like(rows), jnp.zeros_like(weights) if has_gradient else None
+    of_rows, of_weights = for_groups_with_rows(sizes, of_group, start)
+    return of_rows, of_weights, None
 
 
 differentiable_blocks.defvjp(block_product_forward, block_product_backward)
