@@ -42,9 +42,11 @@ from jzero.rollout.sequence import (
 )
 from jzero.types import Turn
 
-# While its turn is graded, an episode keeps its slot from the queue for this many decode calls. A
-# reply that comes in time spares the episode a prefill of everything it has so far.
+# While its turn is graded, an episode keeps its slot from the queue for this many decode calls, if
+# replies take no longer on average. A reply that comes in time spares the episode a prefill of
+# everything it has so far.
 PATIENCE = 2
+WEIGHT_OF_A_WAIT = 0.1  # of the last reply in the average, beside all earlier ones
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +119,11 @@ class Scheduler:
         ]
         self.decoding: dict[int, Sequence] = {}  # by slot
         self.waiting: dict[int, WaitingEpisode] = {}  # by slot; the one that waits longest is first
+
+        # Of episodes between two turns, in their slots or not: the decode calls that had been made
+        # when they began to wait. And the average number of calls that replies take.
+        self.asked: dict[Sequence, int] = {}
+        self.mean_wait = 0.0
 
         # Sequences that are scored and do not decode.
         self.scorer = Scorer(engine, params, self.counters)
@@ -204,6 +211,7 @@ class Scheduler:
         self.scorer.cancel()
         self.poll_replies = None
         self.queue.clear()
+        self.asked.clear()
         self.newly_placed.clear()
         for samples in self.pending:
             samples.clear()
@@ -222,6 +230,7 @@ class Scheduler:
         """Begins the next turn of episodes whose reply came. Returns the number of replies."""
         replies = self.poll_replies(wait) if self.poll_replies else []
         for sequence, reply_tokens in replies:
+            self._remember_wait(sequence)
             slot = self._waiting_slot(sequence)
             if reply_tokens is not None:
                 self._begin_turn(sequence, reply_tokens, slot)
@@ -230,6 +239,13 @@ class Scheduler:
             if slot is not None:
                 self._free_slot(slot)
         return len(replies)
+
+    def _remember_wait(self, sequence: Sequence) -> None:
+        """Adds the calls that were made while `sequence` waited to the average."""
+        since_call = self.asked.pop(sequence, None)
+        if since_call is not None:  # none follows the last turn
+            waited = self.counters.decode_calls - since_call
+            self.mean_wait += (waited - self.mean_wait) * WEIGHT_OF_A_WAIT
 
     def _waiting_slot(self, sequence: Sequence) -> int | None:
         """Returns the slot in which `sequence` waits, or None if it had to leave its slot."""
@@ -286,12 +302,16 @@ class Scheduler:
             for shard in range(engine.num_shards)
         ]
 
-        # Episodes that wait for a reply give way: at once if nothing decodes, otherwise after some
-        # patience.
-        min_calls = PATIENCE if self.decoding else 0
-        wanted = 1 if self.queue else 0
+        # Episodes that wait for a reply give way, as many as the queue can replace: at once if
+        # nothing decodes or if replies are slow, otherwise after some patience.
+        is_patient = self.decoding and self.mean_wait <= PATIENCE
+        min_calls = PATIENCE if is_patient else 0
+        num_queued = sum(map(len, self.queue))
         for shard in range(engine.num_shards):
-            while num_free[shard] < wanted and self.evict_waiting(shard, min_calls):
+            while num_free[shard] < 0 and self.evict_waiting(shard, min_calls):
+                num_free[shard] += 1
+        for shard in range(engine.num_shards):
+            while sum(num_free) < num_queued and self.evict_waiting(shard, min_calls):
                 num_free[shard] += 1
 
         # A whole group goes to the shard with the most free slots, because shards share no pages.
@@ -522,6 +542,7 @@ class Scheduler:
         sequence.turns.append(Turn(start, len(sequence), text, sequence.finish_reason))
 
         if self.poll_replies is not None and len(sequence.turns) < self.settings.max_turns:
+            self.asked[sequence] = self.counters.decode_calls
             if has_run_on and self.engine.has_slot_state:
                 # The next turn would write the pages behind the end again, but the state of the
                 # slot cannot go back: the episode continues from a prefill.

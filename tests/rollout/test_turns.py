@@ -26,7 +26,7 @@ from jzero.model import tokenizer
 from jzero.rollout.abstract_calls import abstract_calls
 from jzero.rollout.engine import Engine
 from jzero.rollout.rollout_metrics import rollout_metrics
-from jzero.rollout.scheduler import Scheduler
+from jzero.rollout.scheduler import PATIENCE, Scheduler
 from jzero.rollout.sequence import DecodeCounters, Reply, Sequence, make_groups
 from jzero.rollout.serialization import rollouts_from_bytes, rollouts_to_bytes
 from jzero.rollout.turns import TurnGrader
@@ -472,6 +472,37 @@ def test_an_episode_that_waits_gives_way() -> None:
     assert_same(got, want)
     assert got.order[-2:] == [key, key]
     assert got.order.index(key) < 4
+
+
+def test_as_many_waiting_episodes_give_way_as_others_need() -> None:
+    """Slots do not stay idle where no reply comes: the calls are those of replies at once."""
+    engine = make("qwen2", **SIZES, num_slots=4)
+    groups = 16 // 2
+
+    def calls(hold_replies: bool) -> int:
+        scheduler = Scheduler(engine, params_on(engine), text_of)
+        in_grading: list[Sequence] = []
+
+        def poll_replies(must_wait: bool) -> list[Reply]:
+            if hold_replies and not must_wait:
+                return []
+            replies: list[Reply] = [(sequence, None) for sequence in in_grading]
+            in_grading.clear()
+            return replies
+
+        prompts = [PROMPTS[number % len(PROMPTS)] for number in range(groups)]
+        ended = 0
+        for sequence in scheduler.run(
+            make_groups(prompts, 2, 6), 2, 0.7, seed_on(engine), poll_replies=poll_replies
+        ):
+            in_grading.append(sequence)
+            ended += 1
+        assert ended == 2 * groups
+        assert_empty(engine)
+        return scheduler.counters.decode_calls
+
+    # Each of four waves of episodes may wait for its patience.
+    assert calls(hold_replies=True) <= calls(hold_replies=False) + 4 * PATIENCE
 
 
 def test_programs_are_planned_as_they_run() -> None:
