@@ -97,6 +97,11 @@ def check_exact(config: Config) -> Iterator[str]:
             f"model.base={model.base}: products with weights in 8 bits are not exact; set "
             "model.base=native or model.exact=false"
         )
+    if rollout.routing_replay:
+        yield (
+            "rollout.routing_replay=True: with model.exact the trainer's router chooses what the "
+            "sampler's did; set it to False"
+        )
     if remembers_kept(config):
         yield (
             f"rollout.top_k={rollout.top_k}: ratios over the tokens that it keeps are not exact; "

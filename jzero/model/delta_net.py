@@ -180,7 +180,10 @@ class Heads(NamedTuple):
 
 
 def split_heads(
-    inputs: DeltaInputs, convolved: Float[Array, "B T C"], valid: Bool[Array, "B T"]
+    inputs: DeltaInputs,
+    convolved: Float[Array, "B T C"],
+    valid: Bool[Array, "B T"],
+    normalize: Callable[[jax.Array], jax.Array],
 ) -> Heads:
     """Splits channels into q, k and v, normalizes q and k, and repeats them for the value heads."""
     sizes = inputs.sizes
@@ -263,15 +266,18 @@ def recur_step(
     window = jnp.concatenate([in_fp32(state.convolution), in_fp32(inputs.channels)], axis=1)
     kernel = in_fp32(inputs.kernel)
     convolved = jax.nn.silu(jnp.sum(window * kernel.T, axis=1, keepdims=True))
-    heads = split_heads(inputs, convolved, jnp.ones(convolved.shape[:2], bool))
+    heads = split_heads(inputs, convolved, jnp.ones(convolved.shape[:2], bool), normalize)
     recurrent, out = advance(state.recurrent, *(x[:, 0] for x in heads))
+    return out[:, None], keep_inactive(state, DeltaState(recurrent, window[:, 1:]), active)
 
-    convolution = window[:, 1:].astype(state.convolution.dtype)
-    after = DeltaState(
-        recurrent=jnp.where(active[:, None, None, None], recurrent, state.recurrent),
-        convolution=jnp.where(active[:, None, None], convolution, state.convolution),
+
+def keep_inactive(before: DeltaState, after: DeltaState, active: Bool[Array, " B"]) -> DeltaState:
+    """Returns the states `after` a step, and those `before` it of slots that are not active."""
+    convolution = after.convolution.astype(before.convolution.dtype)
+    return DeltaState(
+        recurrent=jnp.where(active[:, None, None, None], after.recurrent, before.recurrent),
+        convolution=jnp.where(active[:, None, None], convolution, before.convolution),
     )
-    return out[:, None], after
 
 
 def prepare(
@@ -280,7 +286,7 @@ def prepare(
     """Returns the heads, the recurrent state before every segment, and the last inputs."""
     before = None if state is None else state.convolution
     convolved = convolve(inputs, segments, before)
-    heads = split_heads(inputs, convolved, segments.valid)
+    heads = split_heads(inputs, convolved, segments.valid, normalize)
     convolution = last_inputs(inputs, segments, before)
     if state is not None:
         return heads, in_fp32(state.recurrent), convolution
@@ -435,9 +441,12 @@ def multiply(first: jax.Array, second: jax.Array) -> jax.Array:
 
 
 def recur_packed(
-    inputs: DeltaInputs, segments: Int[Array, "B T"], layout: RowLayout
+    inputs: DeltaInputs,
+    segments: Int[Array, "B T"],
+    layout: RowLayout,
+    recur: Callable[..., tuple[jax.Array, DeltaState]] = recur_chunks,
 ) -> Float[Array, "B T H V"]:
-    """Computes packed rows of training.
+    """Computes packed rows of training. `recur` is `recur_chunks`, or does the same.
 
     Every sequence in a slot goes on after the row's prefix, as `attention.xla.packed` lets it see
     the prefix: its state begins as that of the prefix's last token.
@@ -464,8 +473,8 @@ def recur_packed(
     state = None
     head: list[jax.Array] = []
     if prefix:
-        out, after = recur_chunks(of_tokens(to_prefix), to_prefix(segments))
+        out, after = recur(of_tokens(to_prefix), to_prefix(segments))
         head, state = [out], jax.tree.map(for_slots, after)
-    body, _ = recur_chunks(of_tokens(to_slots), to_slots(segments), state)
+    body, _ = recur(of_tokens(to_slots), to_slots(segments), state)
     of_slots = body.reshape(B, num_slots * slot_tokens, *body.shape[2:])
     return jnp.concatenate([*head, of_slots], axis=1)

@@ -98,6 +98,15 @@ def in_tiles_backward(
 in_tiles.defvjp(in_tiles_forward, in_tiles_backward)
 
 
+def rounded(product: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Returns finite products as they are, and keeps the compiler from adding them unrounded.
+
+    A CPU has one operation that multiplies and adds, and rounds once. Whether the compiler takes it
+    depends on the program around; here it finds a maximum between product and sum.
+    """
+    return jnp.maximum(product, jnp.finfo(product.dtype).min)
+
+
 def exact_token_logps(
     logits: Float[Array, "*batch V"],
     tokens: Int[Array, "*batch"],

@@ -17,6 +17,7 @@ rollout.routing_replay the trainer sends tokens where the sampler sent them (Ma 
 arXiv:2510.11370). The router's probabilities are the trainer's own in any case.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -29,7 +30,15 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jzero.attention.exact import sum_by_halves
 from jzero.model.architecture import QwenConfig
+from jzero.model.exact_experts import (
+    ExpertMlps,
+    grouped_mlps,
+    mlps_of_experts,
+    probabilities_of_experts,
+    weighted_sum,
+)
 from jzero.model.grouped_products import GroupedWeight, grouped_product, product_of_platform
 from jzero.model.layers import NORMAL, Attend, DenseLayer, Rotary, parameter, rms_norm
 
@@ -44,12 +53,14 @@ class Placement:
     tensor   devices that share the experts, each with whole ones. All of them have all tokens.
     rows     mesh axes that split the tokens.
     mesh     the mesh of these axes; None inside a shard_map, which has the mesh already.
+    is_exact the bits of a token do not depend on other tokens (`exact_experts.py`).
     """
 
     product: str
     tensor: int = 1
     rows: tuple[str, ...] = ()
     mesh: Mesh | None = None
+    is_exact: bool = False
 
 
 @partial(
@@ -165,6 +176,13 @@ def mixer_carry(carry: PyTree) -> PyTree:
     return carry.attention if isinstance(carry, ExpertCarry) else carry
 
 
+def with_padding(carry: PyTree, pad: Callable[[jax.Array], jax.Array]) -> PyTree:
+    """Returns the carry of a program that appends rows to its tokens: these are no tokens."""
+    if not isinstance(carry, ExpertCarry):
+        return carry
+    return replace(carry, is_token=pad(carry.is_token))
+
+
 def with_mixer_carry(carry: PyTree, of_mixer: PyTree) -> PyTree:
     """Returns the carry with another part for the mixer of tokens."""
     return replace(carry, attention=of_mixer) if isinstance(carry, ExpertCarry) else of_mixer
@@ -196,7 +214,7 @@ class ExpertLayer(DenseLayer):
     ) -> tuple[Float[Array, "N E"], PyTree]:
         """Returns the hidden states after the layer, and the `carry`."""
         x, attention = self.with_attention(x, rope, attend, layer, mixer_carry(carry))
-        h = rms_norm(x, self.mlp_norm[...], self.norm_eps)
+        h = rms_norm(x, self.mlp_norm.get_value(), self.norm_eps)
         weights = ExpertWeights(
             router=self.router.get_value(),
             gate=self.experts_gate.get_value(),
@@ -259,10 +277,10 @@ def mixture(
         *of_mlps: GroupedWeight,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         weights = ExpertWeights(router, *of_mlps)
-        probabilities, chosen = route(h, weights.router, *routing, replayed)
+        probabilities, chosen = route(h, weights.router, *routing, replayed, placement.is_exact)
         first = lax.axis_index("tensor") * (X // tensor) if is_split else 0
         here = Experts(weights, first, X // tensor if is_split else X)
-        out = sum_of_experts(h, probabilities, chosen, is_token, here, placement.product)
+        out = sum_of_experts(h, probabilities, chosen, is_token, here, placement)
         load = count(jnp.where(is_token[:, None], chosen, X), X)
         if is_split:
             out = lax.psum(out, "tensor")
@@ -290,26 +308,31 @@ def route(
     num_chosen: int,
     renormalize: bool,
     replayed: Int[Array, "N k"] | None = None,
+    is_exact: bool = False,
 ) -> tuple[Float[Array, "N k"], Int[Array, "N k"]]:
     """Returns the weights of every token's experts, in fp32, and the numbers of these experts.
 
     renormalize: divides the weights of a token by their sum.
     replayed: the experts of a token, whatever the router prefers; -1: those that it prefers.
     """
-    # By default a TPU would multiply in bf16, and choose other experts.
-    logits = jnp.einsum(
-        "ne,ex->nx",
-        h.astype(jnp.float32),
-        router.astype(jnp.float32),
-        precision=lax.Precision.HIGHEST,
-    )
-    probabilities = jax.nn.softmax(logits)
+    if is_exact:
+        probabilities = probabilities_of_experts(h, router)
+    else:
+        # By default a TPU would multiply in bf16, and choose other experts.
+        logits = jnp.einsum(
+            "ne,ex->nx",
+            h.astype(jnp.float32),
+            router.astype(jnp.float32),
+            precision=lax.Precision.HIGHEST,
+        )
+        probabilities = jax.nn.softmax(logits)
     weights, chosen = lax.top_k(probabilities, num_chosen)
     if replayed is not None:
         chosen = jnp.where(replayed >= 0, replayed, chosen)
         weights = jnp.take_along_axis(probabilities, chosen, axis=1)
     if renormalize:
-        weights = weights / weights.sum(axis=-1, keepdims=True)
+        total = sum_by_halves(weights) if is_exact else weights.sum(axis=-1)
+        weights = weights / total[..., None]
     return weights, chosen
 
 
@@ -319,7 +342,7 @@ def sum_of_experts(
     chosen: Int[Array, "N k"],
     is_token: Bool[Array, " N"],
     here: Experts,
-    product: str,
+    placement: Placement,
 ) -> Float[Array, "N E"]:
     """Returns the weighted sum of those of every token's experts that are `here`."""
     N, k = chosen.shape
@@ -331,16 +354,17 @@ def sum_of_experts(
     order = jnp.argsort(group)
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(N * k, dtype=order.dtype))
     sizes = count(group, num_experts)
-    multiply = partial(grouped_product, product)
-
     rows = permuted(jnp.repeat(h, k, axis=0), order, inverse)
-    gate = jax.nn.silu(multiply(rows, weights.gate, sizes))
-    up = multiply(rows, weights.up, sizes)
-    out = multiply(gate * up, weights.down, sizes)
+    mlps = ExpertMlps(weights.gate, weights.up, weights.down)
+    if placement.is_exact:
+        out = mlps_of_experts(placement.product, rows, mlps, sizes)
+    else:
+        out = grouped_mlps(partial(grouped_product, placement.product), sizes, rows, mlps)
     by_token = permuted(out, inverse, order).reshape(N, k, -1)
-    summed = jnp.einsum(
-        "nke,nk->ne", by_token.astype(jnp.float32), jnp.where(is_here, probabilities, 0)
-    )
+    probabilities = jnp.where(is_here, probabilities, 0)
+    if placement.is_exact:
+        return weighted_sum(by_token, probabilities).astype(h.dtype)
+    summed = jnp.einsum("nke,nk->ne", by_token.astype(jnp.float32), probabilities)
     return summed.astype(h.dtype)
 
 

@@ -370,6 +370,7 @@ FAMILIES: dict[str, Family] = {
         known_models=QWEN3_MOE_MODELS,
         has_experts=True,
         other_tensors=FUSED_EXPERTS,
+        is_exact=True,
     ),
     "llama": Family(  # Llama 1, 2, 3, 3.1, 3.2 and 3.3, and what was made from them
         architecture="LlamaForCausalLM",
@@ -401,6 +402,7 @@ FAMILIES: dict[str, Family] = {
         own_entries=hybrid_config.own_entries,
         skipped=("mtp.",),
         exact_names=hybrid.EXACT_NAMES,
+        is_exact=True,
     ),
 }
 

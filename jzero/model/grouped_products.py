@@ -105,12 +105,17 @@ class Blocks(NamedTuple):
         return lax.dynamic_update_slice_in_dim(rows, new, block.start, 0)
 
 
+def first_rows_of(sizes: Int[Array, " X"], group: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the number of the first row of a group, and that behind its last one."""
+    end = jnp.cumsum(sizes)[group]
+    return end - sizes[group], end
+
+
 def blocks_of_group(num_rows: int, sizes: Int[Array, " X"], group: jax.Array) -> Blocks:
     """Returns blocks of a power of two, so few rows that blocks which are not full cost little."""
     quarter_of_share = max(1, num_rows // (4 * len(sizes)))
     rows = min(max(1 << (quarter_of_share.bit_length() - 1), FEWEST_ROWS), MOST_ROWS, num_rows)
-    ends = jnp.cumsum(sizes)
-    return Blocks(rows, num_rows, ends[group] - sizes[group], ends[group])
+    return Blocks(rows, num_rows, *first_rows_of(sizes, group))
 
 
 def for_groups_with_rows(

@@ -34,6 +34,7 @@ from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
+from jzero.attention.exact import sum_by_halves
 from jzero.model.architecture import (
     ATTENTION,
     DELTA_NET,
@@ -43,6 +44,7 @@ from jzero.model.architecture import (
     QwenConfig,
 )
 from jzero.model.delta_net import DeltaInputs, Recur, in_fp32
+from jzero.model.exact import rounded
 from jzero.model.experts import (
     ExpertWeights,
     mix,
@@ -50,8 +52,18 @@ from jzero.model.experts import (
     routing_of,
     with_mixer_carry,
 )
-from jzero.model.layers import NORMAL, ONES, ZEROS, Attend, Rotary, project, rms_norm, rotate
-from jzero.model.linear import linear
+from jzero.model.layers import (
+    NORMAL,
+    ONES,
+    ZEROS,
+    Attend,
+    ExactScale,
+    Rotary,
+    project,
+    rms_norm,
+    rotate,
+)
+from jzero.model.linear import TiledWeight, linear
 from jzero.model.loops import writes_layers_out
 
 ATTENTION_NAMES = frozenset({"q", "k", "v", "o", "q_norm", "k_norm"})
@@ -72,9 +84,11 @@ class Mixers(NamedTuple):
 
 
 def zero_centered_norm(
-    x: Float[Array, "*batch width"], weight: Float[Array, " width"], eps: float
+    x: Float[Array, "*batch width"], weight: Float[Array, " width"] | ExactScale, eps: float
 ) -> Float[Array, "*batch width"]:
     """Divides x by its root mean square over the last axis and multiplies by 1 + weight."""
+    if isinstance(weight, ExactScale):
+        return rms_norm(x, ExactScale(1 + weight.scale.astype(jnp.float32)), eps)
     return rms_norm(x, 1 + weight.astype(jnp.float32), eps)
 
 
@@ -354,5 +368,20 @@ def add_experts(
     gate = jax.nn.silu(linear(h, weights["shared_gate"]))
     up = linear(h, weights["shared_up"])
     shared = linear(gate * up, weights["shared_down"])
-    share = jax.nn.sigmoid(linear(h, weights["shared_router"]))
-    return x + chosen + share * shared, carry
+    share = jax.nn.sigmoid(one_output(h, weights["shared_router"]))
+    gated = share * shared
+    if isinstance(weights["mlp_norm"], ExactScale):
+        gated = rounded(gated)
+    return x + chosen + gated, carry
+
+
+def one_output(h: Float[Array, "N E"], weight: jax.Array | TiledWeight) -> Float[Array, "N 1"]:
+    """Multiplies h by a weight [E, 1].
+
+    The compiler makes a plain sum of such a product, so that with model.exact it is written out.
+    """
+    if not isinstance(weight, TiledWeight):
+        return linear(h, weight)
+    assert isinstance(weight.weight, jax.Array)
+    products = rounded(in_fp32(h) * in_fp32(weight.weight[:, 0]))
+    return sum_by_halves(products)[:, None].astype(h.dtype)

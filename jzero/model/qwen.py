@@ -23,8 +23,9 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
+from jzero.model import experts
 from jzero.model.architecture import FP32_PARAMETERS, Params, QwenConfig
-from jzero.model.delta_net import Recur
+from jzero.model.delta_net import DeltaInputs, Recur
 from jzero.model.exact import ExactRows, in_tiles
 from jzero.model.families import Layer, family_of
 from jzero.model.hybrid import Mixers
@@ -220,7 +221,16 @@ def forward(
     """
     if exact is not None:
         return exact_forward(
-            config, params, tokens, positions, attend, carry, dtype=dtype, remat=remat, exact=exact
+            config,
+            params,
+            tokens,
+            positions,
+            attend,
+            carry,
+            dtype=dtype,
+            remat=remat,
+            recur=recur,
+            exact=exact,
         )
     rope = rotary(config, positions)._replace(is_left_to_attention=attention_rotates)
     stack = family_of(config.model_type).stack
@@ -229,7 +239,8 @@ def forward(
         x = params["embed"][tokens.ravel()].astype(dtype)
         mixers = Mixers(attend, recur)
         x, carry = stack.forward(config, layers, x, rope, mixers, carry, REMAT[remat])
-        x = stack.norm(x, params["norm"].astype(dtype), config.rms_norm_eps)
+        scale = jax.tree.map(partial(jax.lax.convert_element_type, new_dtype=dtype), params["norm"])
+        x = stack.norm(x, scale, config.rms_norm_eps)
         return x.reshape(*tokens.shape, -1), carry
 
     graph = layer_graph(config)
@@ -262,11 +273,12 @@ def exact_forward(
     *,
     dtype: DTypeLike,
     remat: str,
+    recur: Recur | None,
     exact: ExactRows,
 ) -> tuple[Float[Array, "B T E"], PyTree]:
     """Computes `forward` with all tokens in one row, which is padded to the tile of products.
 
-    Only `attend` sees the tokens in their own shape, without the padding.
+    Only `attend` and `recur` see the tokens in their own shape, without the padding.
     """
     B, T = tokens.shape
     # A prompt's positions are constants. The compiler would compute their angles itself, with
@@ -285,6 +297,18 @@ def exact_forward(
         out, carry = attend(in_own_shape(q), in_own_shape(k), in_own_shape(v), layer, carry)
         return in_one_row(out), carry
 
+    def recur_in_own_shape(
+        inputs: DeltaInputs, layer: jax.Array, carry: PyTree
+    ) -> tuple[jax.Array, PyTree]:
+        assert recur is not None
+        own = inputs._replace(
+            channels=in_own_shape(inputs.channels),
+            log_decay=in_own_shape(inputs.log_decay),
+            strength=in_own_shape(inputs.strength),
+        )
+        out, carry = recur(own, layer, carry)
+        return in_one_row(out), carry
+
     with exact.products():
         hidden, carry = forward(
             config,
@@ -292,23 +316,23 @@ def exact_forward(
             in_one_row(tokens),
             in_one_row(positions),
             attend_in_own_shape,
-            carry,
+            experts.with_padding(carry, exact.pad),
             dtype=dtype,
             remat=remat,
+            recur=recur_in_own_shape,
         )
     return in_own_shape(hidden), carry
 
 
 def written_order(config: QwenConfig, params: Params, exact: ExactRows) -> Params:
     """Returns the parameters in the kinds whose products and sums have an order of their own."""
-    axes = logical_axes(config)["layers"]
     tensors = family_of(config.model_type).tensors
 
     def of_layers(name: str, weight: PyTree) -> PyTree:
         stored = tensors.get(f"layers.{name}")
         if stored is not None and stored.layout == "linear":
             return TiledWeight(weight, exact.tile)
-        return ExactScale(weight) if "norm" in axes[name] else weight
+        return ExactScale(weight) if name.endswith("norm") else weight
 
     layers = {name: of_layers(name, weight) for name, weight in params["layers"].items()}
     return params | {"layers": layers, "norm": ExactScale(params["norm"])}

@@ -80,7 +80,7 @@ def make_program_settings(
         page_size=settings.page_size,
         decode_steps=settings.decode_steps,
         tensor=tensor,
-        experts=experts.decoding_placement(mesh),
+        experts=replace(experts.decoding_placement(mesh), is_exact=exact),
         exact=exact_rows(mesh) if exact else None,
     )
 

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from jzero import attention
 from jzero.attention import pools
-from jzero.model import experts, qwen
+from jzero.model import exact_delta_net, experts, qwen
 from jzero.model.delta_net import DeltaInputs, DeltaState, recur_chunks
 from jzero.model.exact import exact_token_logps
 from jzero.model.logprobs import split_columns
@@ -171,7 +171,8 @@ def score(
         inputs_of_layer: DeltaInputs, layer: jax.Array, carry: LayerCarry
     ) -> tuple[jax.Array, LayerCarry]:
         before = slot_state.of_layer(carry.slot_state, layer)
-        out, after = recur_chunks(inputs_of_layer, is_token.astype(jnp.int32), before)
+        of_rows = recur_chunks if settings.exact is None else exact_delta_net.recur_rows
+        out, after = of_rows(inputs_of_layer, is_token.astype(jnp.int32), before)
         states = slot_state.with_layer(carry.slot_state, layer, after)
         return out, carry._replace(slot_state=states)
 

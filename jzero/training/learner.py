@@ -41,8 +41,8 @@ from jzero import attention
 from jzero.config import Config, ModelConfig, OptimizerConfig
 from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
-from jzero.model import adapters, experts, huggingface, peft, qwen
-from jzero.model.delta_net import DeltaInputs, recur_packed
+from jzero.model import adapters, exact_delta_net, experts, huggingface, peft, qwen
+from jzero.model.delta_net import DeltaInputs, recur_chunks, recur_packed
 from jzero.model.exact import exact_rows
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
@@ -96,7 +96,8 @@ class Learner:
         if self.adapter.rank:
             self.shardings = adapter_shardings(model, self.adapter, mesh)
         self.is_data_parallel = mesh.shape["data"] == mesh.size
-        self.expert_placement = experts.training_placement(mesh)
+        placement = experts.training_placement(mesh)
+        self.expert_placement = replace(placement, is_exact=compute.exact)
 
         self.packed_attention = attention.choose(compute.kernels, mesh).packed
         if not self.is_data_parallel:
@@ -363,7 +364,8 @@ class Learner:
             return self.packed_attention(q, k, v, batch.segments, layout), carry
 
         def recur(inputs: DeltaInputs, _: jax.Array, carry: object) -> tuple[jax.Array, object]:
-            return recur_packed(inputs, batch.segments, layout), carry
+            of_rows = recur_chunks if self.exact is None else exact_delta_net.recur_rows
+            return recur_packed(inputs, batch.segments, layout, of_rows), carry
 
         routes = batch.routes if self.replays_routes else None
         is_token = batch.segments > 0

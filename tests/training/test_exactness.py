@@ -31,6 +31,7 @@ from jzero.distributed.mesh import decode_mesh, train_mesh
 from jzero.distributed.publish import publisher
 from jzero.errors import UserError
 from jzero.model import qwen
+from jzero.model.architecture import ATTENTION, DELTA_NET, DeltaNetConfig
 from jzero.model.exact import TPU_PRODUCTS, ExactRows
 from jzero.model.families import FAMILIES
 from jzero.rollout.engine import Engine
@@ -48,6 +49,33 @@ from jzero.types import Grade, Problem, Rollout, RowLayout, State, Turn
 # Programs are compiled as in runs, with all optimizations: these may change the order of sums.
 MODEL = qwen.QwenConfig("qwen2", 100, 128, 256, 2, 4, 2, 32, True, 10000.0, 1e-6)
 QWEN3 = qwen.QwenConfig("qwen3", 100, 128, 256, 2, 4, 1, 32, False, 10000.0, 1e-6)
+MOE = replace(
+    QWEN3,
+    model_type="qwen3_moe",
+    num_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=96,
+    norm_topk_prob=True,
+)
+# Gated delta nets whose key and value heads differ in number, an attention with partial RoPE.
+HYBRID = replace(
+    QWEN3,
+    model_type="qwen3_5_text",
+    layer_types=(DELTA_NET, ATTENTION),
+    delta_net=DeltaNetConfig(
+        num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=24, kernel_size=4
+    ),
+    partial_rotary_factor=0.5,
+)
+HYBRID_MOE = replace(
+    HYBRID,
+    model_type="qwen3_5_moe_text",
+    num_experts=8,
+    num_experts_per_tok=2,
+    moe_intermediate_size=96,
+    shared_expert_intermediate_size=64,
+    norm_topk_prob=True,
+)
 GROUP = 4
 # Blocks of keys have 64 tokens: sequences end before, behind and at the end of the first one.
 PROMPT_LENGTHS = (20, 62, 33, 5)
@@ -167,16 +195,21 @@ def assert_exact(sampled: Sampled) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("model", [MODEL, QWEN3], ids=["qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "model",
+    [MODEL, QWEN3, MOE, HYBRID, HYBRID_MOE],
+    ids=["qwen2", "qwen3", "experts", "hybrid", "hybrid with experts"],
+)
 def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dtype: str) -> None:
     """Prompts are shared by pages in the decoder, and by rows in the trainer."""
     assert_exact(Sampled(settings(dtype), model=model))
 
 
 @pytest.mark.thorough
-def test_preempted_sequences_are_exact_in_plain_rows() -> None:
+@pytest.mark.parametrize("model", [QWEN3, HYBRID_MOE], ids=["dense", "hybrid with experts"])
+def test_preempted_sequences_are_exact_in_plain_rows(model: qwen.QwenConfig) -> None:
     rollout = {"num_pages": 20, "page_size": 8}
-    sampled = Sampled(settings(rollout=rollout, train={"packs_per_row": 0}), model=QWEN3)
+    sampled = Sampled(settings(rollout=rollout, train={"packs_per_row": 0}), model=model)
     assert sampled.scheduler.counters.preempted > 0
     assert_exact(sampled)
 
@@ -196,14 +229,17 @@ def test_scores_of_given_tokens_have_the_bits_of_the_sampler() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("model", [MODEL, MOE, HYBRID], ids=["dense", "experts", "hybrid"])
 @pytest.mark.parametrize("sizes", [(8, 1, 1), (4, 1, 2)], ids=["data 8", "data 4, tensor 2"])
-def test_devices_change_no_bit(sizes: tuple[int, int, int]) -> None:
-    assert_exact(Sampled(settings(train={"microbatch_tokens": 2048}), sizes))
+def test_devices_change_no_bit(sizes: tuple[int, int, int], model: qwen.QwenConfig) -> None:
+    assert_exact(Sampled(settings(train={"microbatch_tokens": 2048}), sizes, model))
 
 
 @pytest.mark.thorough
-def test_an_adapter_is_exact() -> None:
-    assert_exact(Sampled(settings("bfloat16", model={"adapter": AdapterConfig(rank=4)})))
+@pytest.mark.parametrize("model", [MODEL, MOE], ids=["dense", "experts"])
+def test_an_adapter_is_exact(model: qwen.QwenConfig) -> None:
+    changes = {"adapter": AdapterConfig(rank=4)}
+    assert_exact(Sampled(settings("bfloat16", model=changes), model=model))
 
 
 @pytest.mark.thorough
