@@ -117,6 +117,10 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "rollout.kv_dtype=bfloat16 rounds the keys that the trainer does not round",
     ),
     (
+        {"model.exact": True, "rollout.routing_replay": True},
+        "rollout.routing_replay=True: with model.exact the trainer's router chooses",
+    ),
+    (
         {"model.exact": True, "rollout.page_size": 48},
         "rollout.page_size=48: model.exact reads keys in blocks of 64",
     ),
