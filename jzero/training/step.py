@@ -296,7 +296,7 @@ def score_minibatches(
         batches = minibatch.batches
         # The reference policy and the critic are over the full vocabulary, and choose their experts
         # themselves.
-        if not as_sampled:
+        if (trainer.num_kept or trainer.num_routes) and not as_sampled:
             batches = tuple(replace(batch, kept=None, routes=None) for batch in batches)
         return learner.score(params, batches, minibatch.counts, trainer.layouts)
 
