@@ -1,26 +1,31 @@
 """Runs RL with model.exact in all the ways that must not differ in any bit, and prints a table.
 
-    python benchmarks/exact_matrix.py --steps 50 [--out DIR] [--only TEXT,...] [--warm_start 60]
+    python benchmarks/exact_matrix.py --steps 50 [--out DIR] [--only TEXT,...] [--model DIR]
         [--config.section.field=value ...]
 
 Each case is a run of configs/countdown.py:tiny in a process of its own: Qwen2 and Qwen3, fp32 and
 bf16, on one device in two splits into microbatches, on 8 fake devices (data 8), and on 8 of which
 two share a model (data 4, tensor 2). In every case the samples of a group share their prompt, in
 the decoder's pages and in the trainer's rows, and there are too few pages for all slots, so that
-sequences are preempted and prefilled again. `--only` chooses the cases whose name holds every TEXT.
+sequences are preempted and prefilled again. One more case runs without model.exact: it says which
+accuracy to expect. `--only` chooses the cases whose name holds every TEXT.
+
+Every case starts from a short warm start of its own, after which it solves next to nothing. With
+--model all start from that model, which makes their accuracies comparable. Cases of another
+architecture are then left out.
 
 The runs, their metrics and their output stay in DIR, and a run that is there goes on where it
 stopped. A line of the table is a case:
 
     compared    log-probs of the first minibatches that were compared with the sampler's, of all
-                steps. A run ends at the first step in which one differs.
+                steps. A run with model.exact ends at the first step in which one differs.
     differ      those that had other bits
     ratio       the smallest and the largest that a ratio of a first minibatch can have been:
                 exp(-x) and exp(x), where x is the largest difference of log-probs
     score       the longest time/score of a step in seconds: 0 where old log-probs need no forward
                 pass
     preempted   sequences that were preempted
-    accuracy    of the last step's rollouts
+    accuracy    of the rollouts of the last ten steps
     minutes     of the run in all, with compilations
 
 The exit status is 1 if a run ended before its last step. The message is then under the table.
@@ -31,10 +36,11 @@ import json
 import math
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +48,7 @@ from jzero.files import JsonObject
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADING = (
-    f"{'case':38}{'steps':>6}{'compared':>10}{'differ':>8}{'ratio':>22}{'score':>7}"
+    f"{'case':46}{'steps':>6}{'compared':>10}{'differ':>8}{'ratio':>22}{'score':>7}"
     f"{'preempted':>11}{'accuracy':>10}{'minutes':>9}"
 )
 LAYOUTS = {
@@ -54,7 +60,14 @@ LAYOUTS = {
         "mesh.tensor": 2,
         "train.microbatch_tokens": 4096,
     },
+    "not exact, 1 device": {
+        "mesh.data": 1,
+        "train.microbatch_tokens": 4096,
+        "model.exact": False,
+    },
 }
+WARM_START_STEPS = 60
+LAST_STEPS = 10  # of which the accuracy is the mean
 SETTINGS = {
     "model.exact": True,
     "rollout.num_prompts": 16,
@@ -92,6 +105,11 @@ class Case:
         """How many devices the run needs."""
         return 8 if self.layout.startswith("8") else 1
 
+    @property
+    def is_exact(self) -> bool:
+        """Whether the run has model.exact."""
+        return bool((SETTINGS | LAYOUTS[self.layout])["model.exact"])
+
     def flags(self) -> list[str]:
         """Returns the settings of the run, as arguments of `jzero.main`."""
         settings = SETTINGS | LAYOUTS[self.layout]
@@ -118,9 +136,9 @@ class Result:
     message: str = ""  # of a run that ended before its last step
 
 
-def cases(only: str) -> Iterator[Case]:
+def cases(only: str, model_types: Sequence[str] = ("qwen2", "qwen3")) -> Iterator[Case]:
     """Yields the cases whose name holds every text of `only`, which commas separate."""
-    for model_type in ("qwen2", "qwen3"):
+    for model_type in model_types:
         for dtype in ("float32", "bfloat16"):
             for layout in LAYOUTS:
                 case = Case(model_type, dtype, layout)
@@ -149,9 +167,9 @@ def run_case(case: Case, directory: Path, arguments: list[str]) -> int:
 def read_result(rows: list[JsonObject], output: str, is_done: bool) -> Result:
     """Returns the result of a run from the rows of its metrics and from what it printed."""
     compared, differ, largest, message = 0, 0, 0.0, ""
-    steps = [row for row in rows if "policy/exact_tokens" in row]
+    steps = [row for row in rows if "policy/mismatch_tokens" in row]
     for row in steps:
-        compared += int(row["policy/exact_tokens"])
+        compared += int(row.get("policy/exact_tokens", 0))
         differ += int(row["policy/mismatch_tokens"])
         largest = max(largest, float(row["policy/mismatch_max"]))
     if not is_done:
@@ -163,6 +181,7 @@ def read_result(rows: list[JsonObject], output: str, is_done: bool) -> Result:
             differ += int(found[1])
             largest = max(largest, float(found[3]))
             message = next(line for line in lines if DIFFERENCE.search(line))
+    last = steps[-LAST_STEPS:]
     return Result(
         steps=len(steps),
         compared=compared,
@@ -170,7 +189,7 @@ def read_result(rows: list[JsonObject], output: str, is_done: bool) -> Result:
         largest=largest,
         score=max((float(row.get("time/score", 0.0)) for row in steps), default=0.0),
         preempted=sum(int(row.get("rollout/preempted", 0)) for row in steps),
-        accuracy=float(steps[-1]["reward/accuracy"]) if steps else math.nan,
+        accuracy=statistics.fmean(row["reward/accuracy"] for row in last) if last else math.nan,
         message=message,
     )
 
@@ -179,7 +198,7 @@ def format_result(case: Case, result: Result, minutes: float) -> str:
     """Returns a line of the table."""
     ratio = f"{math.exp(-result.largest):.8g} .. {math.exp(result.largest):.8g}"
     return (
-        f"{case.name:38}{result.steps:6}{result.compared:10,}{result.differ:8}{ratio:>22}"
+        f"{case.name:46}{result.steps:6}{result.compared:10,}{result.differ:8}{ratio:>22}"
         f"{result.score:7.2f}{result.preempted:11}{result.accuracy:10.3f}{minutes:9.1f}"
     )
 
@@ -196,17 +215,19 @@ def main() -> None:
         "--out", type=Path, default=Path("runs/exact"), help="directory of the runs"
     )
     parser.add_argument("--only", default="", help="texts that the name of a case must hold")
-    parser.add_argument("--warm_start", type=int, default=60, help="supervised steps before")
+    parser.add_argument("--model", type=Path, help="directory of a model that cases start from")
     args, rest = parser.parse_known_args()
-    chosen = list(cases(args.only))
+    if args.model:
+        model_type = json.loads((args.model / "config.json").read_text())["model_type"]
+        chosen = list(cases(args.only, [model_type]))
+        start = [f"--config.model.path={args.model}", "--config.warm_start.steps=0"]
+    else:
+        chosen = list(cases(args.only))
+        start = [f"--config.warm_start.steps={WARM_START_STEPS}"]
     if not chosen:
         parser.error(f"--only={args.only}: no case has these texts in its name")
 
-    rest = [
-        f"--config.train.steps={args.steps}",
-        f"--config.warm_start.steps={args.warm_start}",
-        *rest,
-    ]
+    rest = [f"--config.train.steps={args.steps}", *start, *rest]
     messages = []
     print(HEADING)
     for case in chosen:

@@ -68,10 +68,7 @@ def main() -> None:
     print("| product | forward ms | of dense | with gradient ms | of dense |")
     print("|---|---|---|---|---|")
     dense: list[float] = []
-    grouped = {
-        name: partial(grouped_product, name)  # as a layer calls it
-        for name in PRODUCTS
-    }
+    grouped = {name: partial(grouped_product, name) for name in PRODUCTS}  # as a layer calls it
     for name, product in {"dense": dense_product, **grouped}.items():
         seconds = [
             fastest_seconds(jax.jit(product), arguments, args.repeat),

@@ -10,21 +10,22 @@ each device, and with layers split over as many devices as takes the least.
 """
 
 import argparse
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
-from configs import countdown
 from jzero.config import Config
 from jzero.planning.chips import GIB, described_devices
-from jzero.planning.fitting import Fit, split_layers
+from jzero.planning.fitting import Fit
 from jzero.planning.largest import (
     fit_model,
-    fit_slots,
     memory_of,
     smallest_batch,
     train_an_adapter,
     train_an_adapter_on_int8,
     train_everything,
+    with_one_slot,
 )
 from jzero.planning.models import hub_id_of
 
@@ -33,6 +34,7 @@ METHODS: dict[str, Callable[[Config], Config]] = {
     "lora": train_an_adapter,
     "int8": train_an_adapter_on_int8,
 }
+RECIPE = Path(__file__).resolve().parents[1] / "configs/countdown.py"
 PHASES = ("publish", "rollout", "update")
 
 
@@ -55,20 +57,12 @@ def verdict_of(settings: Config, model: str, topology: str, tokens: int) -> Fit 
     found = fit_model(settings, hub_id, devices, available)
     if found is not None:
         return found
-
-    changed: Config | None = replace(settings, model=replace(settings.model, path=hub_id))
-    tried: list[Fit] = []
-    while changed is not None:
-        verdict = fit_slots(changed, len(devices), devices, available)
-        if verdict is None:
-            break
-        tried.append(verdict)
-        changed = split_layers(changed, verdict.run)
+    tried = [verdict for _, verdict in with_one_slot(settings, hub_id, devices, available)]
     return min(tried, key=lambda verdict: verdict.needed, default=None)
 
 
-def row_of(model: str, topology: str, method: str, rank: int, tokens: int) -> str:
-    settings = with_rank(METHODS[method](countdown.get_config("qwen2.5-3b")), rank)
+def row_of(recipe: Config, model: str, topology: str, method: str, rank: int, tokens: int) -> str:
+    settings = with_rank(METHODS[method](recipe), rank)
     verdict = verdict_of(settings, model, topology, tokens)
     name = method if method == "full" else f"{method}, rank {rank}"
     cells = [model, topology, name, f"{tokens:,}"]
@@ -96,6 +90,7 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 8192])
     args = parser.parse_args()
 
+    recipe = runpy.run_path(str(RECIPE))["get_config"]("qwen2.5-3b")
     headings = ("model", "slice", "trained", "tokens", *PHASES, "of", "fits", "slots")
     print(f"| {' | '.join([*headings, 'fsdp x tensor'])} |")
     print("|---" * (len(headings) + 1) + "|")
@@ -103,7 +98,7 @@ def main() -> None:
         for topology in args.topologies:
             for method in args.methods:
                 for tokens in args.tokens:
-                    print(row_of(model, topology, method, args.rank, tokens), flush=True)
+                    print(row_of(recipe, model, topology, method, args.rank, tokens), flush=True)
 
 
 if __name__ == "__main__":

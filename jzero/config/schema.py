@@ -531,8 +531,8 @@ class RolloutConfig:
     kv_dtype: str = setting("bfloat16", "Type of the KV cache.", choices=DTYPES)
     routing_replay: bool = setting(
         False,
-        "Of a model with experts: the update sends every token of a response to the experts that "
-        "it went to when it was sampled. Else the router chooses anew.",
+        "Of a model with experts: the update sends every token to the experts that it went to in "
+        "the sampler. Else the router chooses anew.",
     )
 
     @property

@@ -8,10 +8,13 @@ function.
     out, state = recur_rows(inputs, segments, state)      # as recur_chunks: training and prefill
     out, state = recur_slots(inputs, state, active)       # as recur_step: decoding
 
+Programs take both functions from `recurrence`, which has those of `delta_net.py` without the mode.
 See `delta_net.py` for the dimension letters.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +29,29 @@ from jzero.model.delta_net import (
     DeltaState,
     Heads,
     Segments,
+    empty_state,
     in_fp32,
     keep_inactive,
     last_inputs,
     read_segments,
     recur_chunks,
+    recur_step,
     split_heads,
     time_first,
 )
 from jzero.model.exact import rounded
+
+
+class Recurrence(NamedTuple):
+    """The functions of a gated delta net that programs call."""
+
+    rows: Callable[..., tuple[jax.Array, DeltaState]]  # `recur_chunks`, or does the same
+    slots: Callable[..., tuple[jax.Array, DeltaState]]  # `recur_step`, or does the same
+
+
+def recurrence(is_exact: bool) -> Recurrence:
+    """Returns the functions of programs with model.exact, or without it."""
+    return Recurrence(recur_rows, recur_slots) if is_exact else Recurrence(recur_chunks, recur_step)
 
 
 def recur_rows(
@@ -60,12 +77,9 @@ def rows_of_arrays(
     """Computes `recur_rows`."""
     inputs = DeltaInputs(*arrays, sizes)
     found = read_segments(segments)
-    B = len(segments)
     if state is None:
-        before = jnp.zeros((B, sizes.kernel_size - 1, sizes.num_channels), jnp.float32)
-        start = jnp.zeros((B, sizes.num_value_heads, sizes.key_dim, sizes.value_dim), jnp.float32)
-    else:
-        before, start = in_fp32(state.convolution), in_fp32(state.recurrent)
+        state = empty_state(sizes, len(segments))
+    start, before = in_fp32(state.recurrent), in_fp32(state.convolution)
     convolved = convolve(windows_of_rows(inputs, found, before), inputs.kernel)
     heads = split_heads(inputs, convolved, found.valid, normalize)
     is_first = found.places == 0

@@ -39,7 +39,7 @@ from jzero.model.exact_experts import (
     probabilities_of_experts,
     weighted_sum,
 )
-from jzero.model.grouped_products import GroupedWeight, grouped_product, product_of_platform
+from jzero.model.grouped_products import grouped_product, product_of_platform
 from jzero.model.layers import NORMAL, Attend, DenseLayer, Rotary, parameter, rms_norm
 
 ROUTES_DTYPE = jnp.int16  # of the numbers of experts, where there is one for every token
@@ -147,15 +147,13 @@ class ExpertWeights(NamedTuple):
     """The weights of one layer's experts. Those of the MLPs may be in 8 bits or have adapters."""
 
     router: Array  # [E, X]
-    gate: GroupedWeight  # [X, E, F]
-    up: GroupedWeight  # [X, E, F]
-    down: GroupedWeight  # [X, F, E]
+    mlps: ExpertMlps
 
 
 class Experts(NamedTuple):
     """The experts that a device computes, some of a layer or all."""
 
-    weights: ExpertWeights
+    mlps: ExpertMlps
     first: jax.Array | int  # the number of the first of them among all experts
     number: int
 
@@ -215,12 +213,12 @@ class ExpertLayer(DenseLayer):
         """Returns the hidden states after the layer, and the `carry`."""
         x, attention = self.with_attention(x, rope, attend, layer, mixer_carry(carry))
         h = rms_norm(x, self.mlp_norm.get_value(), self.norm_eps)
-        weights = ExpertWeights(
-            router=self.router.get_value(),
+        mlps = ExpertMlps(
             gate=self.experts_gate.get_value(),
             up=self.experts_up.get_value(),
             down=self.experts_down.get_value(),
         )
+        weights = ExpertWeights(self.router.get_value(), mlps)
         out, carry = mix(h, weights, self.routing, layer, with_mixer_carry(carry, attention))
         return x + out, carry
 
@@ -264,22 +262,19 @@ def mixture(
 
     replayed: the experts that tokens shall go to, or -1 where the router chooses.
     """
-    if replayed is None:
-        replayed = jnp.full((len(h), routing.num_chosen), -1, ROUTES_DTYPE)
     X, tensor, rows = weights.router.shape[1], placement.tensor, placement.rows
     is_split = tensor > 1 and X % tensor == 0  # as `mesh.shardings_of` splits the weights
 
     def on_device(
         h: jax.Array,
         is_token: jax.Array,
-        replayed: jax.Array,
+        replayed: jax.Array | None,
         router: jax.Array,
-        *of_mlps: GroupedWeight,
+        mlps: ExpertMlps,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        weights = ExpertWeights(router, *of_mlps)
-        probabilities, chosen = route(h, weights.router, *routing, replayed, placement.is_exact)
+        probabilities, chosen = route(h, router, *routing, replayed, placement.is_exact)
         first = lax.axis_index("tensor") * (X // tensor) if is_split else 0
-        here = Experts(weights, first, X // tensor if is_split else X)
+        here = Experts(mlps, first, X // tensor if is_split else X)
         out = sum_of_experts(h, probabilities, chosen, is_token, here, placement)
         load = count(jnp.where(is_token[:, None], chosen, X), X)
         if is_split:
@@ -295,7 +290,7 @@ def mixture(
     return jax.shard_map(
         on_device,
         mesh=placement.mesh,
-        in_specs=(by_row, by_row, by_row, P(), split, split, split),
+        in_specs=(by_row, by_row, by_row, P(), split),
         out_specs=(by_row, P(), by_row),
         axis_names={*rows, "tensor"},
         check_vma=False,
@@ -346,7 +341,7 @@ def sum_of_experts(
 ) -> Float[Array, "N E"]:
     """Returns the weighted sum of those of every token's experts that are `here`."""
     N, k = chosen.shape
-    weights, num_experts = here.weights, here.number
+    num_experts = here.number
     place = chosen - here.first
     is_here = (place >= 0) & (place < num_experts) & is_token[:, None]
     group = jnp.where(is_here, place, num_experts).ravel()  # those of other devices come last
@@ -355,11 +350,10 @@ def sum_of_experts(
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(N * k, dtype=order.dtype))
     sizes = count(group, num_experts)
     rows = permuted(jnp.repeat(h, k, axis=0), order, inverse)
-    mlps = ExpertMlps(weights.gate, weights.up, weights.down)
     if placement.is_exact:
-        out = mlps_of_experts(placement.product, rows, mlps, sizes)
+        out = mlps_of_experts(placement.product, rows, here.mlps, sizes)
     else:
-        out = grouped_mlps(partial(grouped_product, placement.product), sizes, rows, mlps)
+        out = grouped_mlps(partial(grouped_product, placement.product), sizes, rows, here.mlps)
     by_token = permuted(out, inverse, order).reshape(N, k, -1)
     probabilities = jnp.where(is_here, probabilities, 0)
     if placement.is_exact:

@@ -30,6 +30,7 @@ from jzero.model.linear import (
     LOW_RANK_PRODUCT,
     AdaptedWeight,
     FrozenWeight,
+    product_in_fp32,
 )
 from jzero.model.quantized import QuantizedWeight
 
@@ -131,11 +132,6 @@ def for_groups_with_rows(
         return compute(with_rows_first[number], state)
 
     return lax.fori_loop(0, jnp.sum(sizes > 0), compute_next, start)
-
-
-def product_in_fp32(letters: str, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Multiplies two matrices of one type; the sums and the result are in fp32."""
-    return jnp.einsum(letters, first, second, preferred_element_type=jnp.float32)
 
 
 def block_product(

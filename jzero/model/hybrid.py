@@ -45,6 +45,7 @@ from jzero.model.architecture import (
 )
 from jzero.model.delta_net import DeltaInputs, Recur, in_fp32
 from jzero.model.exact import rounded
+from jzero.model.exact_experts import ExpertMlps
 from jzero.model.experts import (
     ExpertWeights,
     mix,
@@ -357,12 +358,10 @@ def add_experts(
 ) -> tuple[Float[Array, "N E"], PyTree]:
     """Adds every token's experts, and the MLP of all tokens times a gate of its own, sigmoid(s)."""
     h = zero_centered_norm(x, weights["mlp_norm"], config.rms_norm_eps)
-    of_experts = ExpertWeights(
-        router=weights["router"],
-        gate=weights["experts_gate"],
-        up=weights["experts_up"],
-        down=weights["experts_down"],
+    mlps = ExpertMlps(
+        gate=weights["experts_gate"], up=weights["experts_up"], down=weights["experts_down"]
     )
+    of_experts = ExpertWeights(weights["router"], mlps)
     chosen, carry = mix(h, of_experts, routing_of(config), number, carry)
 
     gate = jax.nn.silu(linear(h, weights["shared_gate"]))

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jzero.attention.exact import sum_by_halves
 from jzero.model.architecture import QwenConfig
+from jzero.model.exact import rounded
 from jzero.model.linear import LinearWeight, linear
 
 NORMAL = initializers.normal(0.02)  # the standard deviation that Hugging Face draws weights with
@@ -93,9 +94,9 @@ def rms_norm(
     """Divides x by its root mean square over the last axis and multiplies by `scale`, in fp32."""
     x32 = x.astype(jnp.float32)
     if isinstance(scale, ExactScale):
-        # The maximum and the barrier keep the compiler from making one rounding of a product or a
+        # `rounded` and the barrier keep the compiler from making one rounding of a product or a
         # division and the sum behind it, which it does in some programs only.
-        total = sum_by_halves(jnp.maximum(x32 * x32, 0))[..., None]
+        total = sum_by_halves(rounded(x32 * x32))[..., None]
         mean_square = jax.lax.optimization_barrier(total / x.shape[-1])
         weight = scale.scale
     else:

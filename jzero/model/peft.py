@@ -104,13 +104,13 @@ def adapter_tensors(config: QwenConfig, settings: AdapterConfig) -> dict[str, li
 
     They are one per layer, or one per expert of each layer.
     """
-    names = modules(config)
     rank = settings.rank
     of_weights = tensors_of_modules(config)
     tensors: dict[str, list[Tensor]] = {}
     for name, target in adapters.targets(config, settings).items():
         a, b = [], []
-        for weight, module in zip(of_weights[f"layers.{name}"], names[name], strict=True):
+        for weight in of_weights[f"layers.{name}"]:
+            module = weight.name.removesuffix(SUFFIX)
             # Both factors are weights of torch's Linear, as the weight of the base is.
             num_outputs, num_inputs = weight.stored_shape
             a.append(

@@ -5,7 +5,7 @@ batch is as small as a run can have it: one row with one response on each device
 as fit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jzero.config import Config
@@ -112,17 +112,26 @@ def fit_model(
 
     Layers are split over more devices where it does not fit otherwise.
     """
-    wanted = settings.rollout.num_slots
+    for changed, verdict in with_one_slot(settings, hub_id, devices, available):
+        if verdict.fits:
+            return most_slots(changed, settings.rollout.num_slots, verdict, devices)
+    return None
+
+
+def with_one_slot(
+    settings: Config, hub_id: str, devices: Sequence[DescribedDevice], available: float
+) -> Iterator[tuple[Config, Fit]]:
+    """Yields how the model fits with one slot on each device: most do not fit even then.
+
+    Layers are split over ever more devices, with the settings that say so.
+    """
     changed: Config | None = replace(settings, model=replace(settings.model, path=hub_id))
     while changed is not None:
-        # Most models do not fit with a single slot on each device either.
         verdict = fit_slots(changed, len(devices), devices, available)
         if verdict is None:
-            return None
-        if verdict.fits:
-            return most_slots(changed, wanted, verdict, devices)
+            return
+        yield changed, verdict
         changed = split_layers(changed, verdict.run)
-    return None
 
 
 def most_slots(

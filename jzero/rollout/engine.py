@@ -48,7 +48,12 @@ from jzero.rollout.decode_state import (
     ResumePoint,
 )
 from jzero.rollout.pages import PageAllocator
-from jzero.rollout.program_settings import make_program_settings, num_kept, with_top_p
+from jzero.rollout.program_settings import (
+    ProgramSettings,
+    make_program_settings,
+    num_kept,
+    with_top_p,
+)
 from jzero.rollout.programs import Programs, compile_programs
 from jzero.rollout.score_program import ScoreInputs, TokenScores, compile_score
 
@@ -184,8 +189,7 @@ class Engine:
         self.score_tokens = SCORE_TOKENS
         self.placements: dict[int, Placement] = {}
         self._top_p = settings.top_p
-        self._remembers_kept = remembers_kept
-        self._remembers_routes = remembers_routes
+        self._is_trained = True  # whether what is sampled now will be trained on
         # By top_p, and whether the tokens that the filters kept, and the experts of every token,
         # are returned: all of this is compiled in.
         self._programs: dict[tuple[float, bool, bool], Programs] = {}
@@ -199,13 +203,9 @@ class Engine:
     @property
     def jitted(self) -> Programs:
         """Returns the programs, which are compiled at their first call with each shape."""
-        key = self._top_p, self._remembers_kept, self._remembers_routes
+        settings = self._settings_of_samples
+        key = self._top_p, settings.remembers_kept, settings.remembers_routes
         if key not in self._programs:
-            settings = replace(
-                self.program_settings,
-                remembers_kept=self._remembers_kept,
-                remembers_routes=self._remembers_routes,
-            )
             if self._top_p != self.settings.top_p:
                 settings = with_top_p(settings, self._top_p, self.settings, self.mesh)
             self._programs[key] = compile_programs(settings, self.mesh)
@@ -214,12 +214,19 @@ class Engine:
     @property
     def num_kept(self) -> int:
         """Returns how many tokens are remembered as kept, for every sampled token; 0: none."""
-        return num_kept(replace(self.program_settings, remembers_kept=self._remembers_kept))
+        return num_kept(self._settings_of_samples)
 
     @property
     def num_routes(self) -> int:
         """Returns how many numbers of experts are remembered for every token; 0: none."""
-        return num_routes(self.model) if self._remembers_routes else 0
+        return num_routes(self.model) if self._settings_of_samples.remembers_routes else 0
+
+    @property
+    def _settings_of_samples(self) -> ProgramSettings:
+        """Returns the program settings; what is not trained on is not remembered."""
+        if self._is_trained:
+            return self.program_settings
+        return replace(self.program_settings, remembers_kept=False, remembers_routes=False)
 
     def score_program(self, alternatives: int) -> jax.stages.Wrapped:
         """Returns the program `score` that returns so many alternatives of every token."""
@@ -238,11 +245,9 @@ class Engine:
         that the engine was made for. What is not trained on remembers neither the tokens that were
         kept nor the experts of tokens.
         """
-        settings, remembers_kept = self.settings, self._remembers_kept
-        remembers_routes = self._remembers_routes
+        settings = self.settings
         self._top_p = top_p or settings.top_p
-        self._remembers_kept = remembers_kept and is_trained
-        self._remembers_routes = remembers_routes and is_trained
+        self._is_trained = is_trained
         if max_new_tokens:
             self.settings = replace(settings, max_new_tokens=max_new_tokens)
         longest = self.settings.longest_episode
@@ -252,8 +257,7 @@ class Engine:
         finally:
             self.settings = settings
             self._top_p = settings.top_p
-            self._remembers_kept = remembers_kept
-            self._remembers_routes = remembers_routes
+            self._is_trained = True
 
     # -- device state -----------------------------------------------------------------------------
 

@@ -20,8 +20,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jzero import attention
-from jzero.model import exact_delta_net, experts, qwen
-from jzero.model.delta_net import DeltaInputs, recur_chunks, recur_step
+from jzero.model import experts, qwen
+from jzero.model.delta_net import DeltaInputs
+from jzero.model.exact_delta_net import recurrence
 from jzero.model.layers import Attend
 from jzero.rollout import sampling, slot_state
 from jzero.rollout.decode_state import (
@@ -187,8 +188,7 @@ def prefill(
     def recur(
         inputs: DeltaInputs, layer: jax.Array, carry: LayerCarry
     ) -> tuple[jax.Array, LayerCarry]:
-        of_rows = recur_chunks if settings.exact is None else exact_delta_net.recur_rows
-        out, after = of_rows(inputs, segments)
+        out, after = recurrence(settings.exact is not None).rows(inputs, segments)
         states = slot_state.with_layer(carry.slot_state, layer, after)
         return out, carry._replace(slot_state=states)
 
@@ -466,8 +466,7 @@ def decode_step(
         inputs: DeltaInputs, layer: jax.Array, carry: LayerCarry
     ) -> tuple[jax.Array, LayerCarry]:
         before = slot_state.of_layer(carry.slot_state, layer)
-        of_slots = recur_step if settings.exact is None else exact_delta_net.recur_slots
-        out, after = of_slots(inputs, before, active)
+        out, after = recurrence(settings.exact is not None).slots(inputs, before, active)
         states = slot_state.with_layer(carry.slot_state, layer, after)
         return out, carry._replace(slot_state=states)
 

@@ -76,14 +76,6 @@ def remember_routes(sequence: Sequence, routes: np.ndarray) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class WaitingEpisode:
-    """An episode between two turns. It keeps its slot and its pages but does not decode."""
-
-    sequence: Sequence
-    since_call: int  # decode calls that had been made when its last turn ended
-
-
-@dataclass(frozen=True, eq=False)
 class CallInFlight:
     """A decode call that was dispatched and not read yet."""
 
@@ -118,7 +110,8 @@ class Scheduler:
             deque() for _ in range(engine.num_shards)
         ]
         self.decoding: dict[int, Sequence] = {}  # by slot
-        self.waiting: dict[int, WaitingEpisode] = {}  # by slot; the one that waits longest is first
+        # By slot: episodes between two turns, which keep their pages; who waits longest is first.
+        self.waiting: dict[int, Sequence] = {}
 
         # Of episodes between two turns, in their slots or not: the decode calls that had been made
         # when they began to wait. And the average number of calls that replies take.
@@ -221,8 +214,8 @@ class Scheduler:
     def _score(self) -> None:
         """Dispatches one call for the sequences that are scored, if there are any."""
         if self.scorer.is_busy:
-            waiting = {slot: episode.sequence for slot, episode in self.waiting.items()}
-            self.state = self.scorer.step(self.state, self.decoding | waiting, self.evict_waiting)
+            in_slots = self.decoding | self.waiting
+            self.state = self.scorer.step(self.state, in_slots, self.evict_waiting)
 
     # -- between two turns -------------------------------------------------------------------------
 
@@ -249,8 +242,8 @@ class Scheduler:
 
     def _waiting_slot(self, sequence: Sequence) -> int | None:
         """Returns the slot in which `sequence` waits, or None if it had to leave its slot."""
-        for slot, episode in self.waiting.items():
-            if episode.sequence is sequence:
+        for slot, waiting in self.waiting.items():
+            if waiting is sequence:
                 return slot
         return None
 
@@ -282,8 +275,8 @@ class Scheduler:
         Only if it has waited for at least `min_calls` decode calls. The episode continues through
         the queue once its reply arrives. Returns whether a slot was freed.
         """
-        for slot, episode in self.waiting.items():
-            has_waited = self.counters.decode_calls - episode.since_call >= min_calls
+        for slot, sequence in self.waiting.items():
+            has_waited = self.counters.decode_calls - self.asked[sequence] >= min_calls
             if self._shard_of(slot) == shard and has_waited:
                 self._free_slot(slot)
                 return True
@@ -426,7 +419,7 @@ class Scheduler:
         self.engine.free_resource(slot)
         if slot in self.decoding:
             return self.decoding.pop(slot)
-        return self.waiting.pop(slot).sequence
+        return self.waiting.pop(slot)
 
     def _admission_number(self, slot: int) -> int:
         return self.decoding[slot].admission_number
@@ -550,7 +543,7 @@ class Scheduler:
                 return
             self.engine.placements[slot].is_paused = True
             del self.decoding[slot]
-            self.waiting[slot] = WaitingEpisode(sequence, self.counters.decode_calls)
+            self.waiting[slot] = sequence
         else:
             sequence.is_finished = True
             self._free_slot(slot)

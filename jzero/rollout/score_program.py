@@ -20,9 +20,10 @@ from jaxtyping import Array, Float, Int
 
 from jzero import attention
 from jzero.attention import pools
-from jzero.model import exact_delta_net, experts, qwen
-from jzero.model.delta_net import DeltaInputs, DeltaState, recur_chunks
+from jzero.model import experts, qwen
+from jzero.model.delta_net import DeltaInputs, DeltaState
 from jzero.model.exact import exact_token_logps
+from jzero.model.exact_delta_net import recurrence
 from jzero.model.logprobs import split_columns
 from jzero.rollout import slot_state
 from jzero.rollout.decode_state import DecodeState, LayerCarry
@@ -171,7 +172,7 @@ def score(
         inputs_of_layer: DeltaInputs, layer: jax.Array, carry: LayerCarry
     ) -> tuple[jax.Array, LayerCarry]:
         before = slot_state.of_layer(carry.slot_state, layer)
-        of_rows = recur_chunks if settings.exact is None else exact_delta_net.recur_rows
+        of_rows = recurrence(settings.exact is not None).rows
         out, after = of_rows(inputs_of_layer, is_token.astype(jnp.int32), before)
         states = slot_state.with_layer(carry.slot_state, layer, after)
         return out, carry._replace(slot_state=states)

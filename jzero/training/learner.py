@@ -41,9 +41,10 @@ from jzero import attention
 from jzero.config import Config, ModelConfig, OptimizerConfig
 from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
-from jzero.model import adapters, exact_delta_net, experts, huggingface, peft, qwen
-from jzero.model.delta_net import DeltaInputs, recur_chunks, recur_packed
+from jzero.model import adapters, experts, huggingface, peft, qwen
+from jzero.model.delta_net import DeltaInputs, recur_packed
 from jzero.model.exact import exact_rows
+from jzero.model.exact_delta_net import recurrence
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
     Head,
@@ -364,7 +365,7 @@ class Learner:
             return self.packed_attention(q, k, v, batch.segments, layout), carry
 
         def recur(inputs: DeltaInputs, _: jax.Array, carry: object) -> tuple[jax.Array, object]:
-            of_rows = recur_chunks if self.exact is None else exact_delta_net.recur_rows
+            of_rows = recurrence(self.compute.exact).rows
             return recur_packed(inputs, batch.segments, layout, of_rows), carry
 
         routes = batch.routes if self.replays_routes else None

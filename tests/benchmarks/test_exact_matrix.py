@@ -23,13 +23,14 @@ def matrix(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_every_case_is_an_exact_run_that_shares_and_preempts(matrix: ModuleType) -> None:
     cases = list(matrix.cases(""))
-    assert len({case.name for case in cases}) == len(cases) == 16
+    assert len({case.name for case in cases}) == len(cases) == 20
+    assert [case.layout for case in cases if not case.is_exact] == ["not exact, 1 device"] * 4
     for case in cases:
         recipe, *flags = case.flags()
         assert recipe.endswith("countdown.py:tiny")
         settings = cli.parse_settings(countdown.tiny(), flags)
         config.validate(settings)
-        assert settings.model.exact
+        assert settings.model.exact == case.is_exact
         assert settings.model.dtype == settings.rollout.kv_dtype == case.dtype
         assert settings.model.arch.model_type == case.model_type
         assert settings.mesh.data * settings.mesh.tensor == case.devices
@@ -43,6 +44,7 @@ def test_every_case_is_an_exact_run_that_shares_and_preempts(matrix: ModuleType)
 def test_cases_are_chosen_by_all_texts(matrix: ModuleType) -> None:
     chosen = [case.name for case in matrix.cases("qwen3, bfloat16, tensor 2")]
     assert chosen == ["qwen3 bfloat16, 8 devices, tensor 2"]
+    assert {case.model_type for case in matrix.cases("", ["llama"])} == {"llama"}
 
 
 def metrics_of_step(compared: int) -> dict[str, float]:
@@ -51,7 +53,7 @@ def metrics_of_step(compared: int) -> dict[str, float]:
         "policy/mismatch_tokens": 0.0,
         "policy/mismatch_max": 0.0,
         "rollout/preempted": 3,
-        "reward/accuracy": 0.25,
+        "reward/accuracy": compared / 100,
         "time/score": 0.0,
     }
 
@@ -61,6 +63,20 @@ def test_a_run_without_differences_has_ratios_of_1(matrix: ModuleType) -> None:
     assert (result.steps, result.compared, result.differ, result.preempted) == (2, 25, 0, 6)
     line = matrix.format_result(next(matrix.cases("")), result, 1.0)
     assert " 1 .. 1 " in line
+    assert " 0.125 " in line
+
+
+def test_a_run_without_the_mode_compares_nothing(matrix: ModuleType) -> None:
+    rows: list[dict[str, float]] = []
+    for accuracy in range(12):
+        row = metrics_of_step(0) | {"reward/accuracy": accuracy, "policy/mismatch_tokens": 3.0}
+        del row["policy/exact_tokens"]
+        rows.append(row)
+
+    result = matrix.read_result(rows, "", is_done=True)
+
+    assert (result.steps, result.compared, result.differ) == (12, 0, 36)
+    assert result.accuracy == 6.5  # of the last ten
 
 
 def test_the_step_in_which_log_probs_differ_is_counted(matrix: ModuleType) -> None:

@@ -166,7 +166,8 @@ def test_a_run_saves_and_ends_at_a_notice_and_goes_on(
         environment = environment | {"GCE_METADATA_HOST": metadata.host}
         arguments = ["--config.train.preemption_notice=gce", "--unfinished_status=75"]
         workdir = tmp_path / "run"
-        process = launch(environment, workdir, *arguments)
+        # More steps than are computed before the server is asked again.
+        process = launch(environment, workdir, *arguments, "--config.train.steps=10000")
         wait_for(process, workdir / "metrics.jsonl", 2)
         metadata.answer = "TRUE"
         out, _ = finish(process, code=75)
@@ -174,5 +175,6 @@ def test_a_run_saves_and_ends_at_a_notice_and_goes_on(
         num_steps = len(rows(workdir / "metrics.jsonl"))
 
         metadata.answer = "FALSE"
-        out, _ = finish(launch(environment, workdir, *arguments))
+        few = f"--config.train.steps={num_steps + 2}"
+        out, _ = finish(launch(environment, workdir, *arguments, few))
         assert f"resumed {workdir} at step {num_steps}" in out

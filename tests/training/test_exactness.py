@@ -246,7 +246,7 @@ def test_an_adapter_is_exact(model: qwen.QwenConfig) -> None:
 def test_turns_that_go_on_after_a_reply_are_exact() -> None:
     def reply_once(scheduler: Scheduler) -> Callable[[bool], list[Reply]]:
         def poll(wait: bool) -> list[Reply]:
-            waiting = [episode.sequence for episode in scheduler.waiting.values()]
+            waiting = list(scheduler.waiting.values())
             return [(item, [7, 8, 9] if len(item.turns) == 1 else None) for item in waiting]
 
         return poll
