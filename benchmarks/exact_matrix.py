@@ -77,6 +77,8 @@ SETTINGS = {
     "rollout.num_pages": 256,
     # With an entropy bonus no response is left out, whatever its score.
     "algorithm.entropy_coef": 1e-6,
+    # With this few prompts a step, the recipe's rate would in the end unlearn what was learnt.
+    "optimizer.lr": 1e-4,
     "train.minibatches": 2,
     "train.checkpoint_every": 25,
     "eval.every": 0,

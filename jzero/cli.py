@@ -28,6 +28,7 @@ from ml_collections import config_flags
 from jzero import config
 from jzero.distributed import peers, processes
 from jzero.errors import UserError
+from jzero.tasks import environment, verifiers
 
 HELP_FLAGS = {"-h", "-help", "--help"}
 
@@ -140,7 +141,15 @@ def parse_config_flag(
             f"unknown arguments {' '.join(unknown)}: "
             "settings are given as --config.section.field=value"
         )
+    if isinstance(holder.value, config.Config):
+        expand_task_name(holder.value.task)
     return holder.value
+
+
+def expand_task_name(task: config.TaskConfig) -> None:
+    """Writes out task.name=verifiers:ENV, which stands for two settings."""
+    if task.name.startswith(verifiers.PREFIX):
+        task.environment, task.name = task.name, environment.NAME
 
 
 def _innermost_cause(error: BaseException) -> BaseException:

@@ -31,7 +31,8 @@ ALLOWED_SKIPS = [
     ),
     AllowedSkip(
         "could not import "
-        "'(peft|trl|lm_eval|math_verify|wandb|jetstream|grpc|dockerfile_parse)[a-z0-9_.]*'.*",
+        "'(peft|trl|lm_eval|verifiers|math_verify|wandb|jetstream|grpc|dockerfile_parse)"
+        "[a-z0-9_.]*'.*",
         "these packages belong to other extras than dev: each is large or has a conflict",
     ),
     AllowedSkip("wandb is not installed: .*", "wandb belongs to the extra wandb"),

@@ -356,20 +356,24 @@ class TaskConfig:
     """The problems, their prompts, and how responses are graded."""
 
     name: str = setting(
-        "countdown", "Task: a key of jzero.tasks.TASKS, or a module that has a TASK."
+        "countdown",
+        "Task: a key of jzero.tasks.TASKS, or a module that has a TASK. verifiers:ENV stands for "
+        "task.name=environment task.environment=verifiers:ENV.",
     )
     environment: str = setting(
         "",
         "An environment of your own for task.name=environment: module:Class or FILE.py:Class, with "
         "the methods reset(row, seed) and step(response). Its calls have the limits "
-        "task.reward.seconds and task.reward.memory_gib. Or openenv:URL, a server of OpenEnv.",
+        "task.reward.seconds and task.reward.memory_gib. Or openenv:URL, a server of OpenEnv, or "
+        "verifiers:ENV, an installed environment of the package verifiers or a file of its "
+        "settings.",
     )
     environment_mode: str = setting(
         "auto",
         "Where instances of task.environment live. processes: in the grader processes, which take "
         "one step at a time and can be killed. asyncio: in an event loop of the run, which awaits "
-        "thousands of steps at once; its methods have to be async. auto: asyncio for openenv:URL, "
-        "and processes for all others.",
+        "thousands of steps at once; its methods have to be async. auto: asyncio for openenv:URL "
+        "and verifiers:ENV, and processes for all others.",
         choices=("auto", "processes", "asyncio"),
     )
     data: str = setting(

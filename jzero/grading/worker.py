@@ -31,53 +31,32 @@ more: their limits are `task.reward.seconds` and `task.reward.memory_gib`, and t
 
 import contextlib
 import ctypes
-import functools
 import io
 import json
-import math
 import os
-import pkgutil
 import resource
 import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from multiprocessing import connection
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from jzero.types import Grade, JsonValue
+from jzero.types import Grade
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
+    from jzero.grading.turn import Item
 
 MAX_MEMORY = 2 << 30  # bytes of address space that grading may take
-MAX_REASON = 200  # characters: a reason may quote the response
 MAX_NOTE = 4000  # characters
 MAX_MESSAGE = 200  # characters of what a function raised
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 
 _NOTED: set[tuple[str, str]] = set()  # function and kind of the notes that this process has sent
-
-EarlierTurns = list[tuple[str, dict[str, Any]]]  # text, fields of its Grade
-
-
-class _Grader(NamedTuple):
-    """The functions that grade a response and reply to it."""
-
-    grade: Callable[[str, object, "TaskConfig"], Grade]
-    reply: Callable[[object, list[tuple[str, Grade]], "TaskConfig"], str | None] | None
-
-
-class _FunctionFailedError(Exception):
-    """A reward function of the user's raised, or returned no reward. Its cause says more."""
-
-    def __init__(self, function: str, grade: Grade) -> None:
-        super().__init__(function)
-        self.function = function
-        self.grade = grade  # of the task's grader, before the function was called
 
 
 class _Pipe:
@@ -125,7 +104,7 @@ def work(descriptor: int) -> None:
     _end_with_parent()
     # After the guard above, since it may take a second. This process is the one place where grading
     # knows of tasks.
-    import jzero.tasks  # noqa: F401
+    from jzero.grading import turn
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes must not fill the disk with cores
     _limit_resources(MAX_MEMORY)
@@ -134,8 +113,9 @@ def work(descriptor: int) -> None:
     while True:
         for number, name, response, gold, settings, earlier, episode in pipe.receive():
             task = json.loads(settings, object_hook=_namespace)
-            grade = _grade(pipe, name, response, gold, task, earlier, episode)
-            pipe.send("answer", number, vars(grade))
+            turns = None if earlier is None else turn.read_turns(earlier)
+            item = turn.Item(name, response, gold, task, turns, episode)
+            pipe.send("answer", number, vars(_grade(pipe, item)))
 
 
 def _end_with_parent() -> None:
@@ -193,65 +173,45 @@ def _namespace(values: dict[str, object]) -> SimpleNamespace:
     return SimpleNamespace(**values)
 
 
-@functools.cache
-def _grader(name: str) -> _Grader:
-    from jzero.tasks import find_task
-
-    if ":" in name:
-        return _Grader(pkgutil.resolve_name(name), None)
-    task = find_task(name)
-    return _Grader(task.grade, task.reply)
-
-
-@functools.cache
-def _is_users(name: str) -> bool:
-    """Returns whether a grader is the user's: a task or a function that jzero does not have."""
-    from jzero.tasks import TASKS
-
-    return name not in TASKS and not name.startswith("jzero.")
-
-
-def _grade(
-    pipe: _Pipe,
-    name: str,
-    response: str,
-    gold: object,
-    task: "TaskConfig",
-    earlier: EarlierTurns | None,
-    episode: dict[str, JsonValue],
-) -> Grade:
+def _grade(pipe: _Pipe, item: "Item") -> Grade:
     """Returns the grade of one response, with the seconds that grading took.
 
     A grader of jzero's that raises scores 0, because a hostile response may make it raise. Where
     code of the user's raises, the grade is `failed`. A grader that takes more than
     `task.grade_seconds` of CPU time ends the process.
     """
-    is_users = _is_users(name)
-    if is_users:
-        pipe.send_stage(is_users, "", None, None)
+    from jzero.grading import turn
+
+    if item.is_of_users:
+        pipe.send_stage(True, "", None, None)
     # The kernel's timer, whose signal has no handler in Python: it also ends a regular expression
     # or a power that does not return to the interpreter. It counts CPU time, so that a busy machine
     # does not change a grade; the pool limits the wall time of what sleeps.
-    signal.setitimer(signal.ITIMER_PROF, task.grade_seconds)
+    signal.setitimer(signal.ITIMER_PROF, item.task.grade_seconds)
     start = time.perf_counter()
+
+    def guard(function: str, grade: Grade) -> contextlib.AbstractContextManager[None]:
+        return _running_users(pipe, function, item.task, grade, item.is_of_users)
+
     try:
-        with _shown_once(pipe, name):
-            grade = _grade_and_reply(pipe, name, response, gold, task, earlier, episode)
+        with _shown_once(pipe, item.name):
+            grade = turn.answer(item, guard)
     except MemoryError:
         os._exit(1)  # at once: a clean-up takes memory, and a new process has a clean heap
-    except _FunctionFailedError as failure:
+    except turn.FunctionFailedError as failure:
         cause = failure.__cause__
         assert cause is not None, f"{failure=}"
         reason = f"error: {failure.function}: {_describe(cause)}"
         _note_traceback(pipe, failure.function, cause)
         # The episode has no score any more, so that nobody needs a reply.
-        grade = replace(failure.grade, reason=reason[:MAX_REASON], failed=True, reply=None)
+        reason = reason[: turn.MAX_REASON]
+        grade = replace(failure.grade, reason=reason, failed=True, reply=None)
     except (Exception, SystemExit) as error:  # graders of users, and what a response makes them do
-        _note_traceback(pipe, name, error)
+        _note_traceback(pipe, item.name, error)
         reason = f"error: {_describe(error)}"
-        grade = Grade(0.0, False, reason[:MAX_REASON], failed=is_users)
-    if "has_tools" in episode and grade.reply is None:
-        _end_tools(pipe, episode["episode"], task, grade)
+        grade = Grade(0.0, False, reason[: turn.MAX_REASON], failed=item.is_of_users)
+    if "has_tools" in item.episode and grade.reply is None:
+        _end_tools(pipe, item.episode["episode"], item.task, grade)
     signal.setitimer(signal.ITIMER_PROF, 0)
     return replace(grade, seconds=time.perf_counter() - start)
 
@@ -299,124 +259,17 @@ def _shown_once(pipe: _Pipe, function: str) -> Iterator[None]:
             pipe.send_note(function, "printed", printed.text)
 
 
-def _grade_and_reply(
-    pipe: _Pipe,
-    name: str,
-    response: str,
-    gold: JsonValue,
-    task: "TaskConfig",
-    earlier: EarlierTurns | None,
-    episode: dict[str, JsonValue],
-) -> Grade:
-    from jzero.tasks import batched_rewards, environment, rewards, user_functions
-    from jzero.tasks.tools import episodes as tool_episodes
-
-    grade = Grade(0.0, False, "")
-    is_users = _is_users(name)
-    tool_turn: tool_episodes.ToolTurn | None = None
-
-    def call(
-        function: str, response: str, gold: JsonValue, task: "TaskConfig"
-    ) -> user_functions.Reward | None:
-        """Calls a reward function of the user's within limits of its own."""
-        if function in episode.get("called", ()):
-            return None
-        values = {"response": response, "gold": gold, "task": task, **episode}
-        if "turns" in episode:
-            values["turns"] = [*_turns(episode["turns"]), (response, grade)]
-        if tool_turn is not None and tool_turn.environment is not None:
-            values["environments"] = [tool_turn.environment]
-        if is_stepped:
-            values[user_functions.ENVIRONMENT] = environment.instance_of(episode["episode"])
-        with _running_users(pipe, function, task, grade, is_users):
-            rewards.check_function(function)
-            return user_functions.call_function(function, values)
-
-    # Tools and environments are code of the user's, and have the limits of a reward function.
-    if "has_tools" in episode:
-        with _running_users(pipe, "the tools", task, grade, is_users):
-            tool_turn = tool_episodes.step(
-                episode["episode"], gold, _turns(episode["turns"]), response, task
-            )
-        grade = replace(
-            grade,
-            reason="called tools" if tool_turn.messages else "answered",
-            tool_calls=tool_turn.use.calls,
-            failed_tool_calls=tool_turn.use.failed,
-            tool_seconds=tool_turn.use.seconds,
-        )
-        if tool_turn.messages and earlier is not None:
-            return replace(grade, reply=tool_turn.messages)
-
-    is_in_worker = name == environment.NAME and "episode" in episode and "graded" not in episode
-    # No answer, or an episode whose rewards come from functions alone.
-    is_tools_alone = tool_turn is not None and (
-        bool(tool_turn.messages) or tool_turn.environment is not None
-    )
-    is_stepped = is_in_worker and not is_tools_alone
-    if is_tools_alone:
-        pass
-    elif is_stepped:
-        # The environment has not seen the turns that called tools.
-        earlier_turns = [turn for turn in _turns(episode["turns"]) if not turn[1].tool_calls]
-        with _running_users(pipe, task.environment, task, grade, is_users):
-            result = environment.step(
-                task.environment,
-                episode["episode"],
-                gold,
-                earlier_turns,
-                response,
-                is_last=earlier is None,
-            )
-        grade = environment.to_grade(result)
-    elif "graded" in episode:  # in the event loop of the run's own process
-        grade = Grade(**episode["graded"])
-    elif name == batched_rewards.CALLER:
-        function = gold["function"]
-        with _running_users(pipe, function, task, grade, is_users):
-            return batched_rewards.call_in_worker(function, gold["lists"], task)
-    elif name == environment.RESETTER:
-        with _running_users(pipe, task.environment, task, grade, is_users):
-            return environment.reset_for_prompt(response, gold, task)
-    else:
-        grade = _checked(_grader(name).grade(response, gold, task))
-
-    parts_of_environment = grade.parts if name == environment.NAME else {}
-    try:
-        grade = rewards.add_response_rewards(grade, response, gold, task, call)
-    finally:
-        if is_stepped:
-            with _running_users(pipe, task.environment, task, grade, is_users):
-                environment.end(episode["episode"])
-    grade = replace(grade, parts=parts_of_environment | grade.parts)
-    if tool_turn is not None and tool_turn.environment is not None:
-        # Functions alone say what such an episode is worth, and so whether it is right.
-        values = [grade.parts.get(function, 0.0) for function in task.reward.functions]
-        grade = replace(grade, correct=sum(values) > 0)
-    reply = _grader(name).reply
-    if earlier is None or reply is None:
-        return grade
-    text = reply(gold, [*_turns(earlier), (response, grade)], task)
-    if text is not None and not isinstance(text, str):
-        raise TypeError(f"the reply is {text!r:.80}: it has to be text or None")
-    return replace(grade, reply=text)
-
-
 def _end_tools(pipe: _Pipe, name: str, task: "TaskConfig", grade: Grade) -> None:
     """Ends the tools of an episode that is over."""
+    from jzero.grading.turn import FunctionFailedError
     from jzero.tasks.tools import episodes as tool_episodes
 
     # The episode has its score, whatever its tools do at their end.
     with (
-        contextlib.suppress(_FunctionFailedError),
+        contextlib.suppress(FunctionFailedError),
         _running_users(pipe, "the tools", task, grade, is_users=False),
     ):
         tool_episodes.end(name)
-
-
-def _turns(fields: list[Any]) -> list[tuple[str, Grade]]:
-    """Returns turns from the pairs that a message has: a text, and the fields of its grade."""
-    return [(text, Grade(**grade)) for text, grade in fields]
 
 
 @contextlib.contextmanager
@@ -429,29 +282,15 @@ def _running_users(
     grader, which goes on afterwards, is the user's, too.
 
     Raises:
-        _FunctionFailedError: the code raised.
+        FunctionFailedError: the code raised.
     """
+    from jzero.grading.turn import FunctionFailedError
+
     limits = task.reward
     pipe.send_stage(True, function, limits.seconds, grade)
     try:
         with _users_limits(limits.memory_gib), _shown_once(pipe, function):
             yield
     except (Exception, SystemExit) as error:
-        raise _FunctionFailedError(function, grade) from error
+        raise FunctionFailedError(function, grade) from error
     pipe.send_stage(is_users, "", None, grade)
-
-
-def _checked(grade: object) -> Grade:
-    """Returns what a grader returned, if it is a grade with a finite score.
-
-    Raises:
-        TypeError, ValueError: it is something else.
-    """
-    if not isinstance(grade, Grade):
-        raise TypeError(f"the grader returned {grade!r:.80}: it has to return a jzero.types.Grade")
-    score = float(grade.score)
-    parts = {str(name): float(part) for name, part in grade.parts.items()}
-    if not all(math.isfinite(number) for number in (score, *parts.values())):
-        raise ValueError(f"the grader returned the score {score} and the parts {parts}: not finite")
-    reason = str(grade.reason)[:MAX_REASON]
-    return replace(grade, score=score, correct=bool(grade.correct), reason=reason, parts=parts)

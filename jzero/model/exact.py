@@ -32,12 +32,12 @@ TPU_PRODUCTS = "BF16_BF16_F32"
 class ExactRows:
     """How the products of an exact forward pass are computed."""
 
-    tile: int = ROW_TILE  # every product has a multiple of so many rows
+    shards: int = 1  # devices that XLA splits the rows over; each has ROW_TILE of every product
     precision: str = ""  # as jax.default_matmul_precision; "": the platform's default
 
     def pad(self, x: Shaped[Array, "rows ..."]) -> Shaped[Array, "padded ..."]:
-        """Appends rows of zeros up to the next multiple of the tile."""
-        return jnp.pad(x, [(0, -len(x) % self.tile)] + [(0, 0)] * (x.ndim - 1))
+        """Appends rows of zeros until every shard has whole tiles."""
+        return jnp.pad(x, [(0, -len(x) % (self.shards * ROW_TILE))] + [(0, 0)] * (x.ndim - 1))
 
     def products(self) -> AbstractContextManager[object]:
         """Returns the context in which products are traced."""
@@ -46,47 +46,60 @@ class ExactRows:
         return jax.default_matmul_precision(self.precision)
 
 
+def compiler_options(exact: ExactRows | None) -> dict[str, bool | str] | None:
+    """Returns the options of XLA that a program of a run is compiled with, None for its own.
+
+    By default XLA may leave out a rounding to bf16 and back, where it finds one. What it finds
+    depends on the program: a number that goes to another device goes as fp32 on a CPU.
+    """
+    return None if exact is None else {"xla_allow_excess_precision": False}
+
+
 def exact_rows(mesh: Mesh, shards: int = 1) -> ExactRows:
     """Returns how a program on the devices of `mesh` computes products.
 
     shards: devices that rows are split over by XLA. Inside a shard_map over rows it is 1.
     """
     is_tpu = mesh.devices.flat[0].platform == "tpu"
-    return ExactRows(ROW_TILE * shards, TPU_PRODUCTS if is_tpu else "")
+    return ExactRows(shards, TPU_PRODUCTS if is_tpu else "")
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def in_tiles(
     product: Callable[[jax.Array, PyTree], jax.Array],
-    tile: int,
+    shards: int,
     x: Float[Array, "N inputs"],
     weight: PyTree,
 ) -> Float[Array, "N outputs"]:
-    """Computes product(x, weight) for `tile` rows at a time: every product has one shape.
+    """Computes product(x, weight) for ROW_TILE rows of each shard at a time.
 
-    N is a multiple of the tile. The backward pass is that of the product of all rows: a gradient of
-    the weight that was summed tile by tile would be rounded as often.
+    So every product has one shape, on every device. N is a multiple of shards * ROW_TILE, and the
+    first N / shards rows are on the first shard. The backward pass is that of the product of all
+    rows: a gradient of the weight that was summed tile by tile would be rounded as often.
     """
+    width = x.shape[1]
 
-    def of_tile(rows: Float[Array, "tile inputs"]) -> Float[Array, "tile outputs"]:
-        return product(rows, weight)
+    def of_tile(rows: Float[Array, "shards rows inputs"]) -> Float[Array, "shards rows outputs"]:
+        return product(rows.reshape(-1, width), weight).reshape(shards, ROW_TILE, -1)
 
+    # A loop over the tiles of every shard. Over the tiles in their order, it would need the rows of
+    # one device after the other on all devices.
+    tiles = jnp.swapaxes(x.reshape(shards, -1, ROW_TILE, width), 0, 1)
     # Between the barriers a loop over one tile is no other product than a loop over several: XLA
     # leaves out rows of padding that are cut off again.
-    tiles = lax.optimization_barrier(x.reshape(-1, tile, x.shape[1]))
-    out = lax.optimization_barrier(lax.map(of_tile, tiles))
-    return out.reshape(len(x), -1)
+    out = lax.optimization_barrier(lax.map(of_tile, lax.optimization_barrier(tiles)))
+    return jnp.swapaxes(out, 0, 1).reshape(len(x), -1)
 
 
 def in_tiles_forward(
-    product: Callable[[jax.Array, PyTree], jax.Array], tile: int, x: jax.Array, weight: PyTree
+    product: Callable[[jax.Array, PyTree], jax.Array], shards: int, x: jax.Array, weight: PyTree
 ) -> tuple[jax.Array, tuple[jax.Array, PyTree]]:
-    return in_tiles(product, tile, x, weight), (x, weight)
+    return in_tiles(product, shards, x, weight), (x, weight)
 
 
 def in_tiles_backward(
     product: Callable[[jax.Array, PyTree], jax.Array],
-    tile: int,
+    shards: int,
     kept: tuple[jax.Array, PyTree],
     gradient: jax.Array,
 ) -> tuple[jax.Array, PyTree]:

@@ -38,13 +38,16 @@ class ExpertMlps(NamedTuple):
 def probabilities_of_experts(
     h: Float[Array, "N E"], router: Float[Array, "E X"]
 ) -> Float[Array, "N X"]:
-    """Returns the router's probabilities of all experts, in fp32. N is a multiple of ROW_TILE."""
+    """Returns the router's probabilities of all experts, in fp32. N is a multiple of ROW_TILE.
+
+    It runs where every device has rows of its own: they are one shard.
+    """
 
     def product(rows: jax.Array, weight: jax.Array) -> jax.Array:
         return jnp.einsum("ne,ex->nx", rows, weight, precision=lax.Precision.HIGHEST)
 
     in_fp32 = h.astype(jnp.float32), router.astype(jnp.float32)
-    logits: jax.Array = in_tiles(product, ROW_TILE, *in_fp32)
+    logits: jax.Array = in_tiles(product, 1, *in_fp32)
     masses = jnp.exp(logits - lax.stop_gradient(logits.max(axis=-1, keepdims=True)))
     return masses / sum_by_halves(masses)[..., None]
 

@@ -64,16 +64,16 @@ class AdaptedWeight:
         return weight.astype(np.float32) + self.scale * change.reshape(weight.shape)
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["tile"])
+@partial(jax.tree_util.register_dataclass, data_fields=["weight"], meta_fields=["shards"])
 @dataclass(frozen=True)
 class TiledWeight:
-    """A weight whose products are computed for `tile` rows at a time, all of one shape.
+    """A weight whose products are computed for a tile of rows at a time, all of one shape.
 
     Only `model.exact` makes them (`exact.py`). The weight is not in 8 bits.
     """
 
     weight: Array | AdaptedWeight
-    tile: int
+    shards: int  # devices that rows are split over
 
 
 FrozenWeight: TypeAlias = Array | QuantizedWeight
@@ -83,7 +83,8 @@ LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight | TiledWeight
 def linear(x: Float[Array, "N inputs"], weight: LinearWeight) -> Float[Array, "N outputs"]:
     """Multiplies x by a weight [*inputs, *outputs], in 8 bits or not, with an adapter or not."""
     if isinstance(weight, TiledWeight):
-        return checkpoint_name(in_tiles(linear, weight.tile, x, weight.weight), ADAPTED_OUTPUT)
+        out = in_tiles(linear, weight.shards, x, weight.weight)
+        return checkpoint_name(out, ADAPTED_OUTPUT)
     inputs = x.shape[1]
     if isinstance(weight, AdaptedWeight):
         rank = weight.b.shape[0]

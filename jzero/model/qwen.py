@@ -331,7 +331,7 @@ def written_order(config: QwenConfig, params: Params, exact: ExactRows) -> Param
     def of_layers(name: str, weight: PyTree) -> PyTree:
         stored = tensors.get(f"layers.{name}")
         if stored is not None and stored.layout == "linear":
-            return TiledWeight(weight, exact.tile)
+            return TiledWeight(weight, exact.shards)
         return ExactScale(weight) if name.endswith("norm") else weight
 
     layers = {name: of_layers(name, weight) for name, weight in params["layers"].items()}
@@ -363,5 +363,5 @@ def head(
         return product(hidden, weight)
     rows = hidden.reshape(-1, hidden.shape[-1])
     with exact.products():
-        logits: jax.Array = in_tiles(product, exact.tile, exact.pad(rows), weight)
+        logits: jax.Array = in_tiles(product, exact.shards, exact.pad(rows), weight)
     return logits[: len(rows)].reshape(*hidden.shape[:-1], -1)

@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jzero import attention
 from jzero.model import experts, qwen
 from jzero.model.delta_net import DeltaInputs
+from jzero.model.exact import compiler_options
 from jzero.model.exact_delta_net import recurrence
 from jzero.model.layers import Attend
 from jzero.rollout import sampling, slot_state
@@ -120,9 +121,9 @@ def compile_program(
     # XLA for TPU7x wants bf16 weights in tiles of 16 x 128 inside a loop, gets them in tiles of
     # 8 x 128, and would lay all weights out anew in every call (1 GB of temporaries for
     # Qwen2.5-0.5B). This option keeps the tiles as they are. docs/log.md has the measurements.
-    is_tpu7x = mesh.devices.flat[0].device_kind == "TPU7x"
-    tiles = {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
-    compiler_options = tiles if is_tpu7x else None
+    options = compiler_options(settings.exact) or {}
+    if mesh.devices.flat[0].device_kind == "TPU7x":
+        options |= {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
 
     mapped = jax.shard_map(
         partial(function, settings),
@@ -132,7 +133,7 @@ def compile_program(
         axis_names=manual_axes,
         check_vma=False,
     )
-    return jax.jit(mapped, donate_argnums=donate, compiler_options=compiler_options)
+    return jax.jit(mapped, donate_argnums=donate, compiler_options=options or None)
 
 
 def split_over_tensor(

@@ -64,7 +64,9 @@ class Sampler:
 
     def encode_prompt(self, problem: Problem) -> Int32[np.ndarray, " tokens"]:
         """Returns the token ids of the problem's prompt, chat template applied."""
-        tools = tool_episodes.schemas(self.task) if problem.task == self.task.name else []
+        tools = list(problem.tools)
+        if problem.task == self.task.name:
+            tools += tool_episodes.schemas(self.task)
         return np.array(tokenizer.prompt_ids(self.tokenizer, problem.prompt, tools), np.int32)
 
     def encode_problems(self, problems: list[Problem], name: str = "") -> list[EncodedProblem]:

@@ -1,6 +1,7 @@
 """The task `environment`: episodes in an environment of the user's, with state of its own.
 
-    task.name=environment task.environment=module:Class      or FILE.py:Class, or openenv:URL
+    task.name=environment task.environment=module:Class      or FILE.py:Class, openenv:URL, or
+                                                             verifiers:ENV
 
 The class has the methods of `Environment`; docs/environments.md says what their values mean. Every
 episode has an instance of its own, which is made without arguments in a grader process and stays
@@ -28,7 +29,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
-from jzero.tasks import openenv, problem_sets
+from jzero.tasks import openenv, problem_sets, verifiers
 from jzero.tasks.prompts import ENVIRONMENT_TEMPLATES, find_template
 from jzero.tasks.tools import classes
 from jzero.tasks.user_functions import Reward, find_function, read_result
@@ -46,11 +47,15 @@ Turns = Sequence[tuple[str, Grade | None]]  # the response and the grade of each
 
 
 # What `step` returns: the reply, the reward or its named parts, and whether the episode is over.
-Result = tuple[str | None, float | dict[str, float], bool]
+Result = tuple[Prompt | None, float | dict[str, float], bool]
 
 
 class Environment(Protocol):
-    """What a class of the user's has. Both methods may be async; `close` may be there, too."""
+    """What a class of the user's has. Both methods may be async; `close` may be there, too.
+
+    An instance that has an attribute `tools` after `reset`, the schemas of tools that it answers
+    the calls of itself, has them shown in the prompt.
+    """
 
     def reset(self, row: dict[str, JsonValue], seed: int) -> Prompt | Awaitable[Prompt]:
         """Begins an episode, and returns the first observation: text, or chat messages."""
@@ -64,7 +69,7 @@ class Environment(Protocol):
 class Step(NamedTuple):
     """What an environment says to a response."""
 
-    reply: str | None  # None: the episode is over
+    reply: Prompt | None  # None: the episode is over
     reward: Reward
     is_correct: bool
 
@@ -175,15 +180,31 @@ def end_calls(instances: Instances, episode: str) -> Calls[None]:
 
 
 def reset_calls(name: str, gold: JsonValue) -> Calls[Grade]:
-    """Resets an environment for a prompt; the reply is the observation, as JSON."""
+    """Resets an environment for a prompt; the reply is a `Beginning`, as JSON."""
     instance = Instance(_make(name))
     try:
         observation = yield from _reset(instance.environment, gold["row"], gold["seed"])
+        tools = _tools_of(instance.environment)
     except Exception:
         yield from _close_quietly(instance)
         raise
     yield from _close(instance)
-    return Grade(0.0, False, "", reply=json.dumps(observation))
+    return Grade(0.0, False, "", reply=json.dumps(Beginning(observation, tools)))
+
+
+class Beginning(NamedTuple):
+    """What a reset gives to a prompt."""
+
+    observation: Prompt
+    tools: list[JsonValue]
+
+
+def _tools_of(environment: Environment) -> list[JsonValue]:
+    """Returns the schemas of the tools that an environment answers the calls of itself."""
+    tools = getattr(environment, "tools", None) or []
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise TypeError(f"tools is {tools!r:.80}: it has to be a list of schemas")
+    return tools
 
 
 def close_calls(instances: Instances) -> Calls[None]:
@@ -226,15 +247,16 @@ def _replay(instance: Instance, gold: JsonValue, earlier: Turns) -> Calls[None]:
 
 def _reset(environment: Environment, row: JsonValue, seed: int) -> Calls[Prompt]:
     observation = yield environment.reset(row, seed)
-    if isinstance(observation, str):
-        return observation
-    if (
-        isinstance(observation, list)
-        and observation
-        and all(map(problem_sets.is_message, observation))
-    ):
-        return cast(Prompt, observation)
-    raise TypeError(f"reset returned {observation!r:.80}: it has to be text or chat messages")
+    if not _is_prompt(observation):
+        raise TypeError(f"reset returned {observation!r:.80}: it has to be text or chat messages")
+    return cast(Prompt, observation)
+
+
+def _is_prompt(value: object) -> bool:
+    """Returns whether a value is text or chat messages."""
+    if isinstance(value, str):
+        return True
+    return isinstance(value, list) and bool(value) and all(map(problem_sets.is_message, value))
 
 
 def _step(instance: Instance, response: str) -> Calls[Step]:
@@ -245,8 +267,11 @@ def _step(instance: Instance, response: str) -> Calls[Step]:
     reply, reward, is_done = result
     if not isinstance(is_done, bool):
         raise TypeError(f"step returned {is_done!r:.80} as done: it has to be True or False")
-    if not is_done and not isinstance(reply, str):
-        raise TypeError(f"the reply is {reply!r:.80}: it has to be text unless the episode is over")
+    if not is_done and not _is_prompt(reply):
+        raise TypeError(
+            f"the reply is {reply!r:.80}: it has to be text or chat messages, unless the episode "
+            "is over"
+        )
     is_correct = None
     if isinstance(reward, dict) and CORRECT in reward:
         is_correct = bool(reward[CORRECT])
@@ -318,7 +343,8 @@ def mode(task: TaskConfig) -> str:
     """Returns where the instances live: in grader "processes", or in one event loop, "asyncio"."""
     if task.environment_mode != "auto":
         return task.environment_mode
-    return "asyncio" if task.environment.startswith(openenv.PREFIX) else "processes"
+    waits = task.environment.startswith((openenv.PREFIX, verifiers.PREFIX))
+    return "asyncio" if waits else "processes"
 
 
 def _find_class(name: str) -> Callable[[], Environment]:
@@ -329,6 +355,8 @@ def _find_class(name: str) -> Callable[[], Environment]:
     """
     if name.startswith(openenv.PREFIX):
         return functools.partial(openenv.OpenEnv, name.removeprefix(openenv.PREFIX))
+    if name.startswith(verifiers.PREFIX):
+        return functools.partial(verifiers.VerifiersEpisode, name.removeprefix(verifiers.PREFIX))
     return cast(Callable[[], Environment], find_function(name))
 
 
@@ -338,13 +366,8 @@ def check(task: TaskConfig) -> None:
         raise UserError(
             "task.name=environment needs task.environment=module:Class or FILE.py:Class"
         )
-    if task.environment.startswith(openenv.PREFIX):
-        if mode(task) != "asyncio":
-            raise UserError(
-                f"task.environment={task.environment} waits for a server: set "
-                "task.environment_mode=auto"
-            )
-        openenv.check_url(task.environment.removeprefix(openenv.PREFIX))
+    if task.environment.startswith((openenv.PREFIX, verifiers.PREFIX)):
+        _check_foreign(task)
         return
     try:
         environment = find_function(task.environment)
@@ -380,8 +403,24 @@ def check(task: TaskConfig) -> None:
             )
 
 
+def _check_foreign(task: TaskConfig) -> None:
+    """Raises UserError if there is no such environment of OpenEnv or verifiers."""
+    if mode(task) != "asyncio":
+        raise UserError(
+            f"task.environment={task.environment} waits for others: set task.environment_mode=auto"
+        )
+    if task.environment.startswith(openenv.PREFIX):
+        openenv.check_url(task.environment.removeprefix(openenv.PREFIX))
+        return
+    if task.data:
+        raise UserError(
+            f"task.data={task.data}: {task.environment} has tasks of its own, set task.data="
+        )
+    verifiers.check(task.environment.removeprefix(verifiers.PREFIX))
+
+
 def reset_for_prompt(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
-    """Resets an environment in a grader process; the reply is the observation, as JSON."""
+    """Resets an environment in a grader process; the reply is a `Beginning`, as JSON."""
     return run_calls(reset_calls(task.environment, gold))
 
 
@@ -420,7 +459,7 @@ def _problems(
                 f"({grade.reason}): mend it"
             )
         assert isinstance(grade.reply, str), "a reset returns JSON"
-        observation = json.loads(grade.reply)
+        observation, tools = Beginning(*json.loads(grade.reply))
         prompt = observation
         if isinstance(observation, str):
             prompt = template.render({"observation": observation}, task.system_prompt)
@@ -430,7 +469,8 @@ def _problems(
                 f"{task.template} is plain text: set task.template=chat, or return text"
             )
         gold = start | {"observation": observation}
-        problems.append(Problem(f"{NAME}/{split}/{index}", NAME, prompt, gold, start["row"]))
+        name = f"{NAME}/{split}/{index}"
+        problems.append(Problem(name, NAME, prompt, gold, start["row"], tuple(tools)))
     return problems
 
 
@@ -464,10 +504,20 @@ def _train_sets(task: TaskConfig) -> list[list[dict[str, JsonValue]]]:
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
     """Returns the problems of one step. Without `task.data` the row of each is empty."""
     indices = range(step * count, (step + 1) * count)
-    if not task.data:
-        return _problems(task, "train", seed, [(index, {}) for index in indices])
-    rows = problem_sets.stream(_train_sets(task), task.weights, seed)
-    return _problems(task, "train", seed, [(index, rows[index]) for index in indices])
+    if task.environment.startswith(verifiers.PREFIX):
+        name = task.environment.removeprefix(verifiers.PREFIX)
+        finite = verifiers.train_rows(name)
+        if finite is None:
+            chosen = verifiers.endless_train_rows(name, indices)
+        else:
+            rows = problem_sets.stream([finite], (), seed)
+            chosen = [rows[index] for index in indices]
+    elif task.data:
+        rows = problem_sets.stream(_train_sets(task), task.weights, seed)
+        chosen = [rows[index] for index in indices]
+    else:
+        chosen = [{} for _ in indices]
+    return _problems(task, "train", seed, list(zip(indices, chosen, strict=True)))
 
 
 def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
@@ -475,9 +525,12 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
 
     They are the first rows of `task.eval_data` or of the split `task.eval_split`. Without
     `task.data` they differ from the problems of training in their seeds; with it and neither there
-    are none.
+    are none. Of verifiers' tasks every tenth is held out.
     """
     seed = problem_sets.EVAL_SEED
+    if task.environment.startswith(verifiers.PREFIX):
+        held_out = verifiers.eval_rows(task.environment.removeprefix(verifiers.PREFIX), count)
+        return _problems(task, "eval", seed, list(enumerate(held_out)))
     if not task.data:
         return _problems(task, "eval", seed, [(index, {}) for index in range(count)])
     if not task.eval_data and not task.eval_split:
@@ -497,6 +550,9 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
 
 def num_train_problems(task: TaskConfig) -> int | None:
     """Returns the number of rows to train on, None for problems without end."""
+    if task.environment.startswith(verifiers.PREFIX):
+        rows = verifiers.train_rows(task.environment.removeprefix(verifiers.PREFIX))
+        return None if rows is None else len(rows)
     return sum(map(len, _train_sets(task))) if task.data else None
 
 
@@ -514,8 +570,7 @@ def to_grade(result: Step) -> Grade:
     return Grade(result.reward.value, result.is_correct, reason, parts=parts, reply=result.reply)
 
 
-def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> str | None:
+def reply(gold: JsonValue, turns: list[tuple[str, Grade]], task: TaskConfig) -> Prompt | None:
     """Returns the reply that `step` gave together with its reward."""
     _, last_grade = turns[-1]
-    assert not isinstance(last_grade.reply, list), "a step replies with text"
     return last_grade.reply

@@ -38,7 +38,7 @@ from jzero.tasks.prompts import (
     is_own_template,
 )
 from jzero.tasks.tools import episodes as tool_episodes
-from jzero.types import Grade, JsonValue, Problem
+from jzero.types import Grade, JsonValue, Problem, Prompt
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
@@ -104,7 +104,7 @@ class Task(NamedTuple):
     """num_train_problems(task) returns the number of problems to train on, which
     `train.prompt_epochs` counts; None for a task that makes its problems without end."""
 
-    reply: Callable[[JsonValue, list[tuple[str, Grade]], TaskConfig], str | None] | None = None
+    reply: Callable[[JsonValue, list[tuple[str, Grade]], TaskConfig], Prompt | None] | None = None
     """reply(gold, turns, task) returns the environment's reply, None to end the episode.
 
     `turns` holds the response and the grade of every turn so far. The function runs in a grader

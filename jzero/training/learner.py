@@ -43,7 +43,7 @@ from jzero.distributed import collectives
 from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
 from jzero.model import adapters, experts, huggingface, peft, qwen
 from jzero.model.delta_net import DeltaInputs, recur_packed
-from jzero.model.exact import exact_rows
+from jzero.model.exact import compiler_options, exact_rows
 from jzero.model.exact_delta_net import recurrence
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
@@ -312,7 +312,12 @@ class Learner:
     def score_program(self) -> jax.stages.Wrapped:
         # Scores lie as `put` places rows. If they lay elsewhere, the program that reads them as a
         # field of a batch would be compiled once more.
-        return jax.jit(self._score, static_argnums=3, out_shardings=self.row_sharding)
+        return jax.jit(
+            self._score,
+            static_argnums=3,
+            out_shardings=self.row_sharding,
+            compiler_options=compiler_options(self.exact),
+        )
 
     @cached_property
     def update_program(self) -> jax.stages.Wrapped:
@@ -321,6 +326,7 @@ class Learner:
             static_argnums=6,
             donate_argnums=0,
             out_shardings=(self.state_shardings, self.replicated, self.row_sharding),
+            compiler_options=compiler_options(self.exact),
         )
 
     def programs(
