@@ -69,7 +69,7 @@ def tiny() -> Config:
         ),
         algorithm=algorithms.dr_grpo(),
         optimizer=OptimizerConfig(lr=1e-3, schedule="linear", warmup_steps=5),
-        warm_start=WarmStartConfig(steps=600, batch_size=32, lr=3e-3),
+        warm_start=WarmStartConfig(steps=1000, batch_size=32, lr=3e-3),
         train=TrainConfig(
             steps=40,
             # 8 rows of a prompt and 8 packs: a quarter of a step.

@@ -38,7 +38,8 @@ def unguarded(function: str, grade: Grade) -> Iterator[None]:
 
 def item(name: str, response: str, gold: Any, **changes: Any) -> turn.Item:
     values = {"earlier": None, "episode": {}} | changes
-    return turn.Item(name, response, gold, TaskConfig(name=name), **values)
+    task = TaskConfig(name=name, template="qwen_math")
+    return turn.Item(name, response, gold, task, **values)
 
 
 def test_a_single_turn_task_is_an_environment_of_one_step() -> None:
