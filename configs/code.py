@@ -147,10 +147,10 @@ def tiny() -> Config:
             decode_steps=16,
         ),
         algorithm=algorithms.dr_grpo(),
-        optimizer=OptimizerConfig(lr=1e-3),
-        warm_start=WarmStartConfig(steps=500, batch_size=64, lr=3e-3),
+        optimizer=OptimizerConfig(lr=4e-4),
+        warm_start=WarmStartConfig(steps=1000, batch_size=64, lr=3e-3),
         train=TrainConfig(
-            steps=40,
+            steps=60,
             microbatch_tokens=8 * (8 + 8 * 64),
             pack_buckets=1,
             packs_per_row=8,

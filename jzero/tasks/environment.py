@@ -24,7 +24,7 @@ import json
 import random
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, cast
 
 from jzero.errors import UserError
@@ -440,6 +440,8 @@ def _problems(
     # It imports this module.
     from jzero.tasks import asyncio_environments
 
+    # A reset is no response, which a judge could read.
+    unrewarded = replace(task, reward=replace(task.reward, functions=()))
     pool = _resetters(0 if mode(task) == "asyncio" else task.grade_workers)
     starts: dict[int, dict[str, JsonValue]] = {}
     for index, row in rows:
@@ -448,7 +450,7 @@ def _problems(
         stepping = None
         if mode(task) == "asyncio":
             stepping = asyncio_environments.resetting(pool, starts[index], task)
-        pool.submit(index, RESETTER, "", starts[index], task, stepping=stepping)
+        pool.submit(index, RESETTER, "", starts[index], unrewarded, stepping=stepping)
     problems = []
     grades = dict(pool.drain())
     for index, start in starts.items():
