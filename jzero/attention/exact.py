@@ -27,12 +27,12 @@ from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jzero.attention import xla
 from jzero.attention.exact_gradient import Kept, gradients_of_rows, needed_blocks
-from jzero.attention.pools import decode_kv, one_row_per_head
+from jzero.attention.pools import decode_kv, from_rows, one_row_per_head
 from jzero.attention.xla import MASKED, OnlineSoftmax
 from jzero.errors import UserError
 from jzero.types import RowLayout
 
-pool_rows = one_row_per_head
+LANES = 128  # numbers of a row of a pool, where heads are smaller
 KEY_BLOCK = 64  # keys of a block, by their position in their sequence
 QUERY_ROWS = 16  # of every product: YNNPACK, which multiplies on CPUs, has others for 1 or 64 rows
 
@@ -305,31 +305,47 @@ attend_rows.defvjp(attend_forward, attend_backward)
 # -- paged decoding --------------------------------------------------------------------------------
 
 
+def pool_rows(num_heads: int, head_dim: int) -> tuple[int, int]:
+    """Returns (rows, width) of a token: as many heads in a row as fit into LANES, where all do.
+
+    A TPU would keep a pool of narrower rows in another layout than it gathers from.
+    """
+    heads_per_row = max(1, LANES // head_dim)
+    if num_heads % heads_per_row:
+        return one_row_per_head(num_heads, head_dim)
+    return num_heads // heads_per_row, heads_per_row * head_dim
+
+
 def paged(
     q: Float[Array, "S H D"],
-    k_pool: Shaped[Array, "K pages page D"],
-    v_pool: Shaped[Array, "K pages page D"],
+    k_pool: Shaped[Array, "rows pages page width"],
+    v_pool: Shaped[Array, "rows pages page width"],
     table: Int[Array, "S max_pages"],
     lengths: Int[Array, " S"],
     shared: Int[Array, " blocks"],
-    kv_heads: int = 0,
+    kv_heads: int,
     key_block: int = KEY_BLOCK,
 ) -> Float[Array, "S H D"]:
     """Computes the attention of decoding; every slot reads all of its pages, shared or not.
 
     See `backend.Paged`. A block of keys is some whole pages, or a part of one page.
     """
-    K, _, page_size, D = k_pool.shape
+    rows, _, page_size, width = k_pool.shape
+    K, D = kv_heads, q.shape[2]
     check_page_size(page_size, key_block)
     S, max_pages = table.shape
     pages_per_block = max(1, key_block // page_size)
     parts_of_page = max(1, page_size // key_block)
-    rows_of_part = page_size // parts_of_page
+    tokens_of_part = page_size // parts_of_page
     group = -(-S // SLOT_GROUPS)
 
     def read(pool: jax.Array, parts: jax.Array) -> jax.Array:  # [S, pages] -> [S, K, block, D]
-        by_part = pool.reshape(K, -1, rows_of_part, D)[:, parts]
-        return decode_kv(by_part.swapaxes(0, 1).reshape(group, K, key_block, D), q.dtype)
+        # A flat list of parts, as `pools.write` writes one: any other spelling of it makes XLA lay
+        # out the whole pool anew.
+        flat = pool.reshape(-1, tokens_of_part, width)
+        index = jnp.arange(rows)[:, None, None] * (len(flat) // rows) + parts
+        by_token = jnp.moveaxis(flat[index], 0, -2).reshape(group, key_block, rows, width)
+        return decode_kv(from_rows(by_token, K, D).swapaxes(1, 2), q.dtype)
 
     def attend_group(inputs: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         q, table, lengths = inputs

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jzero.attention import exact, xla
+from jzero.attention.pools import to_rows
 from jzero.types import RowLayout
 
 H, K, D = 4, 2, 16
@@ -35,20 +36,32 @@ def test_packed_sequences_get_the_values_of_the_definition() -> None:
     np.testing.assert_allclose(ours[0, is_token], defined[0, is_token], atol=2e-6)
 
 
-def test_a_slot_has_the_bits_of_a_packed_row() -> None:
+@pytest.mark.parametrize("pool_rows", [(K, D), (K // 2, 2 * D)], ids=["a head", "two heads"])
+def test_a_slot_has_the_bits_of_a_packed_row(pool_rows: tuple[int, int]) -> None:
     T = 96
     q, k, v = random_heads(0, 1, T, H, D), random_heads(1, 1, T, K, D), random_heads(2, 1, T, K, D)
     positions = jnp.array([0, 3, 40, 63, 64, 95])
     slots = len(positions)
 
     def pool(x: jax.Array) -> jax.Array:
-        return jnp.moveaxis(x[0], 1, 0).reshape(K, T // PAGE, PAGE, D)
+        rows, width = pool_rows
+        return jnp.moveaxis(to_rows(x[0], rows, width), 1, 0).reshape(rows, -1, PAGE, width)
 
     table = jnp.tile(jnp.arange(T // PAGE), (slots, 1))
     shared = jnp.zeros(slots, jnp.int32)
     segments = jnp.ones((1, T), jnp.int32)
 
     in_row = jax.jit(exact.packed, static_argnums=4)(q, k, v, segments, RowLayout(0, 1, T))
-    in_slots = jax.jit(exact.paged)(q[0, positions], pool(k), pool(v), table, positions + 1, shared)
+    paged = jax.jit(exact.paged, static_argnums=6)
+    in_slots = paged(q[0, positions], pool(k), pool(v), table, positions + 1, shared, K)
 
     np.testing.assert_array_equal(in_row[0, positions], in_slots)
+
+
+@pytest.mark.parametrize(
+    ("heads", "head_dim", "expected"), [(2, 64, (1, 128)), (3, 64, (3, 64)), (8, 128, (8, 128))]
+)
+def test_small_heads_share_a_row_of_the_pool(
+    heads: int, head_dim: int, expected: tuple[int, int]
+) -> None:
+    assert exact.pool_rows(heads, head_dim) == expected

@@ -144,7 +144,8 @@ def slots() -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
 
 
 def decode(q: jax.Array, k_pool: jax.Array, v_pool: jax.Array, table: jax.Array) -> jax.Array:
-    return exact.paged(q, k_pool, v_pool, table, jnp.asarray(LENGTHS), jnp.zeros(len(q), jnp.int32))
+    shared = jnp.zeros(len(q), jnp.int32)
+    return exact.paged(q, k_pool, v_pool, table, jnp.asarray(LENGTHS), shared, len(k_pool))
 
 
 def meet_all_pages(

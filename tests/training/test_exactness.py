@@ -48,6 +48,7 @@ from jzero.types import Grade, Problem, Rollout, RowLayout, State, Turn
 
 # Programs are compiled as in runs, with all optimizations: these may change the order of sums.
 MODEL = qwen.QwenConfig("qwen2", 100, 128, 256, 2, 4, 2, 32, True, 10000.0, 1e-6)
+WIDE = replace(MODEL, head_dim=64)  # the pool keeps both KV heads in a row
 QWEN3 = qwen.QwenConfig("qwen3", 100, 128, 256, 2, 4, 1, 32, False, 10000.0, 1e-6)
 MOE = replace(
     QWEN3,
@@ -197,8 +198,8 @@ def assert_exact(sampled: Sampled) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
     "model",
-    [MODEL, QWEN3, MOE, HYBRID, HYBRID_MOE],
-    ids=["qwen2", "qwen3", "experts", "hybrid", "hybrid with experts"],
+    [MODEL, WIDE, QWEN3, MOE, HYBRID, HYBRID_MOE],
+    ids=["qwen2", "two heads a row", "qwen3", "experts", "hybrid", "hybrid with experts"],
 )
 def test_no_bit_differs_between_slots_and_packed_rows(model: qwen.QwenConfig, dtype: str) -> None:
     """Prompts are shared by pages in the decoder, and by rows in the trainer."""
