@@ -13,6 +13,7 @@ bandwidth where that is known.
 """
 
 import argparse
+from typing import NamedTuple
 
 import jax
 import measure
@@ -65,13 +66,17 @@ def make_engine(
     return engine, publish(params)
 
 
-def table_row(
-    args: argparse.Namespace,
-    model: qwen.QwenConfig,
-    chip: Chip | None,
-    num_slots: int,
-) -> list[str]:
-    """Decodes with `num_slots` slots, and returns a row of the table."""
+class Decoding(NamedTuple):
+    """What was measured with one number of slots."""
+
+    engine: Engine
+    params: Params
+    seconds_of_step: float
+    mean_context: float  # tokens of a sequence, on average over the steps
+
+
+def measure_decoding(args: argparse.Namespace, model: qwen.QwenConfig, num_slots: int) -> Decoding:
+    """Decodes args.new tokens behind prompts of args.prompt tokens, in `num_slots` slots."""
     engine, params = make_engine(args, model, num_slots)
     seed = jax.device_put(jax.random.key(0), NamedSharding(engine.mesh, P()))
     generator = np.random.default_rng(0)
@@ -88,15 +93,32 @@ def table_row(
     first_call_seconds = measure.median_seconds(lambda: decode(one_call), args.repeat)
     seconds = all_seconds - first_call_seconds
 
-    num_steps = args.new - one_call
     mean_context = args.prompt + (args.new + one_call) / 2
-    cache_bytes = engine.slots_per_shard * mean_context * kv_bytes_per_token(engine)
-    rate = (bytes_of_one_device(params) + cache_bytes) * num_steps / seconds
+    return Decoding(engine, params, seconds / (args.new - one_call), mean_context)
+
+
+def bytes_of_step(measured: Decoding) -> float:
+    """Returns what a step must read on a device: weights, and keys and values of all tokens."""
+    engine = measured.engine
+    num_tokens = engine.slots_per_shard * measured.mean_context
+    return bytes_of_one_device(measured.params) + num_tokens * kv_bytes_per_token(engine)
+
+
+def table_row(
+    args: argparse.Namespace,
+    model: qwen.QwenConfig,
+    chip: Chip | None,
+    num_slots: int,
+) -> list[str]:
+    """Decodes with `num_slots` slots, and returns a row of the table."""
+    measured = measure_decoding(args, model, num_slots)
+    seconds = measured.seconds_of_step
+    rate = bytes_of_step(measured) / seconds
     return [
         args.model.rpartition("/")[2],
         str(num_slots),
-        f"{num_slots * num_steps / seconds:,.0f}",
-        f"{1000 * seconds / num_steps:.2f}",
+        f"{num_slots / seconds:,.0f}",
+        f"{1000 * seconds:.2f}",
         f"{rate / 1e9:,.0f}",
         measure.share(rate, chip.bandwidth if chip else None),
     ]

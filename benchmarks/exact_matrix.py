@@ -48,7 +48,7 @@ from jzero.files import JsonObject
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADING = (
-    f"{'case':46}{'steps':>6}{'compared':>10}{'differ':>8}{'ratio':>22}{'score':>7}"
+    f"{'case':46}{'steps':>6}{'compared':>10}{'differ':>9}{'ratio':>24}{'score':>7}"
     f"{'preempted':>11}{'accuracy':>10}{'minutes':>9}"
 )
 LAYOUTS = {
@@ -200,7 +200,7 @@ def format_result(case: Case, result: Result, minutes: float) -> str:
     """Returns a line of the table."""
     ratio = f"{math.exp(-result.largest):.8g} .. {math.exp(result.largest):.8g}"
     return (
-        f"{case.name:46}{result.steps:6}{result.compared:10,}{result.differ:8}{ratio:>22}"
+        f"{case.name:46}{result.steps:6}{result.compared:10,}{result.differ:9,}{ratio:>24}"
         f"{result.score:7.2f}{result.preempted:11}{result.accuracy:10.3f}{minutes:9.1f}"
     )
 

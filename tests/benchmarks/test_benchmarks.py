@@ -96,6 +96,22 @@ def test_update_prints_a_row(environment: dict[str, str], model: str) -> None:
     assert share == "unknown", "nobody knows the FLOP/s of this CPU"
 
 
+@pytest.mark.thorough
+def test_lengths_compares_costs_with_the_work_of_the_first_length(
+    environment: dict[str, str], model: str
+) -> None:
+    sizes = ("--lengths", "128", "256", "--tokens=512", "--slots=2", "--new=64")
+
+    rows = table_rows("lengths.py", environment, f"--model={model}", *sizes)
+
+    assert [row[0] for row in rows] == ["128", "256"]
+    first, second = [[number_in(cell) for cell in row[1:]] for row in rows]
+    assert first[1:3] == first[4:6] == [1.0, 1.0]
+    assert min(second) > 0
+    assert 1 < second[2] < 2, "attention is a part of the FLOPs"
+    assert 1 < second[5] < 2, "keys and values are a part of the bytes"
+
+
 # FLOPs
 
 
