@@ -56,9 +56,9 @@ class Problem:
     gold: JsonValue  # what the grader of the task compares a response with
     # The columns of the data set's row, where a reward asks for them; None: they are not known.
     row: dict[str, JsonValue] | None = None
-    # The schemas of the tools of an environment that answers their calls itself. The prompt shows
-    # them.
-    tools: tuple[JsonValue, ...] = ()
+    # The schemas of the tools of an environment that answers their calls itself, which the prompt
+    # shows; None: it has none. A list, because rollouts go to other hosts as msgpack.
+    tools: list[JsonValue] | None = None
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ from jzero.types import Grade
 
 if TYPE_CHECKING:
     from jzero.config import TaskConfig
-    from jzero.grading.turn import Item
+    from jzero.tasks.turn import Item
 
 MAX_MEMORY = 2 << 30  # bytes of address space that grading may take
 MAX_NOTE = 4000  # characters
@@ -104,7 +104,7 @@ def work(descriptor: int) -> None:
     _end_with_parent()
     # After the guard above, since it may take a second. This process is the one place where grading
     # knows of tasks.
-    from jzero.grading import turn
+    from jzero.tasks import turn
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # crashes must not fill the disk with cores
     _limit_resources(MAX_MEMORY)
@@ -180,7 +180,7 @@ def _grade(pipe: _Pipe, item: "Item") -> Grade:
     code of the user's raises, the grade is `failed`. A grader that takes more than
     `task.grade_seconds` of CPU time ends the process.
     """
-    from jzero.grading import turn
+    from jzero.tasks import turn
 
     if item.is_of_users:
         pipe.send_stage(True, "", None, None)
@@ -261,8 +261,8 @@ def _shown_once(pipe: _Pipe, function: str) -> Iterator[None]:
 
 def _end_tools(pipe: _Pipe, name: str, task: "TaskConfig", grade: Grade) -> None:
     """Ends the tools of an episode that is over."""
-    from jzero.grading.turn import FunctionFailedError
     from jzero.tasks.tools import episodes as tool_episodes
+    from jzero.tasks.turn import FunctionFailedError
 
     # The episode has its score, whatever its tools do at their end.
     with (
@@ -284,7 +284,7 @@ def _running_users(
     Raises:
         FunctionFailedError: the code raised.
     """
-    from jzero.grading.turn import FunctionFailedError
+    from jzero.tasks.turn import FunctionFailedError
 
     limits = task.reward
     pipe.send_stage(True, function, limits.seconds, grade)

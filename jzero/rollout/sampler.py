@@ -64,7 +64,7 @@ class Sampler:
 
     def encode_prompt(self, problem: Problem) -> Int32[np.ndarray, " tokens"]:
         """Returns the token ids of the problem's prompt, chat template applied."""
-        tools = list(problem.tools)
+        tools = list(problem.tools or [])
         if problem.task == self.task.name:
             tools += tool_episodes.schemas(self.task)
         return np.array(tokenizer.prompt_ids(self.tokenizer, problem.prompt, tools), np.int32)

@@ -472,7 +472,7 @@ def _problems(
             )
         gold = start | {"observation": observation}
         name = f"{NAME}/{split}/{index}"
-        problems.append(Problem(name, NAME, prompt, gold, start["row"], tuple(tools)))
+        problems.append(Problem(name, NAME, prompt, gold, start["row"], tools or None))
     return problems
 
 

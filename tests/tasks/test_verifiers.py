@@ -81,7 +81,7 @@ def test_every_tenth_task_is_held_out() -> None:
 
 def test_a_tool_of_the_environment_is_shown_called_and_answered() -> None:
     problem = first_problem("sums_env")
-    [schema] = problem.tools
+    [schema] = problem.tools or []
     assert schema["function"]["name"] == "sums_add"
     task = settings("sums_env")
 

@@ -19,7 +19,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from jzero.tasks import batched_rewards, environment, find_task, rewards, user_functions
+from jzero.tasks import batched_rewards, environment, rewards, user_functions
+from jzero.tasks.task import TASKS, find_task
 from jzero.tasks.tools import episodes as tool_episodes
 from jzero.tasks.tools.calling import ToolUse
 from jzero.tasks.tools.episodes import ToolTurn
@@ -74,8 +75,6 @@ class Item:
 @functools.cache
 def is_of_users(name: str) -> bool:
     """Returns whether a grader is the user's: a task or a function that jzero does not have."""
-    from jzero.tasks import TASKS
-
     return name not in TASKS and not name.startswith("jzero.")
 
 

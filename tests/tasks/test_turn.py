@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jzero.config import TaskConfig
-from jzero.grading import turn
+from jzero.tasks import turn
 from jzero.tasks.tools.calling import ToolUse
 from jzero.tasks.tools.episodes import ToolTurn
 from jzero.types import Grade
