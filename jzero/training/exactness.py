@@ -7,6 +7,7 @@ had. Its update returns them, and `check_exact` compares every one with the samp
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import jax
 import numpy as np
 from jax.sharding import Mesh
 
@@ -44,6 +45,11 @@ def with_exact_ratio(config: Config) -> Config:
     return replace(config, algorithm=algorithm)
 
 
+# From this version on, XLA's compiler for CPUs rounds gated delta nets in another way in the update
+# than in the sampler.
+NO_EXACT_DELTA_NETS = (0, 12)
+
+
 def check_can_be_exact(config: Config, model: QwenConfig, mesh: Mesh) -> None:
     """Raises UserError if model.exact cannot hold for `model` or on the devices of `mesh`."""
     if not config.model.exact:
@@ -53,6 +59,11 @@ def check_can_be_exact(config: Config, model: QwenConfig, mesh: Mesh) -> None:
         raise UserError(
             f"model_type={model.model_type}: the layers of this family are not exact; choose a "
             f"model of {families}, or set model.exact=false"
+        )
+    if model.delta_net is not None and jax.__version_info__[:2] >= NO_EXACT_DELTA_NETS:
+        raise UserError(
+            f"model_type={model.model_type}: gated delta nets are not exact with JAX "
+            f"{jax.__version__}; install JAX 0.10 (constraints.txt), or set model.exact=false"
         )
     if mesh.shape["fsdp"] > 1:
         raise UserError(
