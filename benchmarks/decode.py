@@ -131,7 +131,6 @@ def main() -> None:
     )
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=512, help="tokens of a response")
-    parser.add_argument("--tensor", type=int, default=1, help="devices that share a model")
     args, model, chip = measure.start(parser)
     rows = [table_row(args, model, chip, num_slots) for num_slots in args.slots]
     print(f"{args.prompt} prompt tokens, {args.new} new, {args.dtype}")

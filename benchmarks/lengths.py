@@ -77,7 +77,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32768, help="tokens of an update")
     parser.add_argument("--slots", type=int, default=8, help="sequences that decode at once")
     parser.add_argument("--new", type=int, default=128, help="tokens that are decoded")
-    parser.add_argument("--tensor", type=int, default=1, help="devices that share a model")
     parser.add_argument("--remat", default="full", choices=("none", "dots", "full"))
     args, model, _ = measure.start(parser)
     if min(args.lengths) <= args.new:

@@ -1,4 +1,4 @@
-"""What decode.py and update.py share: architectures, peaks of devices, medians, a table."""
+"""What decode.py, update.py and lengths.py share: architectures, peaks, medians, a table."""
 
 import argparse
 import statistics
@@ -27,6 +27,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
         "--repeat", type=int, default=3, help="measured runs, of which the median counts"
     )
     parser.add_argument("--dtype", default="bfloat16", help="of the computation")
+    parser.add_argument("--tensor", type=int, default=1, help="devices that share a model")
     return parser
 
 

@@ -113,7 +113,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4, help="sequences a device in a microbatch")
     parser.add_argument("--prompt", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--new", type=int, default=1024, help="tokens of a response")
-    parser.add_argument("--tensor", type=int, default=1, help="devices that share a layer")
     parser.add_argument("--remat", default="full", choices=("none", "dots", "full"))
     args, model, chip = measure.start(parser)
     if args.sequences % GROUP_SIZE:

@@ -403,6 +403,12 @@ def check(task: TaskConfig) -> None:
             )
 
 
+def _foreign_name(task: TaskConfig) -> str:
+    """Returns what stands behind the prefix of an environment of OpenEnv or verifiers."""
+    _, _, name = task.environment.partition(":")
+    return name
+
+
 def _check_foreign(task: TaskConfig) -> None:
     """Raises UserError if there is no such environment of OpenEnv or verifiers."""
     if mode(task) != "asyncio":
@@ -410,13 +416,13 @@ def _check_foreign(task: TaskConfig) -> None:
             f"task.environment={task.environment} waits for others: set task.environment_mode=auto"
         )
     if task.environment.startswith(openenv.PREFIX):
-        openenv.check_url(task.environment.removeprefix(openenv.PREFIX))
+        openenv.check_url(_foreign_name(task))
         return
     if task.data:
         raise UserError(
             f"task.data={task.data}: {task.environment} has tasks of its own, set task.data="
         )
-    verifiers.check(task.environment.removeprefix(verifiers.PREFIX))
+    verifiers.check(_foreign_name(task))
 
 
 def reset_for_prompt(response: str, gold: JsonValue, task: TaskConfig) -> Grade:
@@ -491,7 +497,13 @@ def _sets(
     return sets
 
 
-def _train_sets(task: TaskConfig) -> list[list[dict[str, JsonValue]]]:
+def _train_sets(task: TaskConfig) -> list[list[dict[str, JsonValue]]] | None:
+    """Returns the rows to train on, by set; None where there are none, or no end of them."""
+    if task.environment.startswith(verifiers.PREFIX):
+        rows = verifiers.train_rows(_foreign_name(task))
+        return None if rows is None else [rows]
+    if not task.data:
+        return None
     return _sets(
         data=task.data,
         split=task.train_split,
@@ -506,17 +518,12 @@ def _train_sets(task: TaskConfig) -> list[list[dict[str, JsonValue]]]:
 def train_problems(task: TaskConfig, seed: int, step: int, count: int) -> list[Problem]:
     """Returns the problems of one step. Without `task.data` the row of each is empty."""
     indices = range(step * count, (step + 1) * count)
-    if task.environment.startswith(verifiers.PREFIX):
-        name = task.environment.removeprefix(verifiers.PREFIX)
-        finite = verifiers.train_rows(name)
-        if finite is None:
-            chosen = verifiers.endless_train_rows(name, indices)
-        else:
-            rows = problem_sets.stream([finite], (), seed)
-            chosen = [rows[index] for index in indices]
-    elif task.data:
-        rows = problem_sets.stream(_train_sets(task), task.weights, seed)
+    sets = _train_sets(task)
+    if sets is not None:
+        rows = problem_sets.stream(sets, task.weights if task.data else (), seed)
         chosen = [rows[index] for index in indices]
+    elif task.environment.startswith(verifiers.PREFIX):
+        chosen = verifiers.endless_train_rows(_foreign_name(task), indices)
     else:
         chosen = [{} for _ in indices]
     return _problems(task, "train", seed, list(zip(indices, chosen, strict=True)))
@@ -531,7 +538,7 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
     """
     seed = problem_sets.EVAL_SEED
     if task.environment.startswith(verifiers.PREFIX):
-        held_out = verifiers.eval_rows(task.environment.removeprefix(verifiers.PREFIX), count)
+        held_out = verifiers.eval_rows(_foreign_name(task), count)
         return _problems(task, "eval", seed, list(enumerate(held_out)))
     if not task.data:
         return _problems(task, "eval", seed, [(index, {}) for index in range(count)])
@@ -552,10 +559,8 @@ def eval_problems(task: TaskConfig, count: int) -> list[Problem]:
 
 def num_train_problems(task: TaskConfig) -> int | None:
     """Returns the number of rows to train on, None for problems without end."""
-    if task.environment.startswith(verifiers.PREFIX):
-        rows = verifiers.train_rows(task.environment.removeprefix(verifiers.PREFIX))
-        return None if rows is None else len(rows)
-    return sum(map(len, _train_sets(task))) if task.data else None
+    sets = _train_sets(task)
+    return None if sets is None else sum(map(len, sets))
 
 
 def grade(response: str, gold: JsonValue, task: TaskConfig) -> Grade:

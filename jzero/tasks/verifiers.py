@@ -284,6 +284,7 @@ def rows_of(name: str) -> Rows:
     return Rows(name)
 
 
+@functools.cache
 def train_rows(name: str) -> list[dict[str, JsonValue]] | None:
     """Returns the rows to train on, None if they have no end."""
     rows = rows_of(name)
