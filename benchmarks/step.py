@@ -38,9 +38,11 @@ from jzero.config import (
 )
 from jzero.files import JsonObject
 from jzero.grading.pool import Pool
+from jzero.model import huggingface, tokenizer
 from jzero.rollout.sampler import make_seed, to_rollout, with_turn_grades
 from jzero.rollout.scheduler import Scheduler
 from jzero.rollout.sequence import Sequence, make_groups
+from jzero.run.base_model import BaseModel
 from jzero.run.environment import versions
 from jzero.training.step import update_on_rollouts
 from jzero.types import Grade, Problem, Rollout, State
@@ -82,6 +84,16 @@ def workload_config(directory: str) -> Config:
         ),
         mesh=MeshConfig(data=-1, fsdp=1),
     )
+
+
+def base_model(directory: str) -> BaseModel:
+    """Returns the model of a workload.
+
+    `run.base_model` would refuse it: its end-of-sequence token has no embedding, on purpose, so
+    that no system samples it and all do the same work.
+    """
+    model, hf_config = huggingface.load_config(Path(directory))
+    return BaseModel(Path(directory), model, hf_config, tokenizer.load(directory))
 
 
 def process_start() -> float:
@@ -156,7 +168,7 @@ def measure(workload: str, num_steps: int, num_warmup: int) -> JsonObject:
     seconds_to_first_step = 0.0
     num_prompt_tokens = 0
     with Pool(0) as pool:
-        run = setup.build(workload_config(workload), pool)
+        run = setup.build(workload_config(workload), pool, base_model(workload))
         policy = run.trainer.policy
         state = policy.start(policy.load_params(run.base.directory, run.config.train.seed))
         for number in range(1, num_warmup + num_steps + 1):

@@ -22,7 +22,7 @@ import numpy as np
 
 from jzero import cli, config
 from jzero.distributed import peers, processes
-from jzero.distributed.mesh import adapter_shardings, param_shardings, train_mesh
+from jzero.distributed.mesh import adapter_shardings, configured_mesh, param_shardings
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import adapters, huggingface, peft, qwen
@@ -133,7 +133,7 @@ def load(settings: config.Config, pool: Pool) -> tuple[Sampler, qwen.Params]:
     base = read_base_model(settings.model)
     check_context(settings, base)
     assert base.directory, "settings.model.path is empty"
-    mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor)
+    mesh = configured_mesh(settings.mesh)
     sampler, publish = make_sampler(settings, base, mesh, pool)
     adapter = settings.model.adapter
     if not adapter.rank:

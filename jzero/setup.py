@@ -20,7 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jzero import algorithms
 from jzero.config import Config, ModelConfig, to_json, validate
 from jzero.distributed import collectives, processes
-from jzero.distributed.mesh import param_shardings, split_devices, train_mesh
+from jzero.distributed.mesh import configured_mesh, param_shardings, split_devices
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import adapters, huggingface, qwen
@@ -140,13 +140,16 @@ def with_steps(config: Config) -> Config:
 # -- building --------------------------------------------------------------------------------------
 
 
-def build(config: Config, pool: Pool) -> Run:
-    """Returns the parts of a run. Reads the tokenizer and the model's shape, but no weights."""
-    base = read_base_model(config.model)
+def build(config: Config, pool: Pool, base: BaseModel | None = None) -> Run:
+    """Returns the parts of a run. Reads the tokenizer and the model's shape, but no weights.
+
+    base: what `read_base_model` returns for the config, if the caller has it already.
+    """
+    base = base or read_base_model(config.model)
     check_context(config, base)
     critic = read_critic(config, base.model)
     devices, _ = split_devices(config.mesh.decode_devices)
-    mesh = train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, devices)
+    mesh = configured_mesh(config.mesh, devices)
     check_tensor_axis(mesh, base.model)
     if critic is not None:
         check_tensor_axis(mesh, critic)

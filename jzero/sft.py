@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 from jzero.config import Config, to_json, validate
 from jzero.distributed import interrupt, processes
-from jzero.distributed.mesh import train_mesh
+from jzero.distributed.mesh import configured_mesh
 from jzero.errors import UserError
 from jzero.files import JsonObject
 from jzero.grading.pool import Pool
@@ -93,7 +93,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
     base = read_base_model(config.model)
     check_context(config, base)
     set_chat_template(base.tokenizer, sft.chat_template)
-    mesh = train_mesh(config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+    mesh = configured_mesh(config.mesh)
     trainer = SupervisedTrainer(base.model, mesh, config, sft.pack_length)
     learner = trainer.learner
 

@@ -26,7 +26,7 @@ LAYERS = [
     ("distributed.interrupt",),
     ("model",),
     ("distributed.mesh",),
-    ("distributed.publish",),
+    ("distributed.context", "distributed.publish"),
     ("run.clock", "run.environment", "run.base_model"),
     ("rollout", "training"),
     ("distillation",),

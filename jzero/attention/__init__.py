@@ -87,13 +87,19 @@ def choose(name: str, mesh: Mesh) -> Backend:
 
 
 def split_over_mesh(
-    kernel: Packed, tensor: int, rows: tuple[str, ...] = (), mesh: Mesh | None = None
+    kernel: Packed,
+    tensor: int,
+    rows: tuple[str, ...] = (),
+    mesh: Mesh | None = None,
+    parts: tuple[str, ...] = (),
 ) -> Packed:
     """Returns packed attention by `kernel` under shard_map: XLA cannot split a kernel by itself.
 
     Rows are split over the mesh axes `rows`, heads over the axis "tensor" of size `tensor`. KV
     heads that do not divide by `tensor` are repeated until they do; query heads that do not divide
     are not split. mesh: None inside another shard_map, which has the mesh already.
+    parts: mesh axes that split q, k and v further, but not `segments`: `kernel` is called with a
+        part of the tokens of its rows, and has to fetch the others (`distributed.context`).
     """
 
     def packed(
@@ -109,13 +115,13 @@ def split_over_mesh(
         def on_device(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
             return kernel(q, k, v, segments, layout)
 
-        spec = P(rows or None, None, heads)
+        spec = P((*rows, *parts) or None, None, heads)
         return jax.shard_map(
             on_device,
             mesh=mesh,
             in_specs=(spec, spec, spec, P(rows or None)),
             out_specs=spec,
-            axis_names={*rows, "tensor"},
+            axis_names={*rows, *parts, "tensor"},
             check_vma=False,
         )(q, k, v, segments)
 

@@ -843,6 +843,12 @@ class MeshConfig:
     data: int = setting(1, "Devices that hold copies of the parameters.", at_least=None)
     fsdp: int = setting(-1, "Devices that the parameters are split over.", at_least=None)
     tensor: int = setting(1, "Devices that heads and MLP are split over.", at_least=None)
+    context: int = setting(
+        1,
+        "Devices that share the tokens of a row of the update: for long responses. It divides the "
+        "query heads of a device.",
+        at_least=None,
+    )
     decode_devices: int = setting(
         0,
         "Devices of each host that decode while the others train; needs rollout.max_staleness "

@@ -1,11 +1,13 @@
 """Meshes of devices, and the one table from a parameter's logical axes to mesh axes.
 
-Training runs on a mesh (data, fsdp, tensor) over all devices. Decoding runs on a mesh
-(slots, tensor) over the devices of one host, the same ones or, with mesh.decode_devices, others.
-`publish.py` takes weights from one mesh to the other.
+Training runs on a mesh (data, fsdp, tensor) over all devices, or on (data, fsdp, context, tensor)
+where devices share the tokens of a row (`context.py`). Decoding runs on a mesh (slots, tensor) over
+the devices of one host, the same ones or, with mesh.decode_devices, others. `publish.py` takes
+weights from one mesh to the other.
 """
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -14,14 +16,14 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jzero.config import AdapterConfig
+from jzero.config import AdapterConfig, MeshConfig
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
 
-# Logical axis of a parameter -> the mesh axis that it is split over. None: it is never split.
-RULES: dict[str, str | None] = {
+# Logical axis of a parameter -> the mesh axes that it is split over. None: it is never split.
+RULES: dict[str, str | tuple[str, ...] | None] = {
     "vocab": "tensor",
-    "embed": "fsdp",
+    "embed": ("fsdp", "context"),
     "mlp": "tensor",
     "experts": "tensor",  # whole experts: the columns of one are not split
     "expert_mlp": None,
@@ -47,15 +49,31 @@ class Device(Protocol):
     def process_index(self) -> int: ...
 
 
-def train_mesh(data: int, fsdp: int, tensor: int, devices: Sequence[Device] | None = None) -> Mesh:
+def configured_mesh(settings: MeshConfig, devices: Sequence[Device] | None = None) -> Mesh:
+    """Returns `train_mesh` as the settings ask for it."""
+    return train_mesh(
+        settings.data, settings.fsdp, settings.tensor, devices, context=settings.context
+    )
+
+
+def train_mesh(
+    data: int,
+    fsdp: int,
+    tensor: int,
+    devices: Sequence[Device] | None = None,
+    context: int = 1,
+) -> Mesh:
     """Returns the mesh (data, fsdp, tensor) over `devices`, by default all devices.
 
-    One of the sizes may be -1: it becomes what the other sizes leave. Raises UserError where the
-    sizes do not fill the devices, or `tensor` does not divide the devices of a host.
+    It has an axis "context" before "tensor" if `context` is not 1. One of the sizes may be -1: it
+    becomes what the other sizes leave. Raises UserError where the sizes do not fill the devices,
+    or `tensor` does not divide the devices of a host.
     """
     devices = sorted(devices or jax.devices(), key=host_and_id)
-    sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
-    settings = f"mesh data={data} fsdp={fsdp} tensor={tensor}"
+    sizes = {"data": data, "fsdp": fsdp, "context": context, "tensor": tensor}
+    if context == 1:
+        del sizes["context"]
+    settings = "mesh " + " ".join(f"{name}={size}" for name, size in sizes.items())
 
     num_open = sum(size == -1 for size in sizes.values())
     if num_open > 1 or any(size == 0 or size < -1 for size in sizes.values()):
@@ -116,6 +134,26 @@ def host_and_id(device: Device) -> tuple[int, int]:
     return device.process_index, device.id
 
 
+def row_shards(mesh: Mesh) -> int:
+    """Returns how many parts the rows of a microbatch are split into."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def context_shards(mesh: Mesh) -> int:
+    """Returns how many devices share the tokens of a row."""
+    return mesh.shape.get("context", 1)
+
+
+def weight_shards(mesh: Mesh) -> int:
+    """Returns how many parts a weight is split into before "tensor" splits it further."""
+    return mesh.shape["fsdp"] * context_shards(mesh)
+
+
+def token_axes(mesh: Mesh) -> tuple[str, ...]:
+    """Returns the mesh axes that split the tokens of a microbatch: its rows, and their parts."""
+    return tuple(axis for axis in ("data", "fsdp", "context") if axis in mesh.shape)
+
+
 def make_mesh(devices: Sequence[Device], sizes: dict[str, int]) -> Mesh:
     """Returns a mesh with the axes of `sizes`. A size of -1 becomes what the others leave.
 
@@ -142,13 +180,17 @@ def adapter_shardings(config: qwen.QwenConfig, adapter: AdapterConfig, mesh: Mes
 def shardings_of(logical_axes: qwen.Params, abstract: qwen.Params, mesh: Mesh) -> qwen.Params:
     """Returns a tree of NamedShardings from the names and the sizes of the axes of every leaf.
 
-    An axis is not split where the mesh lacks its mesh axis, or where the sizes do not divide.
+    An axis is not split where the mesh lacks its mesh axes, or where the sizes do not divide.
     """
 
-    def mesh_axis(logical_axis: str, size: int) -> str | None:
-        name = RULES[logical_axis]
-        is_split = name in mesh.shape and size % mesh.shape[name] == 0
-        return name if is_split else None
+    def mesh_axis(logical_axis: str, size: int) -> str | tuple[str, ...] | None:
+        rule = RULES[logical_axis] or ()
+        names = (rule,) if isinstance(rule, str) else rule
+        present = tuple(name for name in names if name in mesh.shape)
+        shards = math.prod(mesh.shape[name] for name in present)
+        if size % shards:
+            return None
+        return present[0] if len(present) == 1 else present or None
 
     def place(logical_axes: tuple[str, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         mesh_axes = map(mesh_axis, logical_axes, leaf.shape)

@@ -127,14 +127,15 @@ def finish(carry: PyTree) -> tuple[PyTree, Int[Array, "L X"] | None]:
 
 
 def training_placement(mesh: Mesh) -> Placement:
-    """Returns the placement on a training mesh (data, fsdp, tensor).
+    """Returns the placement on a training mesh.
 
     Where rows alone are split, the whole program is inside a shard_map (`training.learner`).
     """
     product = product_of_platform(mesh.devices.flat[0].platform)
     if mesh.shape["data"] == mesh.size:
         return Placement(product)
-    return Placement(product, mesh.shape["tensor"], ("data", "fsdp"), mesh)
+    rows = tuple(axis for axis in mesh.axis_names if axis != "tensor")
+    return Placement(product, mesh.shape["tensor"], rows, mesh)
 
 
 def decoding_placement(mesh: Mesh) -> Placement:

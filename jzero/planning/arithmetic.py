@@ -18,7 +18,9 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
+from jzero.distributed.mesh import context_shards, row_shards, weight_shards
 from jzero.model import adapters
 from jzero.model.qwen import QwenConfig
 from jzero.planning.compiling import device_bytes
@@ -28,7 +30,7 @@ from jzero.planning.planned_run import PlannedRun, PlannedTeacher, kv_bytes_per_
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shapes
 from jzero.training.learner import Learner
-from jzero.types import State
+from jzero.types import RowLayout, State
 
 FP32 = 4  # bytes
 
@@ -98,7 +100,7 @@ def _publish_bytes(run: PlannedRun, policy: Learner, state: State) -> float:
     if policy.adapter.rank and run.mesh.size == tensor:
         return 0.0  # the decoder reads the trainer's own base
     table = model.vocab_size * model.hidden_size * run.engine.dtype.itemsize / tensor
-    if run.mesh.shape["fsdp"] * tensor == 1:
+    if weight_shards(run.mesh) * tensor == 1:
         return table
     return table + _cast_bytes(policy, state)
 
@@ -178,11 +180,10 @@ def _teacher_bytes(teacher: PlannedTeacher, policy: Learner, state: State) -> fl
     The policy as its own teacher has fp32 weights, which are cast. `state` is the policy's.
     """
     learner = teacher.learner
-    shards = learner.mesh.shape["data"] * learner.mesh.shape["fsdp"]
     weights = replace(state, params=teacher.weights)
     work = []
     for layout, rows, _ in zip(*teacher.shapes, strict=True):
-        tokens = rows // shards * layout.tokens
+        tokens = tokens_of_device(learner.mesh, rows, layout)
         work.append(_layer_work(learner, weights, tokens) + _logits_bytes(learner, tokens))
     cast = _cast_bytes(policy, state) if learner is policy else 0.0
     return cast + max(work) + device_bytes(teacher.own_rows)
@@ -190,9 +191,13 @@ def _teacher_bytes(teacher: PlannedTeacher, policy: Learner, state: State) -> fl
 
 def _row_tokens(run: PlannedRun) -> Iterator[int]:
     """Yields the tokens of a microbatch on one device, for every layout."""
-    shards = run.mesh.shape["data"] * run.mesh.shape["fsdp"]
     for rows, layout in zip(run.trainer.rows, run.trainer.layouts, strict=True):
-        yield rows // shards * layout.tokens
+        yield tokens_of_device(run.mesh, rows, layout)
+
+
+def tokens_of_device(mesh: Mesh, rows: int, layout: RowLayout) -> int:
+    """Returns the tokens of a microbatch of `rows` on one device."""
+    return rows // row_shards(mesh) * math.ceil(layout.tokens / context_shards(mesh))
 
 
 def _trained_parameters(learner: Learner, state: State) -> float:
@@ -216,10 +221,10 @@ def _embedding_bytes(learner: Learner, tokens: int) -> float:
     adds them up for the whole table.
     """
     model, mesh = learner.model, learner.mesh
-    if mesh.shape["fsdp"] == 1 or learner.adapter.rank:
+    if weight_shards(mesh) == 1 or learner.adapter.rank:
         return 0.0
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
-    gathered = mesh.shape["fsdp"] * tokens * model.hidden_size * itemsize
+    gathered = weight_shards(mesh) * tokens * model.hidden_size * itemsize
     if mesh.shape["data"] == 1 or mesh.shape["tensor"] > 1:
         return gathered
     return gathered + model.vocab_size * model.hidden_size * FP32
@@ -264,12 +269,13 @@ def _layer_work(learner: Learner, state: State, tokens: int) -> float:
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     activations = tokens * _layer_numbers(model, mesh.shape["tensor"]) * itemsize
     activations += _dequantized_bytes(learner) + delta_work_bytes(model, tokens)
-    if mesh.shape["fsdp"] == 1:
+    shards = weight_shards(mesh)
+    if shards == 1:
         return activations
     if learner.adapter.rank:  # a frozen weight has no gradient
         layers = device_bytes(learner.abstract_base()["layers"])
-        return activations + layers * mesh.shape["fsdp"] / model.num_hidden_layers
-    num_weights = device_bytes(state.params["layers"]) / FP32 * mesh.shape["fsdp"]
+        return activations + layers * shards / model.num_hidden_layers
+    num_weights = device_bytes(state.params["layers"]) / FP32 * shards
     return activations + 2 * itemsize * num_weights / model.num_hidden_layers
 
 
@@ -306,7 +312,7 @@ def _logits_bytes(learner: Learner, tokens: int) -> float:
     model, mesh = learner.model, learner.mesh
     if model.value_head:
         return 0.0
-    splits = mesh.shape["fsdp"] * mesh.shape["tensor"]
+    splits = weight_shards(mesh) * mesh.shape["tensor"]
     columns = model.vocab_size / (splits if model.vocab_size % splits == 0 else 1)
     itemsize = jnp.dtype(learner.compute.dtype).itemsize
     chunk = min(learner.compute.logit_chunk, tokens)

@@ -16,6 +16,7 @@ import jax
 from jzero import config
 from jzero.config import Config
 from jzero.distributed import processes
+from jzero.distributed.mesh import row_shards
 from jzero.errors import UserError
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
@@ -200,8 +201,7 @@ def shorter_rows(settings: Config, run: PlannedRun) -> Config | None:
         return None
     packs = train.packs_per_row // 2
     pack = train.pack_length or settings.rollout.longest_continuation
-    rows = run.mesh.shape["data"] * run.mesh.shape["fsdp"]
-    tokens = rows * (settings.rollout.max_prompt_tokens + packs * pack)
+    tokens = row_shards(run.mesh) * (settings.rollout.max_prompt_tokens + packs * pack)
     return _with_train(settings, packs_per_row=packs, microbatch_tokens=tokens)
 
 
@@ -252,8 +252,7 @@ def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
     packs = max(1, settings.train.packs_per_row)
     pack = shorter.train.pack_length or shorter.rollout.longest_continuation
     row = rollout.max_prompt_tokens + packs * pack
-    shards = run.mesh.shape["data"] * run.mesh.shape["fsdp"]
-    return _with_train(shorter, microbatch_tokens=rows * shards * row)
+    return _with_train(shorter, microbatch_tokens=rows * row_shards(run.mesh) * row)
 
 
 def split_state(settings: Config, run: PlannedRun) -> Config | None:

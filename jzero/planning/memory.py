@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jzero.distributed.mesh import row_shards
 from jzero.planning.chips import GIB
 from jzero.planning.compiling import Measurement
 from jzero.planning.planned_run import PlannedRun
@@ -62,7 +63,7 @@ def phase_totals(run: PlannedRun, measured: Mapping[str, Measurement]) -> dict[s
 def row_tokens(run: PlannedRun) -> int:
     """Returns the tokens of the smallest microbatch: one row of the longest layout a device."""
     longest = run.trainer.layouts[0].tokens
-    return longest * run.mesh.shape["data"] * run.mesh.shape["fsdp"]
+    return longest * row_shards(run.mesh)
 
 
 def suggestions(

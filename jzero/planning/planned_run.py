@@ -18,7 +18,7 @@ from jzero.distillation.in_process import (
     own_row_shapes,
     teacher_learner,
 )
-from jzero.distributed.mesh import adapter_shardings, decode_mesh, make_mesh, train_mesh
+from jzero.distributed.mesh import adapter_shardings, configured_mesh, decode_mesh, make_mesh
 from jzero.distributed.publish import (
     abstract_decoder_weights,
     decoder_shardings,
@@ -110,7 +110,7 @@ def build(settings: config.Config, devices: Sequence[Device]) -> PlannedRun:
             "give model.adapter.rank and model.adapter.targets instead"
         )
     model, critic = _models(settings)
-    mesh = train_mesh(settings.mesh.data, settings.mesh.fsdp, settings.mesh.tensor, devices)
+    mesh = configured_mesh(settings.mesh, devices)
     host_mesh, num_hosts = _mesh_of_one_host(mesh)
     if settings.sft.data:
         return _build_fine_tuning(settings, model, mesh, host_mesh, num_hosts)

@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from jzero.config import Config
+from jzero.distributed.mesh import context_shards
 from jzero.errors import UserError
 from jzero.model.architecture import QwenConfig
 from jzero.model.families import FAMILIES, family_of
@@ -69,6 +70,11 @@ def check_can_be_exact(config: Config, model: QwenConfig, mesh: Mesh) -> None:
         raise UserError(
             f"mesh.fsdp={mesh.shape['fsdp']}: with model.exact every device has whole weights; set "
             "mesh.fsdp=1 mesh.data=-1, or model.exact=false"
+        )
+    if context_shards(mesh) > 1:
+        raise UserError(
+            f"mesh.context={context_shards(mesh)}: with model.exact every device has whole rows; "
+            "set mesh.context=1, or model.exact=false"
         )
     if mesh.shape["tensor"] > 2:
         raise UserError(

@@ -20,6 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jzero import algorithms
 from jzero.config import Config
+from jzero.distributed.mesh import weight_shards
 from jzero.model import qwen
 from jzero.model.exact import exact_rows
 from jzero.model.logprobs import token_logps
@@ -53,17 +54,17 @@ def policy_head(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Head:
     """
     dtype = jnp.dtype(config.model.dtype)
     algorithm = algorithms.resolve_correction(config.algorithm, config.rollout.max_staleness)
-    vocabulary_axes = ("fsdp", "tensor")
+    vocabulary_axes = tuple(axis for axis in ("fsdp", "context", "tensor") if axis in mesh.shape)
     if model.tie_word_embeddings:
         weight_name, weight_spec = "embed", P(vocabulary_axes)
     else:
         weight_name, weight_spec = "lm_head", P(None, vocabulary_axes)
-    vocabulary_shards = mesh.shape["fsdp"] * mesh.shape["tensor"]
-    is_split = mesh.shape["fsdp"] > 1 and model.vocab_size % vocabulary_shards == 0
+    vocabulary_shards = weight_shards(mesh) * mesh.shape["tensor"]
+    is_split = weight_shards(mesh) > 1 and model.vocab_size % vocabulary_shards == 0
 
     # The devices that share the tokens of a chunk: where the vocabulary is split over fsdp, devices
-    # along fsdp take the same tokens.
-    token_shards = mesh.shape["data"] * (1 if is_split else mesh.shape["fsdp"])
+    # along fsdp take the same tokens, and so do those that share rows.
+    token_shards = mesh.shape["data"] * (1 if is_split else weight_shards(mesh))
 
     # In a program under shard_map every device has its rows to itself.
     is_data_parallel = mesh.shape["data"] == mesh.size

@@ -19,9 +19,10 @@ and the host divides them.
 How rows and parameters are split:
   data only         `shard_map`: every device sums the gradient of its own rows, and the devices are
                     summed once, at the end of the step.
-  fsdp or tensor    rows are split, the parameters keep their shardings, and XLA places the
-                    collectives. `shard_map` over the data axis alone is not possible here: XLA
-                    aborts on a gather inside it while fsdp or tensor are automatic axes.
+  fsdp, context     rows are split, or their parts (`distributed.context`), the parameters keep
+  or tensor         their shardings, and XLA places the collectives. `shard_map` over the data axis
+                    alone is not possible here: XLA aborts on a gather inside it while the other
+                    axes are automatic.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,8 +40,15 @@ from jax.sharding import PartitionSpec as P
 
 from jzero import attention
 from jzero.config import Config, ModelConfig, OptimizerConfig
-from jzero.distributed import collectives
-from jzero.distributed.mesh import ROWS, adapter_shardings, param_shardings
+from jzero.distributed import collectives, context
+from jzero.distributed.mesh import (
+    ROWS,
+    adapter_shardings,
+    context_shards,
+    param_shardings,
+    row_shards,
+    token_axes,
+)
 from jzero.model import adapters, experts, huggingface, peft, qwen
 from jzero.model.delta_net import DeltaInputs, recur_packed
 from jzero.model.exact import compiler_options, exact_rows
@@ -97,14 +105,20 @@ class Learner:
         if self.adapter.rank:
             self.shardings = adapter_shardings(model, self.adapter, mesh)
         self.is_data_parallel = mesh.shape["data"] == mesh.size
+        self.context = context_shards(mesh)
+        context.check_context_axis(mesh, model)
         placement = experts.training_placement(mesh)
         self.expert_placement = replace(placement, is_exact=compute.exact)
 
         self.packed_attention = attention.choose(compute.kernels, mesh).packed
         if not self.is_data_parallel:
             # XLA cannot split a kernel by itself.
+            kernel, parts = self.packed_attention, ()
+            if self.context > 1:
+                kernel = context.attend_to_all_tokens(kernel, self.context)
+                parts = ("context",)
             self.packed_attention = attention.split_over_mesh(
-                self.packed_attention, mesh.shape["tensor"], ("data", "fsdp"), mesh
+                kernel, mesh.shape["tensor"], ("data", "fsdp"), mesh, parts
             )
         self.exact = None
         if compute.exact:
@@ -371,17 +385,24 @@ class Learner:
             return self.packed_attention(q, k, v, batch.segments, layout), carry
 
         def recur(inputs: DeltaInputs, _: jax.Array, carry: object) -> tuple[jax.Array, object]:
+            if self.context > 1:
+                return context.recur_over_all_tokens(
+                    inputs, batch.segments, layout, self.mesh
+                ), carry
             of_rows = recurrence(self.compute.exact).rows
             return recur_packed(inputs, batch.segments, layout, of_rows), carry
 
-        routes = batch.routes if self.replays_routes else None
-        is_token = batch.segments > 0
-        carry = experts.start(self.model, None, is_token, self.expert_placement, routes)
+        if not self.replays_routes:
+            batch = replace(batch, routes=None)
+        # What attention alone sees whole. To everything else the parts of rows are rows.
+        own = self._parts(batch)
+        is_token = own.segments > 0
+        carry = experts.start(self.model, None, is_token, self.expert_placement, own.routes)
         hidden, carry = qwen.forward(
             self.model,
             params,
-            batch.tokens,
-            batch.positions,
+            own.tokens,
+            own.positions,
             attend,
             carry,
             dtype=jnp.dtype(self.compute.dtype),
@@ -392,13 +413,41 @@ class Learner:
         if not self.is_data_parallel:
             # Left alone, XLA splits the activations as fsdp splits the weights, and sums
             # activations over devices in every layer instead of gathering the layer's weights.
-            rows = NamedSharding(self.mesh, P(("data", "fsdp")))
+            rows = NamedSharding(self.mesh, P(token_axes(self.mesh)))
             hidden = lax.with_sharding_constraint(hidden, rows)
-        body = slice(layout.prefix, None)
-        kept = None if batch.kept is None else batch.kept[:, body]
-        outputs = self.head.outputs(params, hidden[:, body], batch.targets[:, body], kept)
+        outputs = self._head_outputs(params, hidden, own, layout)
         _, load = experts.finish(carry)
         return outputs, {} if load is None else {"expert_load": load.astype(jnp.float32)}
+
+    def _parts(self, batch: Batch[jax.Array]) -> Batch[jax.Array]:
+        """Returns what the model and the head read of a microbatch, cut where devices share rows.
+
+        Fields [B, T] become [B * context, part].
+        """
+        (read,) = scored_fields([batch])
+        if self.context == 1:
+            return read
+        return jax.tree.map(partial(context.to_parts, mesh=self.mesh), read)
+
+    def _head_outputs(
+        self,
+        params: qwen.Params,
+        hidden: jax.Array,
+        batch: Batch[jax.Array],
+        layout: RowLayout,
+    ) -> tuple[jax.Array, ...]:
+        """Returns the head's outputs at the inputs after the prefix, f32[B, T - prefix] each.
+
+        `hidden` and `batch` are those of parts of rows, where devices share them.
+        """
+        if self.context == 1:
+            body = slice(layout.prefix, None)
+            kept = None if batch.kept is None else batch.kept[:, body]
+            return self.head.outputs(params, hidden[:, body], batch.targets[:, body], kept)
+        # To cut the prefix off here would move tokens between devices.
+        outputs = self.head.outputs(params, hidden, batch.targets, batch.kept)
+        rows = (context.to_rows(output, self.mesh, layout.tokens) for output in outputs)
+        return tuple(row[:, layout.prefix :] for row in rows)
 
     def _loss(
         self,
@@ -581,11 +630,6 @@ def critic_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learne
     # Nobody samples from a critic.
     compute = replace(config.model, exact=False)
     return Learner(with_value, compute, config.critic.optimizer, head, mesh)
-
-
-def row_shards(mesh: Mesh) -> int:
-    """Returns how many devices rows are split over."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def scored_fields(batches: Sequence[Batch]) -> tuple[Batch, ...]:

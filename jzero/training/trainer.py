@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
 from jzero.config import Config, TrainConfig, remembers_kept
+from jzero.distributed.mesh import row_shards
 from jzero.errors import UserError
 from jzero.model import qwen
 from jzero.model.expert_checks import check_routing_replay
@@ -103,7 +104,7 @@ def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout) -> int:
 
     The number is a multiple of the devices that split rows. Raises UserError if it would be 0.
     """
-    shards = mesh.shape["data"] * mesh.shape["fsdp"]
+    shards = row_shards(mesh)
     rows = train.microbatch_tokens // (layout.tokens * shards) * shards
     if rows == 0:
         raise UserError(

@@ -75,11 +75,12 @@ def weights_in(base: str) -> qwen.Params:
         pytest.param("eight slots, two buckets", (2, 1, 1), "int8", marks=pytest.mark.thorough),
         ("plain", (2, 2, 2), "native"),
         pytest.param("plain", (2, 2, 2), "int8", marks=pytest.mark.thorough),
+        pytest.param("plain", (1, 2, 2, 2), "int8", marks=pytest.mark.thorough),
     ],
     ids=str,
 )
 def test_gradients_are_projections_of_the_whole_gradient(
-    packing: str, sizes: tuple[int, int, int], base: str
+    packing: str, sizes: tuple[int, ...], base: str
 ) -> None:
     """Under any packing, on meshes that split rows, rows and inputs, and heads."""
     adapter = random_adapter()

@@ -47,7 +47,7 @@ PARAMS = reference.random_params(MOE)
 
 
 @cache
-def step_on(sizes: tuple[int, int, int], model: QwenConfig = MOE) -> tuple[qwen.Params, Stats, int]:
+def step_on(sizes: tuple[int, ...], model: QwenConfig = MOE) -> tuple[qwen.Params, Stats, int]:
     """Returns the gradient and the stats on a mesh, and the tokens that the model read."""
     trainer = trainer_on(reference.settings(train=PACKINGS["two slots"]), sizes, model)
     trainer.policy.optimizer = optax.identity()
@@ -69,8 +69,8 @@ def test_padding_counts_in_no_load() -> None:
 
 
 @pytest.mark.quick_cases("(2, 2, 2)")
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8)], ids=str)
-def test_gradient_and_load_do_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 1, 8), (1, 2, 2, 2)], ids=str)
+def test_gradient_and_load_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) -> None:
     gradient, stats, _ = step_on(sizes)
     expected, expected_stats, _ = step_on((1, 1, 1))
 
@@ -82,8 +82,8 @@ def test_gradient_and_load_do_not_depend_on_the_mesh(sizes: tuple[int, int, int]
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2)], ids=str)
-def test_experts_in_a_hybrid_do_not_depend_on_the_mesh(sizes: tuple[int, int, int]) -> None:
+@pytest.mark.parametrize("sizes", [(8, 1, 1), (2, 2, 2), (1, 2, 2, 2)], ids=str)
+def test_experts_in_a_hybrid_do_not_depend_on_the_mesh(sizes: tuple[int, ...]) -> None:
     gradient, stats, num_tokens = step_on(sizes, HYBRID_MOE)
     expected, expected_stats, _ = step_on((1, 1, 1), HYBRID_MOE)
 

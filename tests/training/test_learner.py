@@ -57,17 +57,21 @@ PACKINGS: dict[str, dict[str, object]] = {
 
 def trainer_on(
     config: Config,
-    sizes: tuple[int, int, int],
+    sizes: tuple[int, ...],
     model: qwen.QwenConfig = reference.MODEL,
     critic_model: qwen.QwenConfig | None = None,
 ) -> Trainer:
-    """Returns a trainer on the first devices, on a mesh of the sizes (data, fsdp, tensor)."""
-    mesh = train_mesh(*sizes, jax.devices()[: np.prod(sizes)])
+    """Returns a trainer on the first devices, on a mesh of the sizes (data, fsdp, tensor).
+
+    A fourth number is the devices that share the tokens of a row (`mesh.context`).
+    """
+    data, fsdp, tensor, *context = sizes
+    mesh = train_mesh(data, fsdp, tensor, jax.devices()[: np.prod(sizes)], *context)
     return make_trainer(config, model, critic_model, mesh)
 
 
 @cache
-def gradient_trainer(packing: str, sizes: tuple[int, int, int] = ONE_DEVICE) -> Trainer:
+def gradient_trainer(packing: str, sizes: tuple[int, ...] = ONE_DEVICE) -> Trainer:
     """Returns a trainer without Adam. Its programs stay compiled from test to test."""
     trainer = trainer_on(reference.settings(train=PACKINGS[packing]), sizes)
     trainer.policy.optimizer = optax.identity()
