@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py --models Qwen3.5-4B Qwen3-4B --topologies v5e:2x4 v6e:2x4
     python benchmarks/memory.py --models Qwen3-30B-A3B --topologies v6e:4x4 --methods lora int8
+    python benchmarks/memory.py --models Qwen2.5-7B --topologies v5p:2x2x2 --tokens 32768 --context 4
 
 The figures are the planner's arithmetic, in GiB: nothing is compiled or downloaded. The run is that
 of `jzero.plan --largest`: one row of one response of --tokens on each device, as many slots as fit,
@@ -74,7 +75,7 @@ def row_of(recipe: Config, model: str, topology: str, method: str, rank: int, to
         f"{verdict.available / GIB:.1f}",
         "yes" if verdict.fits else "no",
         str(verdict.run.engine.settings.num_slots * verdict.run.num_hosts),
-        f"{sizes['fsdp']} x {sizes['tensor']}",
+        f"{sizes['fsdp']} x {sizes.get('context', 1)} x {sizes['tensor']}",
     ]
     return f"| {' | '.join(cells)} |"
 
@@ -88,11 +89,13 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["full", "lora"], choices=METHODS)
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--tokens", nargs="+", type=int, default=[1024, 8192])
+    parser.add_argument("--context", type=int, default=1, help="devices that share a row")
     args = parser.parse_args()
 
     recipe = runpy.run_path(str(RECIPE))["get_config"]("qwen2.5-3b")
+    recipe = replace(recipe, mesh=replace(recipe.mesh, context=args.context))
     headings = ("model", "slice", "trained", "tokens", *PHASES, "of", "fits", "slots")
-    print(f"| {' | '.join([*headings, 'fsdp x tensor'])} |")
+    print(f"| {' | '.join([*headings, 'fsdp x context x tensor'])} |")
     print("|---" * (len(headings) + 1) + "|")
     for model in args.models:
         for topology in args.topologies:

@@ -16,7 +16,7 @@ import jax
 from jzero import config
 from jzero.config import Config
 from jzero.distributed import processes
-from jzero.distributed.mesh import row_shards
+from jzero.distributed.mesh import context_shards, row_shards
 from jzero.errors import UserError
 from jzero.planning.arithmetic import bytes_of_phases, totals
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice
@@ -273,6 +273,19 @@ def split_layers(settings: Config, run: PlannedRun) -> Config | None:
     return replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1, tensor=tensor))
 
 
+def split_rows(settings: Config, run: PlannedRun) -> Config | None:
+    """Doubles the devices that share the tokens of a row, and halves the rows of a microbatch."""
+    mesh, model = run.mesh, run.trainer.policy.model
+    context = 2 * context_shards(mesh)
+    heads = model.num_attention_heads // mesh.shape["tensor"]
+    if settings.model.exact or heads % context or mesh.shape["fsdp"] % 2:
+        return None
+    if model.delta_net is not None and model.delta_net.num_key_heads % context:
+        return None
+    changed = replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1, context=context))
+    return _with_train(changed, microbatch_tokens=settings.train.microbatch_tokens // 2)
+
+
 # By phase, those first that cost least.
 REMEDIES: dict[str, tuple[Remedy, ...]] = {
     "publish": (split_state, split_layers, train_an_adapter, quantize_base),
@@ -291,6 +304,7 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         split_layers,
         train_an_adapter,
         quantize_base,
+        split_rows,
         shorter_responses,
     ),
     "update": (
@@ -301,6 +315,7 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         split_layers,
         train_an_adapter,
         quantize_base,
+        split_rows,
         shorter_responses,
     ),
 }

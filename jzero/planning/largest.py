@@ -87,6 +87,8 @@ def models_by_size() -> list[str]:
 def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> Config:
     """Returns the settings with one row of one response on each device, and split weights.
 
+    Devices that share rows (mesh.context) have one row together.
+
     Fine-tuning has rows of its own, `sft.pack_length`; the responses are those of its suites.
     """
     rollout = replace(
@@ -98,7 +100,7 @@ def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> 
         pack_length=0,
         pack_buckets=1,
         packs_per_row=1,
-        microbatch_tokens=num_devices * row,
+        microbatch_tokens=num_devices // settings.mesh.context * row,
     )
     sft = replace(settings.sft, pack_length=row) if settings.sft.data else settings.sft
     mesh = replace(settings.mesh, data=1, fsdp=-1, tensor=1, decode_devices=0)
