@@ -2,7 +2,7 @@
 
     python benchmarks/memory.py --models Qwen3.5-4B Qwen3-4B --topologies v5e:2x4 v6e:2x4
     python benchmarks/memory.py --models Qwen3-30B-A3B --topologies v6e:4x4 --methods lora int8
-    python benchmarks/memory.py --models Qwen2.5-7B --topologies v5p:2x2x2 --tokens 32768 --context 4
+    python benchmarks/memory.py --models Qwen2.5-7B --topologies v5p:2x2x2 --context 4
 
 The figures are the planner's arithmetic, in GiB: nothing is compiled or downloaded. The run is that
 of `jzero.plan --largest`: one row of one response of --tokens on each device, as many slots as fit,

@@ -1,5 +1,6 @@
 """The benchmark of memory by phase prints a row for every model, slice, method and length."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,3 +24,18 @@ def test_it_says_what_fits_and_what_does_not() -> None:
     assert small[9].strip() == "yes"
     assert large[9].strip() == "no"
     assert max(map(float, large[5:8])) > float(large[8])
+
+
+@pytest.mark.thorough
+def test_the_update_of_shared_rows_is_compiled() -> None:
+    pytest.importorskip("libtpu")
+    command = [sys.executable, "benchmarks/long_rows.py", "--model", "Qwen2.5-0.5B"]
+    command += ["--topology", "v5e:2x2", "--tokens", "512", "--context", "2"]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    line = ran.stdout.splitlines()[-1]
+    assert line.startswith("Qwen2.5-0.5B v5e:2x2 512 tokens, context 2: update ")
+    compiled, counted = map(float, re.findall(r"([\d.]+) (?:GiB compiled|by arithmetic)", line))
+    assert 0 < compiled < 1.2 * counted < 16
+    assert " 0 all-to-all" not in line

@@ -18,8 +18,10 @@ from jzero.planning.fitting import (
     fit,
     largest_that_fits,
     refuse_what_is_too_large,
+    split_rows,
     usable_bytes,
 )
+from jzero.planning.largest import smallest_batch
 
 V5E = float(CHIPS["TPU v5 lite"].hbm_bytes)
 
@@ -130,6 +132,29 @@ def test_a_model_that_no_setting_makes_fit_is_refused() -> None:
     settings = parse_settings(countdown.get_config("qwen3-8b-lora-int8"), flags)
     with pytest.raises(UserError, match=r"weights and optimizer alone take 9\.\d GiB as it is"):
         refuse_what_is_too_large(settings, described_devices("v5e:1x1"), 8 * GIB)
+
+
+def test_where_one_row_does_not_fit_devices_share_it() -> None:
+    """The update of 7B at 32k tokens takes 31.7 GiB with a row on each of 8 devices."""
+    settings = countdown.get_config("qwen2.5-7b")
+    settings = smallest_batch(settings, num_devices=8, response_tokens=32768)
+    devices = described_devices("v6e:2x4")
+    whole = fit(settings, devices, 100 * GIB)
+
+    shared_settings = split_rows(settings, whole.run)
+
+    assert shared_settings is not None
+    assert shared_settings.mesh.context == 2
+    shared = fit(shared_settings, devices, 100 * GIB)
+    assert dict(shared.run.mesh.shape) == {"data": 1, "fsdp": 4, "context": 2, "tensor": 1}
+    assert shared.run.trainer.rows == [4]
+    # Half of the tokens of a device are gone; weights and optimizer stay split over 8.
+    assert whole.phases["update"] - shared.phases["update"] > 4 * GIB
+    assert shared.phases["publish"] == whole.phases["publish"]
+    # 28 heads cannot be shared by 8 devices.
+    fourth = split_rows(shared_settings, shared.run)
+    assert fourth is not None
+    assert split_rows(fourth, fit(fourth, devices, 100 * GIB).run) is None
 
 
 def test_what_fits_is_not_refused() -> None:
