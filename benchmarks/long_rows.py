@@ -24,7 +24,7 @@ from jzero.planning.models import hub_id_of
 from jzero.planning.planned_run import build
 
 RECIPE = Path(__file__).resolve().parents[1] / "configs/countdown.py"
-COLLECTIVES = ("all-to-all", "all-gather", "reduce-scatter", "all-reduce")
+COLLECTIVES = ("all-to-all", "all-gather", "reduce-scatter", "all-reduce", "collective-permute")
 
 
 def settings_of(model: str, num_devices: int, tokens: int, context: int) -> Config:

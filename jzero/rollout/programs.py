@@ -337,7 +337,7 @@ def generate(
         forced_tokens: tokens that the slot takes instead of the sampled ones, step by step, which
             is how the environment's reply enters the sequence; -1: the sampled token.
     """
-    params = qwen.cast(params, settings.dtype)
+    params = with_flat_outputs(qwen.cast(params, settings.dtype))
     state = state._replace(active=state.active & keep)
     if resume_points is not None:
         state = resume_slots(state, ResumePoint(*(resume_points[:, i] for i in range(3))))
@@ -383,6 +383,20 @@ def generate(
     start = (0, is_step_due(state.active), state, nothing)
     _, _, state, result = lax.while_loop(loop_goes_on, loop_body, start)
     return state, result
+
+
+def with_flat_outputs(params: qwen.Params) -> qwen.Params:
+    """Returns the weights with attention's output weight as [L, H * D, E] in place of [L, H, D, E].
+
+    In the loop over the layers XLA:TPU would copy a layer of four axes before each product, where
+    the product follows a kernel: a tenth of a decode step (docs/log.md, 2026-11-23).
+    """
+    layers = params["layers"]
+    weight = layers.get("o")
+    if not isinstance(weight, jax.Array):  # in 8 bits or with an adapter, or there is none
+        return params
+    L, H, D, E = weight.shape
+    return params | {"layers": layers | {"o": weight.reshape(L, H * D, E)}}
 
 
 def resume_slots(

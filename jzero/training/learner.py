@@ -51,7 +51,7 @@ from jzero.distributed.mesh import (
 )
 from jzero.model import adapters, experts, huggingface, peft, qwen
 from jzero.model.delta_net import DeltaInputs, recur_packed
-from jzero.model.exact import compiler_options, exact_rows
+from jzero.model.exact import ExactRows, compiler_options, exact_rows
 from jzero.model.exact_delta_net import recurrence
 from jzero.training.frozen import abstract_base, freeze, load_base
 from jzero.training.heads import (
@@ -330,7 +330,7 @@ class Learner:
             self._score,
             static_argnums=3,
             out_shardings=self.row_sharding,
-            compiler_options=compiler_options(self.exact),
+            compiler_options=options_of_training(self.mesh, self.exact),
         )
 
     @cached_property
@@ -340,7 +340,7 @@ class Learner:
             static_argnums=6,
             donate_argnums=0,
             out_shardings=(self.state_shardings, self.replicated, self.row_sharding),
-            compiler_options=compiler_options(self.exact),
+            compiler_options=options_of_training(self.mesh, self.exact),
         )
 
     def programs(
@@ -630,6 +630,18 @@ def critic_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learne
     # Nobody samples from a critic.
     compute = replace(config.model, exact=False)
     return Learner(with_value, compute, config.critic.optimizer, head, mesh)
+
+
+def options_of_training(mesh: Mesh, exact: ExactRows | None) -> dict[str, bool | str] | None:
+    """Returns XLA's options for programs of training, or None for those that XLA has anyway."""
+    options: dict[str, bool | str] = dict(compiler_options(exact) or {})
+    if mesh.devices.flat[0].platform == "tpu":
+        # Where the weights of a product are split, XLA:TPU would multiply by one part after the
+        # other while the next part arrives, and add up results of whole size in HBM. An update of
+        # Qwen2.5-3B on v5e:2x4 then has twice as many cycles (docs/log.md). No product is as large
+        # as this number of MiB, so weights are gathered before they are multiplied by.
+        options["xla_jf_spmd_threshold_for_windowed_einsum_mib"] = "1000000"
+    return options or None
 
 
 def scored_fields(batches: Sequence[Batch]) -> tuple[Batch, ...]:

@@ -39,3 +39,17 @@ def test_the_update_of_shared_rows_is_compiled() -> None:
     compiled, counted = map(float, re.findall(r"([\d.]+) (?:GiB compiled|by arithmetic)", line))
     assert 0 < compiled < 1.2 * counted < 16
     assert " 0 all-to-all" not in line
+
+
+@pytest.mark.thorough
+def test_weights_are_gathered_before_they_are_multiplied_by() -> None:
+    """XLA:TPU would multiply by parts of 3B's weights, with 170 permutations between them."""
+    pytest.importorskip("libtpu")
+    command = [sys.executable, "benchmarks/long_rows.py", "--model", "Qwen2.5-3B"]
+    command += ["--topology", "v5e:2x4", "--tokens", "1024"]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    found = re.search(r"(\d+) collective-permute", ran.stdout)
+    assert found is not None
+    assert int(found[1]) < 20
