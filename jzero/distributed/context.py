@@ -28,30 +28,34 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
 from jzero.attention.backend import Packed
-from jzero.distributed.mesh import context_shards, row_shards, token_axes
+from jzero.distributed.mesh import ROW_AXES, context_shards, row_shards, token_axes
 from jzero.errors import UserError
 from jzero.model.architecture import QwenConfig
 from jzero.model.delta_net import DeltaInputs, recur_packed
 from jzero.types import RowLayout
 
-ROW_AXES = ("data", "fsdp")
-
 
 def check_context_axis(mesh: Mesh, model: QwenConfig) -> None:
     """Raises UserError if the devices that share a row cannot share its heads evenly."""
     context, tensor = context_shards(mesh), mesh.shape["tensor"]
-    if context == 1:
-        return
-    kinds = {"query heads": model.num_attention_heads // tensor}
-    if model.delta_net is not None:
-        kinds["key heads of a gated delta net"] = model.delta_net.num_key_heads
-    for kind, heads in kinds.items():
+    for kind, heads in heads_to_share(model, tensor).items():
         if heads % context:
             per_device = f" on each of mesh.tensor={tensor} devices" if tensor > 1 else ""
             raise UserError(
                 f"mesh.context={context} does not divide the model's {heads} {kind}{per_device}; "
                 "set it to one of their divisors"
             )
+
+
+def heads_to_share(model: QwenConfig, tensor: int) -> dict[str, int]:
+    """Returns the heads of a device that the devices of a row have to share evenly, by their kind.
+
+    tensor: the devices that split the query heads.
+    """
+    heads = {"query heads": model.num_attention_heads // tensor}
+    if model.delta_net is not None:
+        heads["key heads of a gated delta net"] = model.delta_net.num_key_heads
+    return heads
 
 
 # -- rows and their parts --------------------------------------------------------------------------

@@ -36,7 +36,8 @@ RULES: dict[str, str | tuple[str, ...] | None] = {
     "norm": None,
     "rank": None,
 }
-ROWS = P(None, ("data", "fsdp"))  # how the rows of a batch [M, B, T] are split
+ROW_AXES = ("data", "fsdp")  # the mesh axes that split rows
+ROWS = P(None, ROW_AXES)  # how the rows of a batch [M, B, T] are split
 
 
 class Device(Protocol):
@@ -136,7 +137,7 @@ def host_and_id(device: Device) -> tuple[int, int]:
 
 def row_shards(mesh: Mesh) -> int:
     """Returns how many parts the rows of a microbatch are split into."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
+    return math.prod(mesh.shape[axis] for axis in ROW_AXES)
 
 
 def context_shards(mesh: Mesh) -> int:
@@ -151,7 +152,7 @@ def weight_shards(mesh: Mesh) -> int:
 
 def token_axes(mesh: Mesh) -> tuple[str, ...]:
     """Returns the mesh axes that split the tokens of a microbatch: its rows, and their parts."""
-    return tuple(axis for axis in ("data", "fsdp", "context") if axis in mesh.shape)
+    return tuple(axis for axis in (*ROW_AXES, "context") if axis in mesh.shape)
 
 
 def make_mesh(devices: Sequence[Device], sizes: dict[str, int]) -> Mesh:

@@ -16,6 +16,7 @@ import jax
 from jzero import config
 from jzero.config import Config
 from jzero.distributed import processes
+from jzero.distributed.context import heads_to_share
 from jzero.distributed.mesh import context_shards, row_shards
 from jzero.errors import UserError
 from jzero.planning.arithmetic import bytes_of_phases, totals
@@ -277,10 +278,8 @@ def split_rows(settings: Config, run: PlannedRun) -> Config | None:
     """Doubles the devices that share the tokens of a row, and halves the rows of a microbatch."""
     mesh, model = run.mesh, run.trainer.policy.model
     context = 2 * context_shards(mesh)
-    heads = model.num_attention_heads // mesh.shape["tensor"]
-    if settings.model.exact or heads % context or mesh.shape["fsdp"] % 2:
-        return None
-    if model.delta_net is not None and model.delta_net.num_key_heads % context:
+    shared = heads_to_share(model, mesh.shape["tensor"]).values()
+    if settings.model.exact or mesh.shape["fsdp"] % 2 or any(heads % context for heads in shared):
         return None
     changed = replace(settings, mesh=replace(settings.mesh, data=1, fsdp=-1, context=context))
     return _with_train(changed, microbatch_tokens=settings.train.microbatch_tokens // 2)

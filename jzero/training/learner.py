@@ -42,6 +42,7 @@ from jzero import attention
 from jzero.config import Config, ModelConfig, OptimizerConfig
 from jzero.distributed import collectives, context
 from jzero.distributed.mesh import (
+    ROW_AXES,
     ROWS,
     adapter_shardings,
     context_shards,
@@ -118,7 +119,7 @@ class Learner:
                 kernel = context.attend_to_all_tokens(kernel, self.context)
                 parts = ("context",)
             self.packed_attention = attention.split_over_mesh(
-                kernel, mesh.shape["tensor"], ("data", "fsdp"), mesh, parts
+                kernel, mesh.shape["tensor"], ROW_AXES, mesh, parts
             )
         self.exact = None
         if compute.exact:
