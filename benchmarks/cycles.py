@@ -121,7 +121,7 @@ def total_cycles(found: list[Operation]) -> int:
     return sum(operation.cycles for operation in found)
 
 
-def settings_of(model: str, topology: str, attention: str, remat: str) -> Config:
+def settings_of(model: str, topology: str, attention: str, remat: str, weights: str) -> Config:
     """Returns the settings of a cell of benchmarks/plan.py, with rows of one length."""
     # By its path: `plan` is also the name of a command.
     spec = importlib.util.spec_from_file_location("plan_benchmark", ROOT / "benchmarks/plan.py")
@@ -135,6 +135,7 @@ def settings_of(model: str, topology: str, attention: str, remat: str) -> Config
     settings = command.parse(["--config", recipe, *flags]).settings
     settings.model.path = hub_id_of(model)
     settings.model.attention = attention
+    settings.rollout.weights = weights
     return settings
 
 
@@ -171,11 +172,14 @@ def main() -> None:
     parser.add_argument("--program", default="decode", choices=("decode", "update"))
     parser.add_argument("--attention", default="", help="model.attention, such as tpu_fused")
     parser.add_argument("--remat", default="full", choices=("none", "dots", "full"))
+    parser.add_argument(
+        "--weights", default="native", choices=("native", "int8"), help="rollout.weights"
+    )
     parser.add_argument("--top", type=int, default=20, help="operations to print")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
 
-    settings = settings_of(args.model, args.topology, args.attention, args.remat)
+    settings = settings_of(args.model, args.topology, args.attention, args.remat, args.weights)
     run = build(settings, compile_only_devices(args.topology))
     is_update = args.program == "update"
     function, arguments = run.programs["update" if is_update else "generate"]

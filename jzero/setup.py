@@ -62,7 +62,7 @@ class Run:
 
 def check_task(config: Config) -> None:
     """Raises UserError if the settings, the task, its template or its rewards cannot work."""
-    validate(config)
+    validate(config, is_training=True)
     check_task_settings(config.task, config.rollout.max_turns)
     rewards.check_rewards(config.task.reward)
 

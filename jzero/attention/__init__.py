@@ -24,7 +24,15 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jzero.attention.backend import Backend, Packed
-from jzero.attention.pools import decode_kv, encode_kv, kv_storage, write
+from jzero.attention.pools import (
+    Pool,
+    QuantizedPool,
+    as_stored,
+    decode_kv,
+    encode_kv,
+    kv_storage,
+    write,
+)
 from jzero.errors import UserError
 from jzero.types import RowLayout
 
@@ -34,7 +42,10 @@ def shipped(module: str) -> Callable[[], Backend]:
 
     def load() -> Backend:
         kernels = importlib.import_module(f"jzero.attention.{module}")
-        return Backend(kernels.packed, kernels.paged, kernels.pool_rows, write)
+        reads_int8 = module == "xla"
+        return Backend(
+            kernels.packed, kernels.paged, kernels.pool_rows, write, reads_int8=reads_int8
+        )
 
     return load
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import jax
 from jaxtyping import Array, Float, Int, Shaped
 
+from jzero.attention.pools import Pool
 from jzero.types import RowLayout
 
 
@@ -46,8 +47,8 @@ class Paged(Protocol):
     def __call__(
         self,
         q: Float[Array, "S H D"],
-        k_pool: Shaped[Array, "rows pages page width"],
-        v_pool: Shaped[Array, "rows pages page width"],
+        k_pool: Pool,
+        v_pool: Pool,
         table: Int[Array, "S max_pages"],
         lengths: Int[Array, " S"],
         shared: Int[Array, " blocks"],
@@ -101,12 +102,12 @@ class Write(Protocol):
 
     def __call__(
         self,
-        pool: Shaped[Array, "rows pages page width"],
+        pool: Pool,
         x: jax.Array,
         pages: Int[Array, " W"],
         offsets: Int[Array, " W"] | None = None,
         /,
-    ) -> Shaped[Array, "rows pages page width"]: ...
+    ) -> Pool: ...
 
 
 class Backend(NamedTuple):
@@ -117,3 +118,4 @@ class Backend(NamedTuple):
     pool_rows: PoolRows
     write: Write
     decode: Decode | None = None  # None: decoding calls `write` and then `paged`
+    reads_int8: bool = False  # whether `paged` takes a pools.QuantizedPool in place of an array

@@ -3,13 +3,35 @@
 A pool is [rows, pages, page_size, width]. XLA and the GPU's kernel keep one KV head in a row:
 rows = K, width = D. The TPU's kernel asks for rows of 128 numbers, which hold several heads where
 heads are small. The pages of all layers lie behind each other: the page axis is [L * pages].
+
+With rollout.kv_dtype=int8 a pool is a `QuantizedPool`: 8 bits a number, and one scale for each head
+of each token.
 """
+
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
+
+LARGEST = 127  # of 8 bits; -128 is not used: the range is symmetric
+
+
+class QuantizedPool(NamedTuple):
+    """Stands for values * scales. Every row holds one KV head. The leaves may be shardings."""
+
+    values: Any  # i8[rows, pages, page, width]
+    scales: Any  # f32[rows, pages, page]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Returns the shape of a pool that holds the same in more bits."""
+        return self.values.shape
+
+
+Pool: TypeAlias = Shaped[Array, "rows pages page width"] | QuantizedPool
 
 
 def one_row_per_head(num_heads: int, head_dim: int) -> tuple[int, int]:
@@ -26,6 +48,25 @@ def kv_storage(dtype: str, platform: str) -> DTypeLike:
     if dtype == "bfloat16" and platform == "cpu":
         return jnp.uint16
     return jnp.dtype(dtype)
+
+
+def quantize_kv(x: Float[Array, "... D"]) -> tuple[Shaped[Array, "... D"], Float[Array, "..."]]:
+    """Rounds every head of every token to 8 bits, with the scale max|x| / 127 of its own."""
+    x = x.astype(jnp.float32)
+    scales = jnp.max(jnp.abs(x), axis=-1) / LARGEST
+    quotient = x / jnp.where(scales > 0, scales, 1)[..., None]
+    values = jnp.clip(jnp.round(quotient), -LARGEST, LARGEST)
+    return values.astype(jnp.int8), scales
+
+
+def as_stored(
+    x: Float[Array, "... D"], storage: DTypeLike, dtype: DTypeLike
+) -> Float[Array, "... D"]:
+    """Returns keys or values as a pool gives them back: rounded to its element type."""
+    if storage == jnp.int8:
+        values, scales = quantize_kv(x)
+        return (values * scales[..., None]).astype(dtype)
+    return decode_kv(encode_kv(x, storage), dtype)
 
 
 def encode_kv(x: Float[Array, "..."], storage: DTypeLike) -> Shaped[Array, "..."]:
@@ -70,44 +111,67 @@ def pad_end(x: jax.Array, rows: int, columns: int) -> jax.Array:
     return jnp.pad(x, [*other_axes, (0, rows), (0, columns)])
 
 
+def read_rows(
+    pool: Pool, pages: Int[Array, " W"], dtype: DTypeLike
+) -> Float[Array, "rows W page width"]:
+    """Returns whole pages of every row of a pool."""
+    if isinstance(pool, QuantizedPool):
+        return (pool.values[:, pages] * pool.scales[:, pages, :, None]).astype(dtype)
+    return decode_kv(pool[:, pages], dtype)
+
+
 def read(
-    pool: Shaped[Array, "rows pages page width"],
-    pages: Int[Array, " W"],
-    kv_heads: int,
-    head_dim: int,
-    dtype: DTypeLike,
+    pool: Pool, pages: Int[Array, " W"], kv_heads: int, head_dim: int, dtype: DTypeLike
 ) -> Float[Array, "W page K D"]:
     """Returns whole pages of keys or values, as `write` has taken them."""
-    by_row = jnp.moveaxis(decode_kv(pool[:, pages], dtype), 0, -2)
+    by_row = jnp.moveaxis(read_rows(pool, pages, dtype), 0, -2)
     return from_rows(by_row, kv_heads, head_dim)
 
 
 def write(
-    pool: Shaped[Array, "rows pages page width"],
+    pool: Pool,
     x: Float[Array, "..."],
     pages: Int[Array, " W"],
     offsets: Int[Array, " W"] | None = None,
-) -> Shaped[Array, "rows pages page width"]:
+) -> Pool:
     """Returns the pool with keys or values written into it.
 
     Without `offsets`, x [W, page, K, D] are whole pages for pages[W] of the pool. With `offsets`,
     x [W, K, D] are single tokens for the places (pages[W], offsets[W]).
 
-    The pool is written as a flat list of entries, which are pages or tokens. Any other spelling
-    makes XLA lay out the whole pool anew.
     """
-    rows, _, page_size, width = pool.shape
+    rows, _, _, width = pool.shape
+    by_row = jnp.moveaxis(to_rows(x, rows, width), -2, 0)
+    if isinstance(pool, QuantizedPool):
+        values, scales = quantize_kv(by_row)
+        return QuantizedPool(
+            write_entries(pool.values, values, pages, offsets),
+            write_entries(pool.scales, scales, pages, offsets),
+        )
+    return write_entries(pool, encode_kv(by_row, pool.dtype), pages, offsets)
+
+
+def write_entries(
+    pool: Shaped[Array, "rows pages page ..."],
+    by_row: Shaped[Array, "rows W ..."],
+    pages: Int[Array, " W"],
+    offsets: Int[Array, " W"] | None,
+) -> Shaped[Array, "rows pages page ..."]:
+    """Writes what `write` has converted, as a flat list of entries, which are pages or tokens.
+
+    Any other spelling makes XLA lay out the whole pool anew.
+    """
+    rows, _, page_size, *of_token = pool.shape
     if offsets is None:
-        entry_shape = (page_size, width)
+        entry_shape = (page_size, *of_token)
         index_in_row = pages
     else:
-        entry_shape = (width,)
+        entry_shape = tuple(of_token)
         index_in_row = pages * page_size + offsets
 
     flat = pool.reshape(-1, *entry_shape)
     entries_per_row = len(flat) // rows
     index = jnp.arange(rows)[:, None] * entries_per_row + index_in_row[None]
-    by_row = jnp.moveaxis(to_rows(x, rows, width), -2, 0)
-    entries = encode_kv(by_row.reshape(-1, *entry_shape), pool.dtype)
+    entries = by_row.reshape(-1, *entry_shape)
     written = flat.at[index.ravel()].set(entries, mode="promise_in_bounds")
     return written.reshape(pool.shape)

@@ -8,9 +8,9 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int
 
-from jzero.attention.pools import decode_kv, one_row_per_head
+from jzero.attention.pools import Pool, one_row_per_head, read_rows
 from jzero.types import RowLayout
 
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
@@ -210,8 +210,8 @@ def fold_page(
 
 def paged(
     q: Float[Array, "S H D"],
-    k_pool: Shaped[Array, "K pages page D"],
-    v_pool: Shaped[Array, "K pages page D"],
+    k_pool: Pool,
+    v_pool: Pool,
     table: Int[Array, "S max_pages"],
     lengths: Int[Array, " S"],
     shared: Int[Array, " blocks"],
@@ -230,8 +230,8 @@ def paged(
     block = S // num_blocks
     max_pages = table.shape[1]
 
-    def read(pool: jax.Array, pages: jax.Array) -> jax.Array:  # [R] -> [K, R, page, D]
-        return decode_kv(pool[:, pages], jnp.float32)
+    def read(pool: Pool, pages: jax.Array) -> jax.Array:  # [R] -> [K, R, page, D]
+        return read_rows(pool, pages, jnp.float32)
 
     def to_slots(x: jax.Array) -> jax.Array:  # [blocks, K, block * G, ...] -> [S, K, G, ...]
         x = x.reshape(num_blocks, K, block, G, *x.shape[3:]).swapaxes(1, 2)

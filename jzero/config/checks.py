@@ -24,15 +24,19 @@ EXACT_BLOCK = 64  # attention.exact.KEY_BLOCK; this module imports no JAX
 POSITIONS = "max_position_embeddings"  # in config.json of a model
 
 
-def validate(config: Config) -> None:
-    """Raises a UserError that names every impossible setting. Compiles nothing."""
+def validate(config: Config, is_training: bool = False) -> None:
+    """Raises a UserError that names every impossible setting. Compiles nothing.
+
+    is_training: whether the settings are those of reinforcement learning, and not of a command that
+        samples alone.
+    """
     settings = list_settings(config)
     unknown_names = [message for item in settings for message in check_choice(item)]
     wrong_numbers = [message for item in settings for message in check_bounds(item)]
     mistakes = unknown_names + wrong_numbers
     # The checks of combinations divide by some of the numbers.
     if not wrong_numbers:
-        for check in CHECKS:
+        for check in (*CHECKS, *(TRAINING_CHECKS if is_training else ())):
             mistakes += check(config)
     if mistakes:
         raise UserError("; ".join(mistakes))
@@ -85,6 +89,12 @@ def check_exact(config: Config) -> Iterator[str]:
         yield (
             f"rollout.kv_dtype={rollout.kv_dtype} rounds the keys that the trainer does not round: "
             "with model.exact set rollout.kv_dtype=float32, or model.dtype=bfloat16"
+        )
+    if rollout.quantizes_weights or rollout.kv_dtype == "int8":
+        yield (
+            f"rollout.weights={rollout.weights} rollout.kv_dtype={rollout.kv_dtype}: what the "
+            "sampler rounds to 8 bits the trainer does not; with model.exact set "
+            "rollout.weights=native rollout.kv_dtype=bfloat16, or model.exact=false"
         )
     if EXACT_BLOCK % rollout.page_size and rollout.page_size % EXACT_BLOCK:
         yield (
@@ -294,6 +304,28 @@ def check_correction(config: Config) -> Iterator[str]:
         yield (
             f"algorithm.correction_low={algorithm.correction_low} is above "
             f"algorithm.correction_high={algorithm.correction_high}"
+        )
+
+
+def check_corrected_sampler(config: Config) -> Iterator[str]:
+    """What a sampler in 8 bits draws must be corrected."""
+    rollout = config.rollout
+    for name, value in (("weights", rollout.weights), ("kv_dtype", rollout.kv_dtype)):
+        if value == "int8" and not divides_by_sampler(config):
+            yield (
+                f"rollout.{name}=int8 samples from another distribution than the trainer's: set "
+                "algorithm.correction=token_truncate (truncated importance sampling), or "
+                "algorithm.old_policy=sampler"
+            )
+
+
+def check_quantized_weights(config: Config) -> Iterator[str]:
+    """A frozen base has bits of its own."""
+    rollout, adapter = config.rollout, config.model.adapter
+    if rollout.quantizes_weights and (adapter.rank or adapter.path):
+        yield (
+            f"rollout.weights={rollout.weights} is of a model that is trained as a whole: with an "
+            "adapter set model.base=int8 and rollout.weights=native"
         )
 
 
@@ -654,6 +686,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_sampling,
     check_group_size,
     check_correction,
+    check_quantized_weights,
     check_parts_of_the_algorithm,
     check_algorithm_numbers,
     check_parts_of_the_loss,
@@ -664,3 +697,5 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_length_of_the_run,
     check_evaluation,
 )
+# Of reinforcement learning alone.
+TRAINING_CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (check_corrected_sampler,)

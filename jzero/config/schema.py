@@ -532,12 +532,29 @@ class RolloutConfig:
     decode_steps: int = setting(
         32, "Tokens decoded for each slot in one call of the device.", at_least=1
     )
-    kv_dtype: str = setting("bfloat16", "Type of the KV cache.", choices=DTYPES)
+    weights: str = setting(
+        "native",
+        "How the decoder holds its copy of the trained model. native: in model.dtype. int8: the "
+        "linear layers in 8 bits with one scale for each output channel, rounded anew in every "
+        "publication.",
+        choices=("native", "int8"),
+    )
+    kv_dtype: str = setting(
+        "bfloat16",
+        "Type of the KV cache. int8: 8 bits with one scale for each head of each token, on CPUs "
+        "and with model.attention=xla.",
+        choices=(*DTYPES, "int8"),
+    )
     routing_replay: bool = setting(
         False,
         "Of a model with experts: the update sends every token to the experts that it went to in "
         "the sampler. Else the router chooses anew.",
     )
+
+    @property
+    def quantizes_weights(self) -> bool:
+        """Returns whether the decoder's linear layers are in 8 bits where the trainer's are not."""
+        return self.weights == "int8"
 
     @property
     def longest_episode(self) -> int:

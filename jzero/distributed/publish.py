@@ -4,6 +4,9 @@ One jitted program casts and gathers the weights, so that the devices of every h
 them, split over "tensor" only. Each host then looks at its own shards as arrays of its own decode
 mesh.
 
+With rollout.weights=int8 the weights of linear layers are rounded to 8 bits on the way, anew in
+every publication, and it is their integers that devices send to each other.
+
 Where an adapter is trained, the adapter alone goes this way. Its frozen base lies as the decoder's
 weights do and is published once: where both meshes split it alike, the decoder's weights are the
 trainer's own arrays, and else they are a copy that lasts as long as the base.
@@ -20,18 +23,17 @@ from jax.typing import DTypeLike
 from jzero.config import AdapterConfig
 from jzero.distributed.mesh import adapter_shardings, decode_mesh, make_mesh, param_shardings
 from jzero.model import adapters, qwen
-from jzero.model.quantized import QuantizedWeight, is_quantized
+from jzero.model.linear import as_matrix
+from jzero.model.quantized import QuantizedWeight, is_quantized, quantize_on_device
 
 FLAT = ("q", "k", "v")  # weights that the decoder holds as [L, E, heads * D]
 Publish = Callable[[qwen.Params], qwen.Params]  # training parameters -> the decoder's
 
 
-def decoder_shardings(
-    config: qwen.QwenConfig, mesh: Mesh, has_int8_base: bool = False
-) -> qwen.Params:
+def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh, is_int8: bool = False) -> qwen.Params:
     """Returns the shardings of the decoder's weights, a tree like the parameters.
 
-    has_int8_base: whether the weights of linear layers are in 8 bits.
+    is_int8: whether the weights of linear layers are in 8 bits.
 
     q, k and v are [L, E, heads * D] in the decoder. With an axis of heads whose number does not
     fill TPU's tiles of 8, XLA would lay out these weights of all layers anew in every call.
@@ -42,7 +44,7 @@ def decoder_shardings(
         without_head_dim = layers[name].spec[:-1]
         layers[name] = NamedSharding(mesh, P(*without_head_dim))
     place = place | {"layers": layers}
-    return adapters.map_linear(config, place, quantized_places) if has_int8_base else place
+    return adapters.map_linear(config, place, quantized_places) if is_int8 else place
 
 
 def quantized_places(place: NamedSharding, target: adapters.Target) -> QuantizedWeight:
@@ -69,7 +71,7 @@ def abstract_quantized(weight: jax.ShapeDtypeStruct, target: adapters.Target) ->
 
 
 def abstract_decoder_weights(
-    config: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike, has_int8_base: bool = False
+    config: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike, is_int8: bool = False
 ) -> qwen.Params:
     """Returns shapes, types and shardings of weights that lie as the decoder's, on any mesh."""
 
@@ -83,20 +85,29 @@ def abstract_decoder_weights(
         return jax.ShapeDtypeStruct(shape, kept, sharding=sharding)
 
     weights = jax.tree.map_with_path(place, qwen.abstract(config), decoder_shardings(config, mesh))
-    return adapters.map_linear(config, weights, abstract_quantized) if has_int8_base else weights
+    return adapters.map_linear(config, weights, abstract_quantized) if is_int8 else weights
 
 
 def gather_program(
-    config: qwen.QwenConfig, train: Mesh, dtype: DTypeLike, has_int8_base: bool = False
+    config: qwen.QwenConfig,
+    train: Mesh,
+    dtype: DTypeLike,
+    is_int8: bool = False,
+    quantizes: bool = False,
 ) -> jax.stages.Wrapped:
     """Returns the jitted program from training parameters to the decoder's on all hosts.
 
     The weights are cast to `dtype`, and every host's devices hold all of them, split over "tensor".
     The program goes layer by layer: XLA:TPU copies what an all-gather returns, and would hold all
     weights twice.
+
+    is_int8: whether the weights of linear layers are in 8 bits already: those of a frozen base.
+    quantizes: whether the program puts them into 8 bits.
     """
     mesh = mesh_of_all_decoders(train)
-    places = decoder_shardings(config, mesh, has_int8_base)
+    places = decoder_shardings(config, mesh, is_int8 or quantizes)
+    train_places = param_shardings(config, train)["layers"]
+    linear_layers = adapters.linear_layers(config) if quantizes else {}
 
     def in_one_layer(place: NamedSharding) -> NamedSharding:
         """Returns the sharding of one layer's weight, without the axis of layers."""
@@ -104,14 +115,28 @@ def gather_program(
 
     layer_places = jax.tree.map(in_one_layer, places["layers"])
 
+    def quantize_layer(name: str, weight: jax.Array) -> jax.Array | QuantizedWeight:
+        """Puts one layer's weight into 8 bits where it lies, if it is one of a linear layer."""
+        if name not in linear_layers:
+            return weight
+        target = linear_layers[name]
+        num_experts_axes = len(target.stacked) - 1  # without the axis of layers
+        quantized = quantize_on_device(weight, len(target.inputs), num_experts_axes)
+        # Without this XLA might gather the weight in more bits, and then round it.
+        here = NamedSharding(train, P(*train_places[name].spec[1:]))
+        values = jax.lax.with_sharding_constraint(quantized.values, here)
+        return QuantizedWeight(values, quantized.scale)
+
     def gather(weights: qwen.Params, places: qwen.Params) -> qwen.Params:
         return jax.lax.with_sharding_constraint(qwen.cast(weights, dtype), places)
 
     def gather_layer(weights: qwen.Params) -> qwen.Params:
-        if not has_int8_base:  # which is flat already
+        weights = {name: quantize_layer(name, weight) for name, weight in weights.items()}
+        if not is_int8:  # which is flat already
             names = [name for name in FLAT if name in weights]
-            flat = {name: weights[name].reshape(config.hidden_size, -1) for name in names}
-            weights = weights | flat
+            weights = weights | {
+                name: as_matrix(weights[name], config.hidden_size) for name in names
+            }
         return gather(weights, {name: layer_places[name] for name in weights})
 
     def program(params: qwen.Params) -> qwen.Params:
@@ -146,17 +171,19 @@ def publisher(
     decode: Mesh,
     dtype: DTypeLike,
     adapter: AdapterConfig | None = None,
+    quantizes: bool = False,
 ) -> Publish:
     """Returns a function from training parameters to the decoder's on the mesh `decode`.
 
     The parameters are those of the whole model: plain, a frozen base, or a base with its adapter as
-    `adapters.join` returns it. `adapter` says which adapter, if there may be one.
+    `adapters.join` returns it. `adapter` says which adapter, if there may be one. `quantizes` puts
+    the weights of linear layers into 8 bits; the parameters must then be plain.
 
     Every host calls the function, as the gathering programs run on all of them. The training
     parameters stay as they are. Where `decode` has other devices than this host's part of `train`,
     the weights are copied from device to device.
     """
-    gather = gather_program(config, train, dtype)
+    gather = gather_program(config, train, dtype, quantizes=quantizes)
     gather_adapter = None
     here = decode_mesh(train)
     local_adapter_places: qwen.Params = {"layers": {}}
@@ -176,11 +203,13 @@ def publisher(
 
     def publish_whole(params: qwen.Params) -> qwen.Params:
         """Publishes a model without an adapter."""
-        is_int8 = has_quantized(params)
-        if is_frozen_base(params) and lies_as_decoder(config, params, train):
+        is_base = is_frozen_base(params)
+        assert not (quantizes and is_base), "a frozen base has its own bits: model.base"
+        is_int8 = quantizes or has_quantized(params)
+        if is_base and lies_as_decoder(config, params, train):
             gathered = params
-        elif is_int8:  # once in a run: the program is not kept
-            gathered = gather_program(config, train, dtype, has_int8_base=True)(params)
+        elif has_quantized(params):  # once in a run: the program is not kept
+            gathered = gather_program(config, train, dtype, is_int8=True)(params)
         else:
             gathered = gather(params)
         local_places = decoder_shardings(config, here, is_int8)

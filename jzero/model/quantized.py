@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
@@ -73,6 +74,21 @@ def quantize_matrix(weight: np.ndarray, num_inputs: int) -> QuantizedWeight:
     quotient = weight / np.where(scale > 0, scale, np.float32(1))
     values = np.clip(np.round(quotient), -LARGEST, LARGEST)
     return QuantizedWeight(values.astype(np.int8), scale)
+
+
+def quantize_on_device(
+    weight: Float[Array, "..."], num_inputs: int, num_stacked: int = 0
+) -> QuantizedWeight:
+    """Computes `quantize` inside a jitted program, for weights that need not be found again.
+
+    An integer may differ by one from that of `quantize` where a quotient lies between two.
+    """
+    weight = weight.astype(jnp.float32)
+    inputs = tuple(range(num_stacked, num_stacked + num_inputs))
+    scale = jnp.max(jnp.abs(weight), axis=inputs, keepdims=True) / LARGEST
+    quotient = weight / jnp.where(scale > 0, scale, 1)
+    values = jnp.clip(jnp.round(quotient), -LARGEST, LARGEST)
+    return QuantizedWeight(values.astype(jnp.int8), scale)
 
 
 def dequantize(weight: QuantizedWeight, dtype: DTypeLike) -> Float[Array, "..."]:

@@ -3,7 +3,7 @@
 `build` makes them with the run's own code, so that what is planned is what will run.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -21,7 +21,6 @@ from jzero.distillation.in_process import (
 from jzero.distributed.mesh import adapter_shardings, configured_mesh, decode_mesh, make_mesh
 from jzero.distributed.publish import (
     abstract_decoder_weights,
-    decoder_shardings,
     gather_adapter_program,
     gather_program,
     lies_as_decoder,
@@ -254,9 +253,10 @@ def _publishing(engine: Engine, policy: Learner) -> tuple[dict[str, Program], Pa
 
     The second tree are those weights that are not the trainer's own arrays: all of them.
     """
-    publish = gather_program(policy.model, policy.mesh, engine.dtype)
+    model, quantizes = policy.model, engine.settings.quantizes_weights
+    publish = gather_program(model, policy.mesh, engine.dtype, quantizes=quantizes)
     params = policy.abstract_state().params
-    decoder_weights = _decoder_weights(publish, params, policy.model, engine)
+    decoder_weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes)
     return {"publish": (publish, (params,))}, decoder_weights, decoder_weights
 
 
@@ -349,21 +349,6 @@ def _mesh_of_one_host(mesh: Mesh) -> tuple[Mesh, int]:
         devices = compile_only_devices(HOST_TOPOLOGIES[first.device_kind])
         host_mesh = make_mesh(devices, dict(host_mesh.shape))
     return host_mesh, num_hosts
-
-
-def _decoder_weights(
-    publish: Callable[[Params], Params],
-    params: Params,
-    model: QwenConfig,
-    engine: Engine,
-) -> Params:
-    """Returns what `publish` makes of the trainer's weights, as abstract arrays on one host."""
-
-    def place(array: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-        return array.update(dtype=engine.dtype, sharding=sharding)
-
-    weights = jax.eval_shape(publish, params)
-    return jax.tree.map(place, weights, decoder_shardings(model, engine.mesh))
 
 
 def kv_bytes_per_token(engine: Engine) -> float:

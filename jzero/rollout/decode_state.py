@@ -12,7 +12,6 @@ D head dim, T tokens of a padded prompt, G samples of a prompt.
 
 from typing import Generic, NamedTuple, TypeVar
 
-import jax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import PyTree
 
@@ -46,8 +45,10 @@ class DecodeState(NamedTuple, Generic[Leaf]):
     step. KV heads come first because TPU kernels want [heads, pages, page_size, width].
     """
 
-    k_pool: Leaf  # [K, shards * L * pages_per_shard, page_size, D]; rows as the kernels want them
-    v_pool: Leaf  # the same for the values
+    # [K, shards * L * pages_per_shard, page_size, D], rows as the kernels want them; or a
+    # pools.QuantizedPool of this shape.
+    k_pool: PyTree
+    v_pool: PyTree  # the same for the values
     tokens: Leaf  # i32[slots] the input of the next step
     positions: Leaf  # i32[slots] where this input sits, which is the number of tokens with KV
     limits: Leaf  # i32[slots] the number of tokens at which the sequence ends
@@ -120,6 +121,6 @@ STATE_SPECS = DecodeState(
 class LayerCarry(NamedTuple):
     """What the layers read and change, from one layer to the next."""
 
-    k: jax.Array  # the keys of all layers with attention, in pages or as in Prefix
-    v: jax.Array
+    k: PyTree  # the keys of all layers with attention, in pages or as in Prefix
+    v: PyTree
     slot_state: PyTree  # as in DecodeState or Prefix

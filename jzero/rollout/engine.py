@@ -34,6 +34,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 from jaxtyping import Bool, Float, Int, PyTree
 
+from jzero import attention
 from jzero.config import RolloutConfig
 from jzero.errors import UserError
 from jzero.model import qwen
@@ -290,11 +291,12 @@ class Engine:
         # A kernel may want several heads in one row, or a head padded to a wider row.
         rows, width = static.attention.pool_rows(model.num_key_value_heads // split, model.head_dim)
         num_pages = self.num_shards * len(model.attention_layers) * self.pages_per_shard
-        pool = self.abstract_array(
-            (split * rows, num_pages, self.settings.page_size, width),
-            static.kv_storage,
-            P(static.kv_axis, "slots"),
-        )
+        shape = split * rows, num_pages, self.settings.page_size, width
+        spec = P(static.kv_axis, "slots")
+        pool = self.abstract_array(shape, static.kv_storage, spec)
+        if static.kv_storage == jnp.int8:
+            scales = self.abstract_array(shape[:-1], jnp.float32, spec)
+            pool = attention.QuantizedPool(pool, scales)
 
         def by_slot(dtype: DTypeLike) -> jax.ShapeDtypeStruct:
             return self.abstract_array((self.max_concurrent_decodes,), dtype, P("slots"))

@@ -8,6 +8,7 @@ from jax.typing import DTypeLike
 
 from jzero import attention
 from jzero.config import RolloutConfig
+from jzero.errors import UserError
 from jzero.model import experts, qwen
 from jzero.model.exact import ExactRows, exact_rows
 from jzero.rollout import sampling
@@ -64,10 +65,17 @@ def make_program_settings(
     # KV heads lie as the weights do: every device has all heads if `tensor` does not divide them.
     splits_heads = model.num_key_value_heads % tensor == 0
 
+    backend = attention.choose(attention_name, mesh)
+    if settings.kv_dtype == "int8" and not backend.reads_int8:
+        raise UserError(
+            f"rollout.kv_dtype=int8: the attention kernels of platform {device.platform} read no "
+            "pages in 8 bits; set rollout.kv_dtype=bfloat16, or model.attention=xla"
+        )
+
     return ProgramSettings(
         model=model,
         dtype=dtype,
-        attention=attention.choose(attention_name, mesh),
+        attention=backend,
         kv_storage=attention.kv_storage(settings.kv_dtype, device.platform),
         kv_axis="tensor" if splits_heads else None,
         logits_axis=logits_axis,

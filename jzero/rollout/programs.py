@@ -25,6 +25,7 @@ from jzero.model.delta_net import DeltaInputs
 from jzero.model.exact import compiler_options
 from jzero.model.exact_delta_net import recurrence
 from jzero.model.layers import Attend
+from jzero.model.quantized import QuantizedWeight
 from jzero.rollout import sampling, slot_state
 from jzero.rollout.decode_state import (
     PREFIX_SPECS,
@@ -44,7 +45,7 @@ from jzero.types import RowLayout
 
 Function = TypeVar("Function", bound=Callable)
 Seed = Key[Array, ""]
-KeysAndValues = tuple[jax.Array, jax.Array]
+KeysAndValues = tuple[attention.Pool, attention.Pool]  # of one device
 
 
 # Steps taken, whether another step is due, the state, and what was sampled.
@@ -177,11 +178,11 @@ def prefill(
     def attend(
         q: jax.Array, k: jax.Array, v: jax.Array, layer: jax.Array, carry: LayerCarry
     ) -> tuple[jax.Array, LayerCarry]:
-        # Prompts attend to keys and values as decoding will read them back from the pool, rounded
-        # to its element type.
-        k = attention.decode_kv(attention.encode_kv(k, settings.kv_storage), settings.dtype)
-        v = attention.decode_kv(attention.encode_kv(v, settings.kv_storage), settings.dtype)
-        out = packed(q, k, v, segments, RowLayout(0, 1, width))
+        # Prompts attend to keys and values as decoding will read them back from the pool.
+        # `insert` rounds those that are returned.
+        stored_k = attention.as_stored(k, settings.kv_storage, settings.dtype)
+        stored_v = attention.as_stored(v, settings.kv_storage, settings.dtype)
+        out = packed(q, stored_k, stored_v, segments, RowLayout(0, 1, width))
         all_k = lax.dynamic_update_index_in_dim(carry.k, k, layer, 0)
         all_v = lax.dynamic_update_index_in_dim(carry.v, v, layer, 0)
         return out, carry._replace(k=all_k, v=all_v)
@@ -393,7 +394,11 @@ def with_flat_outputs(params: qwen.Params) -> qwen.Params:
     """
     layers = params["layers"]
     weight = layers.get("o")
-    if not isinstance(weight, jax.Array):  # in 8 bits or with an adapter, or there is none
+    if isinstance(weight, QuantizedWeight):
+        L, H, D, E = weight.values.shape
+        values, scale = weight.values.reshape(L, H * D, E), weight.scale.reshape(L, 1, E)
+        return params | {"layers": layers | {"o": QuantizedWeight(values, scale)}}
+    if not isinstance(weight, jax.Array):  # with an adapter, or there is none
         return params
     L, H, D, E = weight.shape
     return params | {"layers": layers | {"o": weight.reshape(L, H * D, E)}}

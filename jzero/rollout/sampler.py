@@ -281,7 +281,12 @@ def make_sampler(
     task = replace(settings.task, tools=replace(settings.task.tools, syntax=syntax))
     sampler = Sampler(engine, base.tokenizer, pool, task)
     publish = publisher(
-        base.model, mesh, mesh_for_decoding, settings.model.dtype, settings.model.adapter
+        base.model,
+        mesh,
+        mesh_for_decoding,
+        settings.model.dtype,
+        settings.model.adapter,
+        settings.rollout.quantizes_weights,
     )
     return sampler, publish
 

@@ -128,12 +128,12 @@ def score(
         """Runs on every device of `tensor`, with its own heads."""
         kv_heads, head_dim = k.shape[2:]
 
-        def join_context(pool: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def join_context(pool: attention.Pool, x: jax.Array) -> tuple[attention.Pool, jax.Array]:
             """Writes x into the pool. Returns the pool, and the context's pages before x."""
             by_page = x.reshape(-1, page_size, kv_heads, head_dim)
             pool = settings.attention.write(pool, by_page, write_rows)
-            # Tokens see keys and values as the pool gives them back, rounded to its type.
-            x = attention.decode_kv(attention.encode_kv(x, settings.kv_storage), settings.dtype)
+            # Tokens see keys and values as the pool gives them back.
+            x = attention.as_stored(x, settings.kv_storage, settings.dtype)
             if not num_context:
                 return pool, x
             old = pools.read(pool, read_rows, kv_heads, head_dim, settings.dtype)

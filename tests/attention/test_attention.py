@@ -9,8 +9,9 @@ import pytest
 from jax.typing import DTypeLike
 
 from jzero import attention
-from jzero.attention import xla
+from jzero.attention import pools, xla
 from jzero.attention.backend import Packed
+from jzero.attention.pools import QuantizedPool
 from jzero.types import RowLayout
 
 # The tests of storage run with all optimizations: these may remove conversions to bfloat16.
@@ -376,3 +377,69 @@ def test_write_of_pages_changes_these_pages_alone(storage: DTypeLike) -> None:
     expected = np.array(pool)
     expected[:, pages] = by_head
     np.testing.assert_array_equal(written, expected)
+
+
+# -- 8 bits ----------------------------------------------------------------------------------------
+
+
+def int8_pool_of(pool: jax.Array) -> QuantizedPool:
+    """Returns a pool [K, pages, page, D] in 8 bits, written page by page."""
+    empty = QuantizedPool(jnp.zeros(pool.shape, jnp.int8), jnp.zeros(pool.shape[:-1], jnp.float32))
+    return write(empty, jnp.moveaxis(pool, 0, 2), np.arange(pool.shape[1]))
+
+
+def loop_int8(numbers: np.ndarray) -> np.ndarray:
+    """Returns the numbers of one head of one token after they were rounded to 8 bits."""
+    scale = np.float32(max(abs(numbers)) / 127)
+    return np.array([round(number / scale) * scale for number in numbers], np.float32)
+
+
+def test_int8_pools_round_each_head_of_each_token_by_itself() -> None:
+    rng = np.random.default_rng(0)
+    sizes = 10.0 ** rng.integers(-3, 3, (3, K, 1))
+    tokens = (rng.standard_normal((3, K, D)) * sizes).astype(np.float32)
+    tokens[1, 0] = 0
+    before = int8_pool_of(random_pool(rng, jnp.float32))
+    pages, offsets = np.array([4, 0, 4]), np.array([3, 2, 0])
+
+    written = write(before, jnp.asarray(tokens), pages, offsets)
+
+    found = np.array(pools.read(written, np.arange(5), K, D, jnp.float32))  # [pages, page, K, D]
+    expected = np.array(pools.read(before, np.arange(5), K, D, jnp.float32))
+    for token in range(3):
+        for head in range(K):
+            numbers = tokens[token, head]
+            rounded = loop_int8(numbers) if numbers.any() else numbers
+            expected[pages[token], offsets[token], head] = rounded
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=0)
+    # What prefill attends to is what decoding reads.
+    stored = attention.as_stored(jnp.asarray(tokens), jnp.int8, jnp.float32)
+    np.testing.assert_array_equal(found[pages, offsets], stored)
+
+
+@pytest.mark.parametrize("page_size", [4, 8])
+def test_paged_attention_reads_int8_pools(page_size: int) -> None:
+    """The output is that of the rounded keys and values, in pools that are not in 8 bits."""
+    sequences = random_sequences(page_size, jnp.float32)
+    quantized = [int8_pool_of(pool) for pool in (sequences.k_pool, sequences.v_pool)]
+    num_pages = sequences.k_pool.shape[1]
+    restored = [
+        jnp.moveaxis(pools.read(pool, np.arange(num_pages), K, D, jnp.float32), 2, 0)
+        for pool in quantized
+    ]
+    shared = np.zeros(1, np.int32)
+
+    def attend(k_pool: pools.Pool, v_pool: pools.Pool) -> jax.Array:
+        return xla.paged(
+            jnp.asarray(random_queries()),
+            k_pool,
+            v_pool,
+            jnp.asarray(sequences.table),
+            jnp.asarray(LENGTHS),
+            jnp.asarray(shared),
+        )
+
+    found = attend(*quantized)
+    np.testing.assert_allclose(found, attend(*restored), atol=1e-5)
+    error = np.abs(found - naive_paged(random_queries(), sequences.k, sequences.v)).max()
+    assert 1e-4 < error < 0.05

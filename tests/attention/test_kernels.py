@@ -449,7 +449,9 @@ def test_a_backend_that_cannot_run_is_refused(name: str, message: str) -> None:
 def test_a_mesh_of_cpus_chooses_xla(name: str) -> None:
     backend = attention.choose(name, one_device_mesh())
 
-    assert backend == attention.Backend(xla.packed, xla.paged, xla.pool_rows, attention.write)
+    assert backend == attention.Backend(
+        xla.packed, xla.paged, xla.pool_rows, attention.write, reads_int8=True
+    )
     assert backend.decode is None
 
 

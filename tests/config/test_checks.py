@@ -56,7 +56,25 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
     ({"optimizer.b2": 1.0}, "optimizer.b2=1.0 must be below 1"),
     ({"train.seed": 2**32}, "train.seed=4294967296 must be at most 4294967295"),
     ({"algorithm.gamma": 1.1}, "algorithm.gamma=1.1 must be at most 1"),
-    ({"rollout.kv_dtype": "int8"}, "rollout.kv_dtype='int8'"),
+    ({"rollout.kv_dtype": "int4"}, "rollout.kv_dtype='int4'"),
+    ({"rollout.weights": "int4"}, "rollout.weights='int4'"),
+    (
+        {
+            "rollout.weights": "int8",
+            "algorithm.correction": "token_truncate",
+            "model.adapter.rank": 4,
+        },
+        "rollout.weights=int8 is of a model that is trained as a whole: with an adapter set "
+        "model.base=int8",
+    ),
+    (
+        {
+            "rollout.kv_dtype": "int8",
+            "algorithm.correction": "token_truncate",
+            "model.exact": True,
+        },
+        "rollout.kv_dtype=int8: what the sampler rounds to 8 bits the trainer does not",
+    ),
     (
         {"rollout.group_size": 1},
         "rollout.group_size=1: the group_mean_std baseline needs a group of at least 2",
@@ -265,3 +283,16 @@ def test_combinations_are_not_checked_for_numbers_that_are_too_small() -> None:
     with pytest.raises(UserError) as caught:
         config.validate(settings)
     assert str(caught.value) == "train.minibatches=0 must be at least 1"
+
+
+@pytest.mark.parametrize("name", ["rollout.weights", "rollout.kv_dtype"])
+def test_only_training_must_correct_for_a_sampler_in_8_bits(name: str) -> None:
+    settings = changed_config({name: "int8"})
+    config.validate(settings)
+    message = f"{name}=int8 samples from another distribution than the trainer's: set "
+    with pytest.raises(UserError, match=f"{message}algorithm.correction=token_truncate"):
+        config.validate(settings, is_training=True)
+
+    for name_of_remedy, value in (("correction", "token_truncate"), ("old_policy", "sampler")):
+        corrected = {name: "int8", f"algorithm.{name_of_remedy}": value}
+        config.validate(changed_config(corrected), is_training=True)

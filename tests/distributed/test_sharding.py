@@ -1,5 +1,6 @@
 """Meshes, the table of axes, and where copies of the parameters lie."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -18,14 +19,22 @@ from jzero.distributed.mesh import (
     param_shardings,
     train_mesh,
 )
-from jzero.distributed.publish import decoder_shardings, publisher
+from jzero.distributed.publish import decoder_shardings, gather_program, publisher
 from jzero.model import adapters, qwen
-from jzero.model.quantized import is_quantized
+from jzero.model.quantized import is_quantized, quantize
 from jzero.training import learner
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 Sizes = tuple[int, int, int]  # of the axes data, fsdp and tensor
+
+MOE = replace(
+    reference.MODEL,
+    model_type="qwen3_moe",
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+)
 
 slow = pytest.mark.slow
 every_mesh = pytest.mark.parametrize(
@@ -227,6 +236,50 @@ def test_publish_casts_and_keeps_values(sizes: Sizes, dtype: str) -> None:
     assert on_device.size == params["layers"]["gate"].size // tensor
     # The learner still needs its own.
     assert not params["embed"].is_deleted()
+
+
+@pytest.mark.quick_cases("(2, 2, 2)-qwen2")
+@pytest.mark.parametrize("name", ["qwen2", "experts"])
+@pytest.mark.parametrize("sizes", [(1, 1, 1), (2, 2, 2), (1, 4, 1)], ids=str)
+def test_publish_may_round_linear_layers_to_8_bits(sizes: Sizes, name: str) -> None:
+    model = {"qwen2": reference.MODEL, "experts": MOE}[name]
+    train = mesh_of(sizes)
+    decode = decode_mesh(train)
+    rng = np.random.default_rng(0)
+    host = jax.tree.map(
+        lambda leaf: rng.standard_normal(leaf.shape).astype(np.float32), qwen.abstract(model)
+    )
+    params = jax.tree.map(jax.device_put, host, param_shardings(model, train))
+
+    published = publisher(model, train, decode, "bfloat16", quantizes=True)(params)
+
+    assert_placed(published, decoder_shardings(model, decode, True))
+    linear_layers = adapters.linear_layers(model)
+    assert {"q", "k", "v", "o"} < set(linear_layers)
+    for leaf, weight in published["layers"].items():
+        assert is_quantized(weight) == (leaf in linear_layers)
+        if not is_quantized(weight):
+            np.testing.assert_array_equal(weight, host["layers"][leaf].astype(weight.dtype))
+            continue
+        target = linear_layers[leaf]
+        by_numpy = quantize(host["layers"][leaf], len(target.inputs), len(target.stacked))
+        scale = by_numpy.scale.reshape(weight.scale.shape)
+        np.testing.assert_allclose(weight.scale, scale, rtol=1e-6)
+        steps = np.asarray(weight.values, int) - by_numpy.values.reshape(weight.values.shape)
+        assert np.abs(steps).max() <= 1
+        assert np.mean(steps != 0) < 1e-3
+
+
+def test_devices_gather_integers_of_8_bits() -> None:
+    train = mesh_of((1, 4, 1))
+    policy = learner.policy_learner(reference.MODEL, reference.settings(), train)
+    program = gather_program(reference.MODEL, train, "bfloat16", quantizes=True)
+    text = program.lower(policy.abstract_state().params).compile().as_text()
+    assert text is not None
+    gathers = [line for line in text.splitlines() if " all-gather(" in line]
+    of_layers = [line for line in gathers if "/while/" in line]
+    assert len([line for line in of_layers if "= s8[" in line]) == 7
+    assert not [line for line in of_layers if re.search(r"= (f32|bf16)\[[\d,]*\d{3}", line)]
 
 
 @pytest.mark.quick_cases("(2, 1, 2)-True-int8", "(2, 2, 2)-False-native")
