@@ -30,10 +30,17 @@ from jzero.planning.largest import (
 )
 from jzero.planning.models import hub_id_of
 
+
+def with_offloaded_moments(settings: Config) -> Config:
+    """Trains the whole model, with Adam's moments on the hosts outside of updates."""
+    return replace(settings, optimizer=replace(settings.optimizer, offload=True))
+
+
 METHODS: dict[str, Callable[[Config], Config]] = {
     "full": train_everything,
     "lora": train_an_adapter,
     "int8": train_an_adapter_on_int8,
+    "offload": with_offloaded_moments,
 }
 RECIPE = Path(__file__).resolve().parents[1] / "configs/countdown.py"
 PHASES = ("publish", "rollout", "update")
@@ -65,7 +72,10 @@ def verdict_of(settings: Config, model: str, topology: str, tokens: int) -> Fit 
 def row_of(recipe: Config, model: str, topology: str, method: str, rank: int, tokens: int) -> str:
     settings = with_rank(METHODS[method](recipe), rank)
     verdict = verdict_of(settings, model, topology, tokens)
-    name = method if method == "full" else f"{method}, rank {rank}"
+    has_rank = settings.model.adapter.rank > 0
+    name = f"{method}, rank {rank}" if has_rank else method
+    if settings.optimizer.offload:
+        name = "full, offload"
     cells = [model, topology, name, f"{tokens:,}"]
     if verdict is None:
         return f"| {' | '.join([*cells, 'cannot be split'])} |"

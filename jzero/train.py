@@ -48,6 +48,7 @@ from jzero.setup import (
     with_steps,
     with_stop_strings,
 )
+from jzero.training.offload import at_rest
 from jzero.training.reference import load_reference, reference_step
 from jzero.training.step import UpdateResult, save_batches, update_on_rollouts
 from jzero.training.warm_start import warm_start
@@ -100,7 +101,7 @@ def train(config: Config, workdir: Path) -> JsonObject:
             else:
                 state = session.restore(abstract_state(run))
                 base = load_base(config, run.base, workdir, run.trainer.policy, session.record.base)
-                state = with_base(state, base)
+                state = at_rest(run.trainer, with_base(state, base))
                 restore_stream(run, session.record.streams)
             reference = None
             teacher = make_teacher(config, run.base, run.trainer)
@@ -179,7 +180,7 @@ def start_state(
             params = freeze_model(config, session.workdir, policy, params)
         evaluate_policy(run, session, held_out, "after_warm_start", params, check_stop)
     session.record.base = name_base(config, run.base, session.workdir)
-    state = initial_state(run, params)
+    state = at_rest(run.trainer, initial_state(run, params))
     session.save(state)
     return state
 

@@ -319,6 +319,15 @@ def check_corrected_sampler(config: Config) -> Iterator[str]:
             )
 
 
+def check_offload(config: Config) -> Iterator[str]:
+    """Supervised fine-tuning does nothing but update."""
+    if config.optimizer.offload and config.sft.data:
+        yield (
+            "optimizer.offload=True moves Adam's moments to the host while responses are sampled, "
+            "and supervised fine-tuning samples none: set it to False"
+        )
+
+
 def check_quantized_weights(config: Config) -> Iterator[str]:
     """A frozen base has bits of its own."""
     rollout, adapter = config.rollout, config.model.adapter
@@ -687,6 +696,7 @@ CHECKS: tuple[Callable[[Config], Iterator[str]], ...] = (
     check_group_size,
     check_correction,
     check_quantized_weights,
+    check_offload,
     check_parts_of_the_algorithm,
     check_algorithm_numbers,
     check_parts_of_the_loss,

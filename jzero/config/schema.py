@@ -599,6 +599,11 @@ class OptimizerConfig:
         "Type of Adam's first moment. bfloat16 saves 2 of 12 bytes a parameter.",
         choices=DTYPES,
     )
+    offload: bool = setting(
+        False,
+        "Keeps Adam's moments in the host's memory while responses are sampled and scored, so that "
+        "they are on the devices in updates alone. Every step moves them there and back.",
+    )
     skip_norm: float = setting(
         0.0, "A step with a larger gradient norm changes nothing. 0: no step is skipped."
     )

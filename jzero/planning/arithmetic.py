@@ -25,7 +25,7 @@ from jzero.model import adapters
 from jzero.model.qwen import QwenConfig
 from jzero.planning.compiling import device_bytes
 from jzero.planning.hybrids import delta_work_bytes, mean_mixer_numbers
-from jzero.planning.memory import PHASES, STATE
+from jzero.planning.memory import parts_on_device
 from jzero.planning.planned_run import PlannedRun, PlannedTeacher, kv_bytes_per_token
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shapes
@@ -48,11 +48,11 @@ def bytes_of_phases(run: PlannedRun) -> PhaseBytes:
 
     phases: PhaseBytes = {}
     if run.sampling is not None:
-        phases["publish"] = _at_rest(run, "publish") | {
+        phases["publish"] = parts_on_device(run, "publish") | {
             "decoder weights": run.parts["decoder weights"],
             "copies of publish": _publish_bytes(run, *learners[0]),
         }
-        phases["rollout"] = _at_rest(run, "rollout") | {
+        phases["rollout"] = parts_on_device(run, "rollout") | {
             "work of sampling": max(_prefill_bytes(run.engine), _decode_bytes(run.engine))
             + _dequantized_bytes(policy)
         }
@@ -60,9 +60,9 @@ def bytes_of_phases(run: PlannedRun) -> PhaseBytes:
         work = [_score_bytes(run, learner, state) for learner, state in learners]
         if run.teacher is not None:
             work.append(_teacher_bytes(run.teacher, policy, learners[0][1]))
-        phases["score"] = _at_rest(run, "score") | {"work of scoring": max(work)}
+        phases["score"] = parts_on_device(run, "score") | {"work of scoring": max(work)}
     updates = [_update_components(run, learner, state) for learner, state in learners]
-    phases["update"] = _at_rest(run, "update") | max(updates, key=_total)
+    phases["update"] = parts_on_device(run, "update") | max(updates, key=_total)
     return phases
 
 
@@ -78,12 +78,6 @@ def needed_bytes(run: PlannedRun) -> float:
 
 def _total(components: dict[str, float]) -> float:
     return sum(components.values())
-
-
-def _at_rest(run: PlannedRun, phase: str) -> dict[str, float]:
-    """Returns the parts that lie on a device throughout a phase. They are exact."""
-    parts = (*STATE, *PHASES[phase].parts)
-    return {part: run.parts[part] for part in parts if part in run.parts}
 
 
 # -- publish ---------------------------------------------------------------------------------------

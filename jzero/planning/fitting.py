@@ -240,6 +240,13 @@ def quantize_base(settings: Config, run: PlannedRun) -> Config | None:
     return replace(settings, model=replace(settings.model, base="int8"))
 
 
+def offload_optimizer(settings: Config, run: PlannedRun) -> Config | None:
+    """Keeps Adam's moments on the hosts while responses are sampled and scored."""
+    if settings.optimizer.offload or settings.sft.data:
+        return None
+    return replace(settings, optimizer=replace(settings.optimizer, offload=True))
+
+
 def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
     """Halves the responses, and the rows that hold them."""
     rollout = settings.rollout
@@ -287,11 +294,12 @@ def split_rows(settings: Config, run: PlannedRun) -> Config | None:
 
 # By phase, those first that cost least.
 REMEDIES: dict[str, tuple[Remedy, ...]] = {
-    "publish": (split_state, split_layers, train_an_adapter, quantize_base),
+    "publish": (split_state, split_layers, offload_optimizer, train_an_adapter, quantize_base),
     "rollout": (
         fewer_slots,
         split_state,
         split_layers,
+        offload_optimizer,
         train_an_adapter,
         quantize_base,
         shorter_responses,
@@ -301,6 +309,7 @@ REMEDIES: dict[str, tuple[Remedy, ...]] = {
         split_state,
         shorter_rows,
         split_layers,
+        offload_optimizer,
         train_an_adapter,
         quantize_base,
         split_rows,

@@ -20,7 +20,7 @@ class Phase:
     parts: tuple[str, ...] = ()
 
 
-# The parts that are on a device in every phase.
+# The parts that are on a device in every phase; but see `parts_on_device`.
 STATE = (
     "weights",
     "optimizer",
@@ -41,6 +41,25 @@ PHASES = {
 }
 
 
+def parts_on_device(run: PlannedRun, phase: str) -> dict[str, float]:
+    """Returns the bytes of each part that is on a device throughout a phase.
+
+    Where optimizer.offload is set, Adam's moments are there in updates alone.
+    """
+    settings = run.trainer.config
+    offloaded = []
+    if settings.optimizer.offload:
+        offloaded.append("optimizer")
+    if settings.critic.optimizer.offload:
+        offloaded.append("critic optimizer")
+    parts = (*STATE, *PHASES[phase].parts)
+    return {
+        part: run.parts[part]
+        for part in parts
+        if part in run.parts and (phase == "update" or part not in offloaded)
+    }
+
+
 def phase_totals(run: PlannedRun, measured: Mapping[str, Measurement]) -> dict[str, float]:
     """Returns the bytes on a device at the peak of every phase that has a measured program.
 
@@ -55,8 +74,7 @@ def phase_totals(run: PlannedRun, measured: Mapping[str, Measurement]) -> dict[s
             if program.split()[0] in phase.programs:
                 added.append(measurement.peak_bytes - measurement.argument_bytes)
         if added:
-            there = sum(run.parts.get(part, 0) for part in (*STATE, *phase.parts))
-            totals[phase_name] = max(added) + there
+            totals[phase_name] = max(added) + sum(parts_on_device(run, phase_name).values())
     return totals
 
 

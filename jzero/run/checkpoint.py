@@ -31,6 +31,7 @@ from jax import lax
 
 from jzero.errors import UserError, reason_of, shown
 from jzero.files import JsonObject, parse_json
+from jzero.training.offload import on_device
 from jzero.types import JsonValue, State
 
 # The items of a checkpoint: a nested dict with arrays as leaves, or with their shapes and dtypes.
@@ -80,7 +81,8 @@ class Checkpoints:
         because the same step of a run has the same state.
         """
         if step not in self._manager.all_steps():
-            items = _to_items(state)
+            # No program reads the host's memory, and the sums of bits are one.
+            items = _to_items(on_device(state, is_donated=False))
             arguments: dict[str, ocp.args.CheckpointArgs] = {
                 name: ocp.args.StandardSave(item) for name, item in items.items()
             }

@@ -32,7 +32,7 @@ def live_bytes() -> tuple[BytesByKind, Counter[str]]:
     sizes: dict[int, BytesByKind] = defaultdict(Counter)
     counts: dict[int, Counter[str]] = defaultdict(Counter)
     for array in jax.live_arrays():
-        if array.is_deleted():
+        if array.is_deleted() or not is_in_device_memory(array):
             continue
         kind = f"{array.dtype}{list(array.shape)}".replace(" ", "")
         shard = array.sharding.shard_shape(array.shape)
@@ -46,6 +46,12 @@ def live_bytes() -> tuple[BytesByKind, Counter[str]]:
         return Counter(), Counter()
     fullest = max(sizes, key=lambda device: sizes[device].total())
     return sizes[fullest], counts[fullest]
+
+
+def is_in_device_memory(array: jax.Array) -> bool:
+    """Returns whether an array takes room on its devices, and not in the memory of their hosts."""
+    device = next(iter(array.sharding.device_set))
+    return array.sharding.memory_kind in (None, device.default_memory().kind)
 
 
 class Growth:

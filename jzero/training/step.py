@@ -34,6 +34,7 @@ from jzero.training.exactness import check_exact
 from jzero.training.expert_load import expert_metrics
 from jzero.training.heads import Stats
 from jzero.training.learner import Learner
+from jzero.training.offload import at_rest, on_device
 from jzero.training.optimizer import learning_rate
 from jzero.training.packing import PackedBatch, TrainingSequence, pack
 from jzero.training.teacher import Teacher, TeacherScores, credit_of_teacher, teacher_metrics
@@ -156,7 +157,9 @@ def update_on_rollouts(
         credit = score_and_credit(trainer, state, minibatches, rollouts, reference, teacher)
 
     with trainer.clock("update"):
+        state = on_device(state)
         state, metrics = run_optimizer_steps(trainer, state, minibatches, step, rollouts)
+        state = at_rest(trainer, state)
 
     metrics |= packing_metrics(minibatches) | credit.metrics
     batches = [batch for minibatch in minibatches for batch in minibatch.batches]

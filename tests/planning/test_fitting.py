@@ -14,11 +14,14 @@ from jzero.config import Config
 from jzero.errors import UserError
 from jzero.planning.chips import CHIPS, GIB, DescribedDevice, described_devices
 from jzero.planning.fitting import (
+    REMEDIES,
     check_memory,
     fit,
     largest_that_fits,
+    offload_optimizer,
     refuse_what_is_too_large,
     split_rows,
+    train_an_adapter,
     usable_bytes,
 )
 from jzero.planning.largest import smallest_batch
@@ -155,6 +158,29 @@ def test_where_one_row_does_not_fit_devices_share_it() -> None:
     fourth = split_rows(shared_settings, shared.run)
     assert fourth is not None
     assert split_rows(fourth, fit(fourth, devices, 100 * GIB).run) is None
+
+
+def test_where_the_decoder_does_not_fit_beside_the_moments_they_wait_on_the_host() -> None:
+    """Without them a decode of 7B at 32k tokens has 7 GiB more on each of 8 devices."""
+    settings = countdown.get_config("qwen2.5-7b")
+    settings = smallest_batch(settings, num_devices=8, response_tokens=32768)
+    devices = described_devices("v6e:2x4")
+    there = fit(settings, devices, 100 * GIB)
+
+    offloaded_settings = offload_optimizer(settings, there.run)
+
+    assert offloaded_settings is not None
+    offloaded = fit(offloaded_settings, devices, 100 * GIB)
+    moments = there.run.parts["optimizer"]
+    assert moments == pytest.approx(8 * 7.6e9 / 8, rel=0.02)  # two of fp32, on 8 devices
+    for phase in ("publish", "rollout"):
+        assert there.phases[phase] - offloaded.phases[phase] == moments
+    assert there.phases["update"] == offloaded.phases["update"]
+    assert offload_optimizer(offloaded_settings, offloaded.run) is None
+    # It is among the advice, before what changes the run's numbers.
+    for phase in ("publish", "rollout", "score"):
+        remedies = REMEDIES[phase]
+        assert remedies.index(offload_optimizer) < remedies.index(train_an_adapter)
 
 
 def test_what_fits_is_not_refused() -> None:
