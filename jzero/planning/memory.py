@@ -33,7 +33,7 @@ STATE = (
 PHASES = {
     "publish": Phase(("publish",)),
     "rollout": Phase(
-        ("prefill", "insert", "generate", "engine-score"),
+        ("prefill", "insert", "extend", "generate", "engine-score"),
         ("decoder weights", "KV pool", "prefixes"),
     ),
     "score": Phase(("score", "critic-score", "teacher-score"), ("batches",)),

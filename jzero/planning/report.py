@@ -101,7 +101,7 @@ def _measure_all(run: PlannedRun, topology: str, cache: Path | None) -> dict[str
     for name, program in progress:
         progress.set_postfix_str(name)
         measurement = measure(program, topology, cache)
-        if name.startswith(("insert", "generate", "engine-score")):
+        if name.startswith(("insert", "extend", "generate", "engine-score")):
             measurement = replace(measurement, kv_bytes=run.parts["KV pool"])
         measured[name] = measurement
     return measured

@@ -38,6 +38,13 @@ def abstract_calls(
         calls[f"insert {rows}x{width}"] = engine.jitted.insert, (state, *inputs)
     inputs = generate_inputs(engine)
     calls["generate"] = engine.jitted.generate, (params, state, seed, *inputs)
+    if engine.longest_prefill < engine.max_sequence_tokens:
+        width = engine.chunk_width
+        context = engine.context_pages(engine.max_sequence_tokens - 1)
+        chunk = score_inputs(engine, 1, width, context)
+        chunk = chunk._replace(targets=None, temperature=None)
+        name = f"extend 1x{width}+{context * engine.settings.page_size}"
+        calls[name] = engine.extend_program, (params, state, chunk)
     return calls
 
 

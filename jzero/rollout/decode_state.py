@@ -95,6 +95,19 @@ class Arrival(NamedTuple, Generic[Leaf]):
     request: Leaf
 
 
+class Start(NamedTuple, Generic[Leaf]):
+    """A sequence that begins to decode in a slot whose pages have all but its last token.
+
+    Integers, or i32[starts] on the device.
+    """
+
+    slot: Leaf  # of the shard; slots_per_shard and above: no slot, the column is padding
+    token: Leaf  # the last token, which is the input of the next step
+    position: Leaf  # where it sits
+    limit: Leaf
+    request: Leaf
+
+
 class ResumePoint(NamedTuple, Generic[Leaf]):
     """Where a slot goes on after a pause between two turns; a limit of 0 changes nothing."""
 

@@ -47,6 +47,7 @@ from jzero.rollout.decode_state import (
     Prefix,
     ResultTokens,
     ResumePoint,
+    Start,
 )
 from jzero.rollout.pages import PageAllocator
 from jzero.rollout.program_settings import (
@@ -56,11 +57,18 @@ from jzero.rollout.program_settings import (
     with_top_p,
 )
 from jzero.rollout.programs import Programs, compile_programs
-from jzero.rollout.score_program import ScoreInputs, TokenScores, compile_score
+from jzero.rollout.score_program import (
+    ScoreInputs,
+    TokenScores,
+    compile_extend,
+    compile_score,
+)
 
 # Sequences that a shard scores at a time, or whose pages it keeps after they were scored.
 SCORING_ROWS = 16
 SCORE_TOKENS = 2048  # tokens of one call of `score` on each shard; longer inputs take several
+# A sequence that comes back with more tokens than this is prefilled in chunks of so many.
+CHUNK_TOKENS = 8192
 SMALLEST_INSERT = 8  # samples; an insert of fewer is padded, so that few shapes are compiled
 
 
@@ -188,6 +196,7 @@ class Engine:
             for _ in range(self.num_shards)
         ]
         self.score_tokens = SCORE_TOKENS
+        self.chunk_tokens = CHUNK_TOKENS
         self.placements: dict[int, Placement] = {}
         self._top_p = settings.top_p
         self._is_trained = True  # whether what is sampled now will be trained on
@@ -566,6 +575,69 @@ class Engine:
         shared_pages = self._count_shared_pages(table, keep)
         arrays = self._to_device(table, keep, shared_pages, *self._take_turn_inputs())
         return self.jitted.generate(params, decode_state, seed, *arrays)
+
+    @cached_property
+    def extend_program(self) -> jax.stages.Wrapped:
+        """Returns the program that writes the keys and values of a chunk."""
+        return compile_extend(self.program_settings, self.mesh)
+
+    @property
+    def can_prefill_in_chunks(self) -> bool:
+        """Whether a sequence may come back without a prefill of all its tokens at once.
+
+        Not where more than pages is wanted of it: the state of a gated delta net, the experts of
+        tokens, or the same bits as in the trainer.
+        """
+        is_exact = self.program_settings.exact is not None
+        return not (self.has_slot_state or self.num_routes or is_exact)
+
+    @property
+    def chunk_width(self) -> int:
+        """Returns the tokens of a chunk, which are whole pages."""
+        page_size = self.settings.page_size
+        return max(1, self.chunk_tokens // page_size) * page_size
+
+    @property
+    def longest_prefill(self) -> int:
+        """Returns the tokens of the longest prefill."""
+        if not self.can_prefill_in_chunks:
+            return self.max_sequence_tokens
+        longest = max(self.chunk_width, self.settings.max_prompt_tokens)
+        return min(longest, self.max_sequence_tokens)
+
+    def extend(
+        self,
+        params: qwen.Params,
+        decode_state: DecodeState[jax.Array],
+        inputs: ScoreInputs[np.ndarray],
+    ) -> DecodeState[jax.Array]:
+        """Writes the keys and values of one chunk of each of some sequences into their pages."""
+        arrays = jax.tree.map(self._split_over_shards, inputs)
+        return self.extend_program(params, decode_state, arrays)
+
+    def start(
+        self,
+        decode_state: DecodeState[jax.Array],
+        starts: list[tuple[Start[int], float]],
+    ) -> DecodeState[jax.Array]:
+        """Starts sequences whose keys and values their pages have.
+
+        starts: where each goes on, with its slot among those of all shards, and its temperature.
+        """
+        by_shard: list[list[tuple[Start[int], float]]] = [[] for _ in range(self.num_shards)]
+        for begun, temperature in starts:
+            shard, slot = divmod(begun.slot, self.slots_per_shard)
+            by_shard[shard].append((begun._replace(slot=slot), temperature))
+        count = next_power_of_two(max(map(len, by_shard)), SMALLEST_INSERT)
+        columns = np.full(
+            (self.num_shards, len(Start._fields), count), self.slots_per_shard, np.int32
+        )
+        temperatures = np.zeros((self.num_shards, count), np.float32)
+        for shard, items in enumerate(by_shard):
+            for i, (begun, temperature) in enumerate(items):
+                columns[shard, :, i] = begun
+                temperatures[shard, i] = temperature
+        return self.jitted.start(decode_state, *self._to_device(columns, temperatures))
 
     def score(
         self,

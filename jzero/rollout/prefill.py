@@ -29,9 +29,10 @@ def prefill_shapes(engine: Engine) -> list[tuple[int, int]]:
     """Returns (rows a shard, tokens a row) of the largest prefill of every width.
 
     The widths go up to a whole episode, because a preempted sequence is prefilled with all of its
-    tokens.
+    tokens, unless `chunked_prefill.py` does it in chunks.
     """
-    shapes = {prefill_shape(engine, longest) for longest in range(1, engine.max_sequence_tokens)}
+    longest = max(engine.longest_prefill, 2)
+    shapes = {prefill_shape(engine, length) for length in range(1, longest)}
     most_rows = next_power_of_two(engine.slots_per_shard, 1)
     return [(min(next_power_of_two(rows, 1), most_rows), width) for width, rows in sorted(shapes)]
 

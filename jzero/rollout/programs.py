@@ -1,4 +1,4 @@
-"""The programs of the decoder: prefill, insert and generate.
+"""The programs of the decoder: prefill, insert, start and generate.
 
 They are plain functions of a `ProgramSettings` and arrays; `compile_programs` wraps them in
 `shard_map` and `jit`. The mesh has the axes (slots, tensor). A shard of slots is a decoder of its
@@ -37,6 +37,7 @@ from jzero.rollout.decode_state import (
     ResultTokens,
     ResumePoint,
     SampledTokens,
+    Start,
 )
 from jzero.rollout.fused_attention import fused_attend
 from jzero.rollout.pages import SCRATCH_PAGE
@@ -57,6 +58,7 @@ class Programs(NamedTuple):
 
     prefill: jax.stages.Wrapped
     insert: jax.stages.Wrapped  # donates the state
+    start: jax.stages.Wrapped  # donates the state
     generate: jax.stages.Wrapped  # donates the state
 
 
@@ -85,6 +87,12 @@ def compile_programs(settings: ProgramSettings, mesh: Mesh) -> Programs:
         insert=program(
             insert,
             in_specs=(state_specs, prefix_specs, by_slot, by_slot, by_slot),
+            out_specs=state_specs,
+            donate=(0,),
+        ),
+        start=program(
+            start,
+            in_specs=(state_specs, by_slot, by_slot),
             out_specs=state_specs,
             donate=(0,),
         ),
@@ -313,6 +321,33 @@ def insert(
         temperature=set_slots(state.temperature, temperatures),
         active=set_slots(state.active, goes_on),
         slot_state=states,
+    )
+
+
+def start(
+    settings: ProgramSettings,
+    state: DecodeState[jax.Array],
+    starts: Int[Array, "1 fields starts"],
+    temperature: Float[Array, "1 starts"],
+) -> DecodeState[jax.Array]:
+    """Starts sequences whose keys and values are in the pages of their slots already.
+
+    Args:
+        starts: the fields of `Start`, padded with slots that do not exist.
+        temperature: of each.
+    """
+    begun = Start(*starts[0])
+
+    def set_slots(column: jax.Array, values: jax.Array) -> jax.Array:
+        return column.at[begun.slot].set(values, mode="drop")
+
+    return state._replace(
+        tokens=set_slots(state.tokens, begun.token),
+        positions=set_slots(state.positions, begun.position),
+        limits=set_slots(state.limits, begun.limit),
+        requests=set_slots(state.requests, begun.request),
+        temperature=set_slots(state.temperature, temperature[0]),
+        active=set_slots(state.active, jnp.ones_like(begun.slot, bool)),
     )
 
 

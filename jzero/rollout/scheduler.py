@@ -26,7 +26,7 @@ import numpy as np
 
 from jzero.distributed import collectives
 from jzero.model import qwen
-from jzero.rollout import stop_strings
+from jzero.rollout import chunked_prefill, stop_strings
 from jzero.rollout.decode_state import Prefix, ResultTokens, SampledTokens
 from jzero.rollout.engine import Engine, PageCopy, Placement
 from jzero.rollout.pages import OutOfPages
@@ -309,15 +309,49 @@ class Scheduler:
 
         # A whole group goes to the shard with the most free slots, because shards share no pages.
         groups_by_shard: list[Groups] = [[] for _ in range(engine.num_shards)]
+        returning: list[chunked_prefill.Returning] = []
         while self.queue and max(num_free) > 0:
             shard = int(np.argmax(num_free))
-            group = self.queue.popleft()
-            groups_by_shard[shard].append(group)
+            group = self.queue[0]
+            if chunked_prefill.is_for_chunks(engine, group):
+                item = self._place_returning(group[0], shard)
+                if item is None:
+                    break  # it is the first in line, and waits for pages
+                returning.append(item)
+            else:
+                groups_by_shard[shard].append(group)
+            self.queue.popleft()
             num_free[shard] -= len(group)
 
+        if returning:
+            self.state = chunked_prefill.prefill(
+                engine, self.params, self.state, returning, self.temperature
+            )
         while any(groups_by_shard):
             self._prefill(groups_by_shard)
         self._place_pending()
+
+    def _place_returning(self, sequence: Sequence, shard: int) -> chunked_prefill.Returning | None:
+        """Gives a long sequence a slot of a shard with its pages; None if there are too few."""
+        slot = self.engine.free_slots(shard)[0]
+        while True:
+            try:
+                item = chunked_prefill.place(self.engine, sequence, slot)
+            except OutOfPages:
+                if self.scorer.give_up_pages(shard) or self.evict_waiting(shard):
+                    continue
+                return None
+            break
+        self.counters.prefills += 1
+        self.counters.prefill_tokens += item.num_inputs - item.first
+        self._admit(sequence, slot)
+        return item
+
+    def _admit(self, sequence: Sequence, slot: int) -> None:
+        """Lets a sequence decode in a slot that has its pages."""
+        self.num_placed += 1
+        sequence.admission_number = self.num_placed
+        self.decoding[slot] = sequence
 
     def _prefill(self, groups_by_shard: list[Groups]) -> None:
         """Prefills one batch of groups, taken from the front of every shard's list."""
@@ -369,9 +403,7 @@ class Scheduler:
                 prefixes[id(sample.prefix)] = sample.prefix
                 insert_key = id(sample.prefix), sequence.temperature_or(self.temperature)
                 inserts.setdefault(insert_key, []).append((placement, page_copies))
-                self.num_placed += 1
-                sequence.admission_number = self.num_placed
-                self.decoding[slot] = sequence
+                self._admit(sequence, slot)
                 self.newly_placed[slot] = sample
 
         for (prefix_id, temperature), placements in inserts.items():

@@ -55,8 +55,9 @@ class ScoreInputs(NamedTuple, Generic[Leaf]):
     """
 
     tokens: Leaf  # i32[rows, T], T a multiple of the page size
-    targets: Leaf  # i32[rows, T]: the token that follows each of `tokens`, which is scored
-    temperature: Leaf  # f32[rows, T], above 0: that at which each target is scored
+    # i32[rows, T]: the token that follows each of `tokens`, which is scored. None: nothing is.
+    targets: Leaf | None
+    temperature: Leaf | None  # f32[rows, T], above 0: that at which each target is scored
     starts: Leaf  # i32[rows]: tokens of the sequence before the chunk
     lengths: Leaf  # i32[rows]: tokens of the chunk that are no padding
     context_pages: Leaf  # i32[rows, C]: the sequence's first pages, of which `starts` are read
@@ -93,6 +94,33 @@ def compile_score(settings: ProgramSettings, mesh: Mesh, alternatives: int) -> j
     )
 
 
+def compile_extend(settings: ProgramSettings, mesh: Mesh) -> jax.stages.Wrapped:
+    """Wraps `extend_slots` for a mesh of axes (slots, tensor). It donates the state."""
+    by_slot = P("slots")
+    state_specs = state_specs_of(settings)
+    input_specs = ScoreInputs(*(by_slot for _ in ScoreInputs._fields))
+    input_specs = input_specs._replace(targets=None, temperature=None, state_rows=None)
+    return compile_program(
+        settings,
+        mesh,
+        extend_slots,
+        in_specs=(P(), state_specs, input_specs),
+        out_specs=state_specs,
+        donate=(1,),
+    )
+
+
+def extend_slots(
+    settings: ProgramSettings,
+    params: qwen.Params,
+    state: DecodeState[jax.Array],
+    inputs: ScoreInputs[jax.Array],
+) -> DecodeState[jax.Array]:
+    """Writes the keys and values of one chunk of every row into its pages, and scores nothing."""
+    state, _, _ = extend(settings, params, state, None, inputs)
+    return state
+
+
 def score(
     alternatives: int,
     settings: ProgramSettings,
@@ -105,6 +133,22 @@ def score(
 
     row_states: the states of the rows for scoring, as `slot_state.py` has those of slots. Those of
         the rows that are scored are replaced by the states after their chunks.
+    """
+    state, row_states, hidden = extend(settings, params, state, row_states, inputs)
+    scores = score_in_chunks(settings, params, hidden, inputs, alternatives)
+    return state, row_states, scores
+
+
+def extend(
+    settings: ProgramSettings,
+    params: qwen.Params,
+    state: DecodeState[jax.Array],
+    row_states: DeltaState | None,
+    inputs: ScoreInputs[jax.Array],
+) -> tuple[DecodeState[jax.Array], DeltaState | None, Float[Array, "rows T E"]]:
+    """Writes the keys and values of one chunk of every row, and returns the hidden states.
+
+    row_states: as in `score`.
     """
     model = settings.model
     rows, width = inputs.tokens.shape
@@ -199,8 +243,7 @@ def score(
         assert inputs.state_rows is not None
         all_rows = jnp.arange(rows)
         row_states = slot_state.copy_rows(carry.slot_state, all_rows, row_states, inputs.state_rows)
-    scores = score_in_chunks(settings, params, hidden, inputs, alternatives)
-    return state._replace(k_pool=carry.k, v_pool=carry.v), row_states, scores
+    return state._replace(k_pool=carry.k, v_pool=carry.v), row_states, hidden
 
 
 def score_in_chunks(
@@ -211,6 +254,7 @@ def score_in_chunks(
     alternatives: int,
 ) -> TokenScores[jax.Array]:
     """Scores the targets from the hidden states, with the logits of a few columns at a time."""
+    assert inputs.targets is not None and inputs.temperature is not None
     rows, width = inputs.targets.shape
     columns = min(width, max(1, LOGIT_TOKENS // rows))
     chunks = (

@@ -351,6 +351,7 @@ class Scorer:
                 np.full(num_rows, SCORING_ROWS, np.int32) if engine.has_slot_state else None
             ),
         )
+        assert inputs.targets is not None and inputs.temperature is not None
         parts = []
         for shard, rows in enumerate(by_shard):
             for i, row in enumerate(rows, start=shard * rows_per_shard):

@@ -38,7 +38,7 @@ CELLS = (
 def compiled_phases(model: str, topology: str) -> dict[str, float]:
     """Returns the GiB of every phase in the table of docs/scaling.md, which compiled programs."""
     page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
-    [row] = re.findall(rf"^\| {model} \| {topology} \|.*\|$", page, re.MULTILINE)
+    [row] = re.findall(rf"^\| {model} \| {topology} \| \d+ x .*\|$", page, re.MULTILINE)
     publish, rollout, update = (float(cell) for cell in row.split("|")[5:8])
     return {"publish": publish, "rollout": rollout, "update": update}
 

@@ -470,6 +470,69 @@ def test_completions_do_not_depend_on_the_arrangement(arrangement) -> None:
     assert scheduler.counters.decoded_tokens + tokens_of_prefills == num_tokens
 
 
+CHUNKED = {
+    "one shard": {"num_slots": 6, "page_size": 4, "decode_steps": 4, "num_pages": 14},
+    "2 shards x tensor 2": {
+        "shape": (2, 2),
+        "num_slots": 8,
+        "page_size": 4,
+        "decode_steps": 4,
+        "num_pages": 28,
+    },
+    "8 bits": {
+        "num_slots": 6,
+        "page_size": 4,
+        "decode_steps": 4,
+        "num_pages": 14,
+        "kv_dtype": "int8",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "arrangement", ["one shard", thorough("2 shards x tensor 2"), thorough("8 bits")]
+)
+@pytest.mark.parametrize("chunk_tokens", [8, thorough(20)])
+def test_preempted_sequences_may_be_prefilled_in_chunks(
+    arrangement, chunk_tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have the same tokens, and no prefill is longer than a prompt."""
+    settings = CHUNKED[arrangement]
+    engine = new_engine(**settings)
+    engine.chunk_tokens = chunk_tokens
+    num_chunks = 0
+    longest_prefill = 0
+    extend, prefill = engine.extend, engine.prefill_multisampling
+
+    def counted_extend(params, state, inputs):
+        nonlocal num_chunks
+        num_chunks += int((inputs.lengths > 0).sum())
+        assert inputs.tokens.shape[1] == chunk_tokens
+        return extend(params, state, inputs)
+
+    def watched_prefill(**arguments):
+        nonlocal longest_prefill
+        longest_prefill = max(longest_prefill, int(arguments["true_length"].max()))
+        return prefill(**arguments)
+
+    monkeypatch.setattr(engine, "extend", counted_extend)
+    monkeypatch.setattr(engine, "prefill_multisampling", watched_prefill)
+
+    completions, scheduler = complete(engine)
+
+    is_int8 = settings.get("kv_dtype") == "int8"
+    expected = complete(make(kv_dtype="int8"))[0] if is_int8 else base()
+    assert_same(completions, expected, atol=2e-2 if is_int8 else 1e-5)
+    assert scheduler.counters.preempted > 0
+    assert num_chunks >= scheduler.counters.preempted / 2
+    assert longest_prefill <= MAX_PROMPT
+
+
+def test_what_returns_with_more_than_pages_is_prefilled_at_once() -> None:
+    assert make().can_prefill_in_chunks
+    assert not make("hybrid").can_prefill_in_chunks
+
+
 def test_completions_do_not_depend_on_their_company() -> None:
     engine = make()
     alone, _ = complete(engine, PROMPTS[:1])

@@ -18,7 +18,7 @@ import pytest
 import runs
 from chat_templates import QWEN25
 from episodes import make_untrained_sampler, tiny_settings, trained_player
-from test_engine import PROMPTS, assert_empty, make, params_on, seed_on, text_of
+from test_engine import PROMPTS, assert_empty, make, new_engine, params_on, seed_on, text_of
 
 from jzero import config, setup, train
 from jzero.grading.pool import Pool
@@ -441,6 +441,13 @@ def test_an_episode_is_the_same_however_it_was_decoded(name: str, stop: tuple[st
     evicted = converse(engine, stop=stop, evict=True)
     assert_same(evicted, want)
     assert evicted.counters.prefill_tokens > want.counters.prefill_tokens
+
+    in_chunks = new_engine(name, **SIZES)
+    in_chunks.chunk_tokens = in_chunks.settings.page_size
+    chunked = converse(in_chunks, stop=stop, evict=True)
+    assert_same(chunked, want)
+    assert in_chunks.longest_prefill < in_chunks.max_sequence_tokens
+    assert chunked.counters.prefills == evicted.counters.prefills
 
     small = converse(make(name, **SIZES, num_slots=3, num_pages=6), stop=stop)
     assert_same(small, want)
