@@ -36,7 +36,7 @@ LAYERS = [
     ("setup", "sft"),
     ("train",),
     ("evaluate", "serving"),
-    ("main", "generate", "export", "report", "serve", "filter", "grade"),
+    ("main", "generate", "export", "report", "serve", "filter", "grade", "pack_lengths"),
     ("plan",),
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}

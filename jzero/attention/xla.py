@@ -16,6 +16,7 @@ from jzero.types import RowLayout
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
 pool_rows = one_row_per_head
 QUERY_BLOCK = 512  # queries whose scores exist at the same time
+KEY_RANGES = 8  # ranges of queries that meet different numbers of keys; each is compiled
 
 
 # -- packed rows -----------------------------------------------------------------------------------
@@ -115,27 +116,62 @@ def attend_in_blocks(
     q_segments: Int[Array, "R N"],
     k_segments: Int[Array, "R M"],
 ) -> Float[Array, "R N H D"]:
-    """Computes `AttendRows` for QUERY_BLOCK queries at a time, where they divide N.
+    """Computes `AttendRows` for QUERY_BLOCK queries at a time; the last block may have fewer.
 
     The scores of all queries at once would be [R, H, N, M]. The backward pass recomputes those of
-    one block after the other.
+    one block after the other. The queries are in up to KEY_RANGES ranges, and those of a range meet
+    no key behind it, which leaves out almost half of all pairs.
     """
-    R, N, H, D = q.shape
+    N = q.shape[1]
     prefix = k.shape[1] - N
+    if N <= QUERY_BLOCK:
+        return attend_block(q, k, v, q_segments, k_segments, prefix, 0)
 
-    def attend_from(q: jax.Array, q_segments: jax.Array, start: int | jax.Array) -> jax.Array:
+    num_blocks = N // QUERY_BLOCK
+    range_tokens = -(-num_blocks // KEY_RANGES) * QUERY_BLOCK
+    end_of_blocks = num_blocks * QUERY_BLOCK
+    starts = [*range(0, end_of_blocks, range_tokens)]
+    if end_of_blocks < N:
+        starts.append(end_of_blocks)
+    outputs = []
+    for start, end in zip(starts, [*starts[1:], N], strict=True):
+        keys = slice(prefix + end)
+        out = attend_range(
+            q[:, start:end],
+            k[:, keys],
+            v[:, keys],
+            q_segments[:, start:end],
+            k_segments[:, keys],
+            prefix,
+            start,
+        )
+        outputs.append(out)
+    return jnp.concatenate(outputs, axis=1)
+
+
+def attend_range(
+    q: Float[Array, "R N H D"],
+    k: Float[Array, "R M K D"],
+    v: Float[Array, "R M K D"],
+    q_segments: Int[Array, "R N"],
+    k_segments: Int[Array, "R M"],
+    prefix: int,
+    start: int,
+) -> Float[Array, "R N H D"]:
+    """Computes queries start..start + N of the slots, QUERY_BLOCK at a time, or all if fewer."""
+    R, N, H, D = q.shape
+    block = min(N, QUERY_BLOCK)
+
+    def split(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [blocks, R, block, ...]
+        return x.reshape(R, N // block, block, *x.shape[2:]).swapaxes(0, 1)
+
+    def attend_from(q: jax.Array, q_segments: jax.Array, start: jax.Array) -> jax.Array:
         return attend_block(q, k, v, q_segments, k_segments, prefix, start)
-
-    if N <= QUERY_BLOCK or N % QUERY_BLOCK:
-        return attend_from(q, q_segments, 0)
-
-    def split(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [blocks, R, QUERY_BLOCK, ...]
-        return x.reshape(R, N // QUERY_BLOCK, QUERY_BLOCK, *x.shape[2:]).swapaxes(0, 1)
 
     def attend_and_forget(block: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
         return jax.checkpoint(attend_from)(*block)
 
-    blocks = split(q), split(q_segments), jnp.arange(0, N, QUERY_BLOCK)
+    blocks = split(q), split(q_segments), start + jnp.arange(0, N, block)
     out = lax.map(attend_and_forget, blocks)
     return out.swapaxes(0, 1).reshape(R, N, H, D)
 

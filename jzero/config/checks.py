@@ -16,7 +16,7 @@ from pathlib import Path
 import huggingface_hub
 
 from jzero import algorithms
-from jzero.config.schema import Config, Setting, list_settings
+from jzero.config.schema import Config, Setting, TrainConfig, list_settings
 from jzero.errors import UserError
 from jzero.files import JsonObject
 
@@ -504,12 +504,30 @@ def check_lengths(config: Config) -> Iterator[str]:
             f"train.pack_length={train.pack_length} is shorter than what may follow a prompt: "
             f"set it to {longest} or 0"
         )
+    if train.pack_lengths:
+        yield from check_pack_lengths(train, longest)
+        return
     pack_length = train.pack_length or longest
     if pack_length >> (train.pack_buckets - 1) < 1:
         yield (
             f"train.pack_buckets={train.pack_buckets} halves a pack of {pack_length} tokens "
             f"to nothing: set it to at most {pack_length.bit_length()}"
         )
+
+
+def check_pack_lengths(train: TrainConfig, longest: int) -> Iterator[str]:
+    """The first pack holds any response, and the others are shorter and shorter."""
+    lengths = train.pack_lengths
+    flag = f"train.pack_lengths={','.join(map(str, lengths))}"
+    if train.pack_length:
+        yield f"train.pack_length={train.pack_length} has no effect beside {flag}: set it to 0"
+    if lengths[0] < longest:
+        yield (
+            f"{flag}: the first is shorter than what may follow a prompt: set it to {longest} at "
+            "least"
+        )
+    if lengths[-1] < 1 or list(lengths) != sorted(set(lengths), reverse=True):
+        yield f"{flag}: give lengths above 0, the longest first, each of them once"
 
 
 def check_schedule_of_a_step(config: Config) -> Iterator[str]:

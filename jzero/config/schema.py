@@ -770,6 +770,11 @@ class TrainConfig:
     pack_buckets: int = setting(
         2, "Number of pack lengths: pack_length, half of it, a quarter, ...", at_least=1
     )
+    pack_lengths: tuple[int, ...] = setting(
+        (),
+        "Tokens of the packs of each kind of row, the longest first, in place of pack_length and "
+        "pack_buckets. python -m jzero.pack_lengths chooses them from the responses of a run.",
+    )
     packs_per_row: int = setting(
         8, "Packs in a row that share its prompt. 0: every sequence carries its own prompt."
     )

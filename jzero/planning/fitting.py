@@ -201,9 +201,17 @@ def shorter_rows(settings: Config, run: PlannedRun) -> Config | None:
     if train.packs_per_row < 2 or settings.sft.data:
         return None
     packs = train.packs_per_row // 2
-    pack = train.pack_length or settings.rollout.longest_continuation
+    pack = longest_pack(settings)
     tokens = row_shards(run.mesh) * (settings.rollout.max_prompt_tokens + packs * pack)
     return _with_train(settings, packs_per_row=packs, microbatch_tokens=tokens)
+
+
+def longest_pack(settings: Config) -> int:
+    """Returns the tokens of the longest pack."""
+    train = settings.train
+    if train.pack_lengths:
+        return train.pack_lengths[0]
+    return train.pack_length or settings.rollout.longest_continuation
 
 
 def fewer_slots(settings: Config, run: PlannedRun) -> Config | None:
@@ -256,9 +264,12 @@ def shorter_responses(settings: Config, run: PlannedRun) -> Config | None:
     shorter = _with_rollout(settings, max_new_tokens=tokens)
     if settings.train.pack_length:
         shorter = _with_train(shorter, pack_length=settings.train.pack_length // 2)
+    if settings.train.pack_lengths:
+        halves = tuple(length // 2 for length in settings.train.pack_lengths)
+        shorter = replace(shorter, train=replace(shorter.train, pack_lengths=halves))
     rows = settings.train.microbatch_tokens // row_tokens(run)
     packs = max(1, settings.train.packs_per_row)
-    pack = shorter.train.pack_length or shorter.rollout.longest_continuation
+    pack = longest_pack(shorter)
     row = rollout.max_prompt_tokens + packs * pack
     return _with_train(shorter, microbatch_tokens=rows * row_shards(run.mesh) * row)
 

@@ -98,6 +98,7 @@ def smallest_batch(settings: Config, num_devices: int, response_tokens: int) -> 
     train = replace(
         settings.train,
         pack_length=0,
+        pack_lengths=(),
         pack_buckets=1,
         packs_per_row=1,
         microbatch_tokens=num_devices // settings.mesh.context * row,

@@ -101,6 +101,18 @@ class PackedBatch:
             values[place.sequence][-place.inputs :] = flat[place.row, columns]
 
 
+def layouts_of_lengths(
+    max_prompt_tokens: int, pack_lengths: Sequence[int], packs_per_row: int
+) -> list[RowLayout]:
+    """Returns a layout for each length of a pack.
+
+    packs_per_row = 0 means rows without a shared prefix, whose slot holds the prompt as well.
+    """
+    if packs_per_row == 0:
+        return [RowLayout(0, 1, max_prompt_tokens + length) for length in pack_lengths]
+    return [RowLayout(max_prompt_tokens, packs_per_row, length) for length in pack_lengths]
+
+
 def make_layouts(
     max_prompt_tokens: int,
     slot_tokens: int,
@@ -199,8 +211,7 @@ def plan_shared_rows(
         fits = [number for number, layout in enumerate(layouts) if longest <= layout.slot] or [0]
         bins_of = {number: best_fit(lengths, layouts[number].slot) for number in fits}
         tokens_of = {
-            number: num_rows(len(bins), layouts[number]) * layouts[number].tokens
-            for number, bins in bins_of.items()
+            number: tokens_of_rows(len(bins), layouts[number]) for number, bins in bins_of.items()
         }
         best = min(fits, key=lambda number: tokens_of[number])
 
@@ -215,6 +226,11 @@ def plan_shared_rows(
 def num_rows(num_slots: int, layout: RowLayout) -> int:
     """Returns how many rows of a layout hold that many slots."""
     return -(-num_slots // layout.slots)
+
+
+def tokens_of_rows(num_slots: int, layout: RowLayout) -> int:
+    """Returns the tokens of the rows that hold that many slots, with their padding."""
+    return num_rows(num_slots, layout) * layout.tokens
 
 
 def pack(

@@ -21,7 +21,7 @@ from jzero.model.experts import num_routes
 from jzero.run.clock import Clock
 from jzero.training.exactness import check_can_be_exact, with_exact_ratio
 from jzero.training.learner import Learner, critic_learner, policy_learner
-from jzero.training.packing import INTEGER_FIELDS, make_layouts, num_rows
+from jzero.training.packing import INTEGER_FIELDS, layouts_of_lengths, make_layouts, num_rows
 from jzero.types import Batch, RowLayout
 
 
@@ -82,12 +82,15 @@ def row_shapes(config: Config, mesh: Mesh, max_prompt_tokens: int) -> RowShapes:
     Raises UserError if train.microbatch_tokens holds less than one row for each device.
     """
     train, rollout = config.train, config.rollout
-    layouts = make_layouts(
-        max_prompt_tokens,
-        train.pack_length or rollout.longest_continuation,
-        train.pack_buckets,
-        train.packs_per_row,
-    )
+    if train.pack_lengths:
+        layouts = layouts_of_lengths(max_prompt_tokens, train.pack_lengths, train.packs_per_row)
+    else:
+        layouts = make_layouts(
+            max_prompt_tokens,
+            train.pack_length or rollout.longest_continuation,
+            train.pack_buckets,
+            train.packs_per_row,
+        )
     rows = [microbatch_rows(train, mesh, layout) for layout in layouts]
 
     # The worst case of packing: every sequence fills a slot of its own.

@@ -134,9 +134,11 @@ def test_packed_and_its_gradients_equal_dense_attention(layout: RowLayout) -> No
 
 @quick
 @pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[2]], ids=str)
+@pytest.mark.parametrize(("block", "ranges"), [(4, 8), (4, 2), (5, 3)])
 def test_blocks_of_queries_change_nothing(
-    layout: RowLayout, monkeypatch: pytest.MonkeyPatch
+    layout: RowLayout, block: int, ranges: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Some blocks are of several ranges of keys, and the last one may be smaller."""
     q, k, v, segments = random_inputs(layout)
 
     # QUERY_BLOCK is read while a function is traced, and JAX traces a function once: each value
@@ -148,7 +150,8 @@ def test_blocks_of_queries_change_nothing(
         return output_and_gradients(xla.packed, q, k, v, segments, layout)
 
     traced_at_once = jax.jit(at_once).trace(q, k, v)
-    monkeypatch.setattr(xla, "QUERY_BLOCK", 4)
+    monkeypatch.setattr(xla, "QUERY_BLOCK", block)
+    monkeypatch.setattr(xla, "KEY_RANGES", ranges)
     traced_in_blocks = jax.jit(in_blocks).trace(q, k, v)
 
     assert "scan" not in str(traced_at_once.jaxpr)
@@ -443,3 +446,17 @@ def test_paged_attention_reads_int8_pools(page_size: int) -> None:
     np.testing.assert_allclose(found, attend(*restored), atol=1e-5)
     error = np.abs(found - naive_paged(random_queries(), sequences.k, sequences.v)).max()
     assert 1e-4 < error < 0.05
+
+
+@quick
+def test_ranges_of_queries_meet_no_key_behind_them() -> None:
+    """Of 8 ranges the scores are 1/8, 2/8, ... 8/8 of the keys: 56 % of all pairs."""
+    tokens = 8 * xla.QUERY_BLOCK
+    q = jnp.zeros((1, tokens, H, D))
+    k = jnp.zeros((1, tokens, K, D))
+    segments = jnp.ones((1, tokens), jnp.int32)
+    jaxpr = str(jax.make_jaxpr(xla.attend_in_blocks)(q, k, k, segments, segments))
+    rows = xla.QUERY_BLOCK * H // K
+    products = {f"f32[1,{K},{rows},{(i + 1) * xla.QUERY_BLOCK}]" for i in range(8)}
+    assert {name for name in products if name in jaxpr} == products
+    assert f",{tokens},{tokens}]" not in jaxpr

@@ -203,6 +203,19 @@ IMPOSSIBLE: list[tuple[dict[str, object], str]] = [
         "train.pack_length=100 is shorter than what may follow a prompt: set it to 1024 or 0",
     ),
     ({"train.pack_length": -1}, "train.pack_length=-1 must be at least 0"),
+    (
+        {"train.pack_lengths": (512, 256)},
+        "train.pack_lengths=512,256: the first is shorter than what may follow a prompt: set it to "
+        "1024 at least",
+    ),
+    (
+        {"train.pack_lengths": (1024, 64, 256)},
+        "train.pack_lengths=1024,64,256: give lengths above 0, the longest first",
+    ),
+    (
+        {"train.pack_lengths": (1024,), "train.pack_length": 2048},
+        "train.pack_length=2048 has no effect beside train.pack_lengths=1024: set it to 0",
+    ),
     ({"train.packs_per_row": -1}, "train.packs_per_row=-1 must be at least 0"),
     (
         {"train.pack_buckets": 12},
@@ -247,6 +260,7 @@ def test_impossible_settings_are_refused(changes, message) -> None:
         {},
         {"train.pack_length": 1024},
         {"train.pack_buckets": 11},
+        {"train.pack_lengths": (1024, 320)},
         {"eval.problems": 0},
         {"mesh.data": -1, "mesh.fsdp": 1},
         {"task.format_score": -1.0},
