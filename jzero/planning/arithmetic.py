@@ -26,7 +26,7 @@ from jzero.model.qwen import QwenConfig
 from jzero.planning.compiling import device_bytes
 from jzero.planning.hybrids import delta_work_bytes, mean_mixer_numbers
 from jzero.planning.memory import parts_on_device
-from jzero.planning.planned_run import PlannedRun, PlannedTeacher, kv_bytes_per_token
+from jzero.planning.planned_run import PlannedRun, PlannedTeacher, prefix_bytes_per_token
 from jzero.rollout.engine import Engine
 from jzero.rollout.prefill import prefill_shapes
 from jzero.training.learner import Learner
@@ -108,7 +108,7 @@ def _prefill_bytes(engine: Engine) -> float:
     itemsize = engine.dtype.itemsize
     # XLA holds the keys and values of all layers three times: those that the scan over layers
     # carries, those with the new layer, and the result. One of them is whole, not split by heads.
-    local = kv_bytes_per_token(engine)
+    local = prefix_bytes_per_token(engine)
     whole = local * tensor if engine.program_settings.kv_axis else local
     sizes = []
     for rows, width in prefill_shapes(engine):

@@ -103,6 +103,9 @@ def suggestions(
         lines += _for_rollout(run, over["rollout"])
     if "rollout" in over or "publish" in over:
         lines += _for_decoder_weights(run)
+    settings = run.trainer.config
+    if over.keys() - {"update"} and not (settings.optimizer.offload or settings.sft.data):
+        lines.append(_saving("optimizer.offload=True", run.parts["optimizer"]))
     if "score" in over or "update" in over:
         lines += _for_update(run, measured)
     if over:

@@ -11,6 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms, config
+from jzero.attention import QuantizedPool
 from jzero.distillation.build import shares_base
 from jzero.distillation.in_process import (
     abstract_adapted,
@@ -358,9 +359,19 @@ def kv_bytes_per_token(engine: Engine) -> float:
     return pool / (engine.pages_per_shard * engine.settings.page_size)
 
 
+def prefix_bytes_per_token(engine: Engine) -> float:
+    """Returns the same of keys and values as a prefill returns them: only pools are in 8 bits."""
+    state = engine.abstract_state()
+    if not isinstance(state.k_pool, QuantizedPool):
+        return kv_bytes_per_token(engine)
+    numbers = device_bytes((state.k_pool.values, state.v_pool.values))
+    tokens = engine.pages_per_shard * engine.settings.page_size
+    return numbers * engine.dtype.itemsize / tokens
+
+
 def _prefix_bytes(engine: Engine) -> float:
     """Returns the bytes on a device of the prompts that wait for their slots after a prefill."""
     num_prompts = -(-engine.slots_per_shard // engine.settings.group_size)
     width, _ = prefill_shape(engine, engine.settings.max_prompt_tokens)
     states = device_bytes(engine.abstract_slot_state(num_prompts))
-    return num_prompts * width * kv_bytes_per_token(engine) + states
+    return num_prompts * width * prefix_bytes_per_token(engine) + states

@@ -108,6 +108,31 @@ def test_of_an_int8_base_the_integers_are_counted_once() -> None:
     assert "publish base" not in run.programs
 
 
+def test_of_a_sampler_in_8_bits_weights_and_pages_are_counted() -> None:
+    settings = replace(small_settings(), mesh=MeshConfig())
+    devices = chips.described_devices("v5e:1x1")
+    settings.model.attention = "xla"
+    native = build(settings, devices)
+    settings.rollout.weights = "int8"
+    settings.rollout.kv_dtype = "int8"
+
+    run = build(settings, devices)
+
+    model, pages = native.trainer.policy.model, native.engine.pages_per_shard
+    linear = adapters.linear_layers(model).values()
+    weights = model.num_hidden_layers * sum(math.prod(t.inputs + t.outputs) for t in linear)
+    scales = model.num_hidden_layers * sum(math.prod(t.outputs) for t in linear)
+    saved = native.parts["decoder weights"] - run.parts["decoder weights"]
+    assert saved == weights - 4 * scales  # 1 byte in place of 2, and fp32 scales
+    heads = 2 * len(model.attention_layers) * model.num_key_value_heads
+    tokens = pages * settings.rollout.page_size
+    saved = native.parts["KV pool"] - run.parts["KV pool"]
+    assert saved == tokens * heads * (model.head_dim - 4)  # a scale of fp32 for each head
+    # A prefill returns keys and values in the type of the computation, as before.
+    assert run.parts["prefixes"] == native.parts["prefixes"]
+    assert run.parts["weights"] == native.parts["weights"]
+
+
 def test_of_an_adapter_a_decoder_that_is_split_otherwise_has_a_copy_of_the_base() -> None:
     settings = with_adapter(small_settings(), rank=4)
     run = build(settings, chips.described_devices(TOPOLOGY))
