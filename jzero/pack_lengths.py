@@ -20,7 +20,8 @@ from jzero import cli, config
 from jzero.config import Config
 from jzero.errors import UserError
 from jzero.files import read_jsonl
-from jzero.training.packing import best_fit, layouts_of_lengths, make_layouts, tokens_of_rows
+from jzero.training.packing import best_fit, layouts_of_lengths, tokens_of_rows
+from jzero.training.trainer import row_layouts
 from jzero.types import RowLayout
 
 STEP = 64  # tokens; lengths that are chosen are multiples of it, but for the first
@@ -95,23 +96,12 @@ def groups_of_run(workdir: Path, steps: int) -> list[list[int]]:
     return list(groups.values())
 
 
-def layouts_of_run(settings: Config) -> list[RowLayout]:
-    """Returns the layouts that a run has."""
-    train, prompt = settings.train, settings.rollout.max_prompt_tokens
-    if train.pack_lengths:
-        return layouts_of_lengths(prompt, train.pack_lengths, train.packs_per_row)
-    most = train.pack_length or settings.rollout.longest_continuation
-    return make_layouts(prompt, most, train.pack_buckets, train.packs_per_row)
-
-
 def report(settings: Config, groups: Sequence[Lengths], count: int) -> str:
     """Returns the table, and the flags of what was chosen."""
     prompt, packs = settings.rollout.max_prompt_tokens, settings.train.packs_per_row
     most = settings.rollout.longest_continuation
     chosen = choose(groups, most, count, prompt, packs)
-    halves = replace(
-        settings, train=replace(settings.train, pack_lengths=(), pack_length=0, pack_buckets=count)
-    )
+    halves = replace(settings.train, pack_lengths=(), pack_length=0, pack_buckets=count)
     responses = sum(map(sum, groups))
     lines = [
         f"{sum(map(len, groups)):,} responses to {len(groups):,} prompts, {responses:,} tokens",
@@ -120,8 +110,8 @@ def report(settings: Config, groups: Sequence[Lengths], count: int) -> str:
         "| --- | --- | --- | --- |",
     ]
     for name, layouts in (
-        ("of the run", layouts_of_run(settings)),
-        ("halves", layouts_of_run(halves)),
+        ("of the run", row_layouts(settings.train, settings.rollout, prompt)),
+        ("halves", row_layouts(halves, settings.rollout, prompt)),
         ("chosen", layouts_of_lengths(prompt, chosen, packs)),
     ):
         tokens = tokens_of_groups(groups, layouts)

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from jzero import algorithms
-from jzero.config import Config, TrainConfig, remembers_kept
+from jzero.config import Config, RolloutConfig, TrainConfig, remembers_kept
 from jzero.distributed.mesh import row_shards
 from jzero.errors import UserError
 from jzero.model import qwen
@@ -82,15 +82,7 @@ def row_shapes(config: Config, mesh: Mesh, max_prompt_tokens: int) -> RowShapes:
     Raises UserError if train.microbatch_tokens holds less than one row for each device.
     """
     train, rollout = config.train, config.rollout
-    if train.pack_lengths:
-        layouts = layouts_of_lengths(max_prompt_tokens, train.pack_lengths, train.packs_per_row)
-    else:
-        layouts = make_layouts(
-            max_prompt_tokens,
-            train.pack_length or rollout.longest_continuation,
-            train.pack_buckets,
-            train.packs_per_row,
-        )
+    layouts = row_layouts(train, rollout, max_prompt_tokens)
     rows = [microbatch_rows(train, mesh, layout) for layout in layouts]
 
     # The worst case of packing: every sequence fills a slot of its own.
@@ -100,6 +92,20 @@ def row_shapes(config: Config, mesh: Mesh, max_prompt_tokens: int) -> RowShapes:
     most_rows = [groups * num_rows(sequences_per_group, layout) for layout in layouts]
     microbatches = [-(-most // size) for most, size in zip(most_rows, rows, strict=True)]
     return RowShapes(layouts, rows, microbatches)
+
+
+def row_layouts(
+    train: TrainConfig, rollout: RolloutConfig, max_prompt_tokens: int
+) -> list[RowLayout]:
+    """Returns the layouts of rows whose prompts have so many tokens, the longest first."""
+    if train.pack_lengths:
+        return layouts_of_lengths(max_prompt_tokens, train.pack_lengths, train.packs_per_row)
+    return make_layouts(
+        max_prompt_tokens,
+        train.pack_length or rollout.longest_continuation,
+        train.pack_buckets,
+        train.packs_per_row,
+    )
 
 
 def microbatch_rows(train: TrainConfig, mesh: Mesh, layout: RowLayout) -> int:
