@@ -1,8 +1,8 @@
 """The interface of attention: which functions a backend consists of, and what they compute.
 
-Dimension letters: B rows, T tokens of a row, S slots, H query heads, K KV heads, D dimensions of a
-head. H / K neighboring query heads share a KV head. Queries arrive unscaled; every function scales
-the scores by D**-0.5.
+Dimension letters: B rows, T tokens of a row, N queries of a row, S slots, H query heads, K KV
+heads, D dimensions of a head. H / K neighboring query heads share a KV head. Queries arrive
+unscaled; every function scales the scores by D**-0.5.
 """
 
 from typing import NamedTuple, Protocol
@@ -20,17 +20,19 @@ class Packed(Protocol):
     segments numbers the sequences of a row; 0 is padding. A token sees the tokens before it in its
     own segment of its own slot, and the whole prefix of its row (`RowLayout`). Each segment of a
     slot is one run of tokens. What padding receives is finite and means nothing.
+
+    q may leave out the prefix: N is T, or T without the prefix. Then nothing asks for gradients.
     """
 
     def __call__(
         self,
-        q: Float[Array, "B T H D"],
+        q: Float[Array, "B N H D"],
         k: Float[Array, "B T K D"],
         v: Float[Array, "B T K D"],
         segments: Int[Array, "B T"],
         layout: RowLayout,
         /,
-    ) -> Float[Array, "B T H D"]: ...
+    ) -> Float[Array, "B N H D"]: ...
 
 
 class Paged(Protocol):

@@ -155,13 +155,13 @@ def by_token(rows: Float[Array, "R K m D"], num_tokens: int) -> Float[Array, "R 
 
 
 def packed(
-    q: Float[Array, "B T H D"],
+    q: Float[Array, "B N H D"],
     k: Float[Array, "B T K D"],
     v: Float[Array, "B T K D"],
     segments: Int[Array, "B T"],
     layout: RowLayout,
     key_block: int = KEY_BLOCK,
-) -> Float[Array, "B T H D"]:
+) -> Float[Array, "B N H D"]:
     """Computes packed attention; the tokens of a prefix lie at the prefix's beginning.
 
     See `backend.Packed`.

@@ -27,13 +27,13 @@ COMPUTE_TOKENS = 64  # tokens that one of these programs reads at a time
 
 
 def packed(
-    q: Float[Array, "B T H D"],
+    q: Float[Array, "B N H D"],
     k: Float[Array, "B T K D"],
     v: Float[Array, "B T K D"],
     segments: Int[Array, "B T"],
     layout: RowLayout,
     implementation: Literal["xla", "cudnn"] = "cudnn",
-) -> Float[Array, "B T H D"]:
+) -> Float[Array, "B N H D"]:
     """Computes packed attention by cuDNN under a mask: cuDNN's own causal mask knows no segments.
 
     cuDNN takes 16-bit types and heads of a multiple of 8, at most 128; the rest is left to XLA.

@@ -40,20 +40,23 @@ class RowMask(masks.Mask):
     the alternative would be three calls that are merged afterwards.
     """
 
-    def __init__(self, layout: RowLayout, length: int) -> None:
+    def __init__(self, layout: RowLayout, first_query: int, queries: int, keys: int) -> None:
+        """The queries are those of the tokens from `first_query` on."""
         self.layout = layout
-        self.length = length
-        self.q_sequence = np.zeros(length, np.int32)  # `packed` gives the real one in every call
+        self.first_query = first_query
+        self.shape_of_row = queries, keys
+        self.q_sequence = np.zeros(queries, np.int32)  # `packed` gives the real one in every call
         self.mask_function = functools.partial(is_visible, layout.prefix)
 
     @property
     def shape(self) -> tuple[int, int]:
-        return self.length, self.length
+        return self.shape_of_row
 
     def __getitem__(self, index: tuple[slice, slice]) -> Bool[np.ndarray, "queries keys"]:
         prefix, _, slot_tokens = self.layout
-        positions = np.arange(self.length)
-        query, key = positions[index[0]][:, None], positions[index[1]]
+        num_queries, num_keys = self.shape
+        query = (self.first_query + np.arange(num_queries))[index[0]][:, None]
+        key = np.arange(num_keys)[index[1]]
         same_slot = (query - prefix) // slot_tokens == (key - prefix) // slot_tokens
         return (key <= query) & (same_slot | (key < prefix))
 
@@ -82,15 +85,21 @@ def is_visible(prefix: int, code: jax.Array, key: jax.Array) -> jax.Array:
 
 @functools.cache
 def splash_kernel(
-    layout: RowLayout, length: int, block: int, num_heads: int, interpret: bool
+    layout: RowLayout,
+    first_query: int,
+    queries: int,
+    keys: int,
+    block: int,
+    num_heads: int,
+    interpret: bool,
 ) -> splash.SplashAttentionKernel:
-    """Returns splash attention for one row of a layout.
+    """Returns splash attention for one row of a layout: of queries from `first_query` on.
 
     Its arrays are NumPy's: the kernel is kept for later calls, and must outlive the trace of the
     program in which it is made.
     """
     with jax.ensure_compile_time_eval(), jax.transfer_guard("allow"):
-        mask = masks.MultiHeadMask([RowMask(layout, length)] * num_heads)
+        mask = masks.MultiHeadMask([RowMask(layout, first_query, queries, keys)] * num_heads)
         sizes = splash.BlockSizes(
             block_q=block,
             block_kv=block,
@@ -119,54 +128,70 @@ def block_size(tokens: int) -> int:
 
 
 def packed(
-    q: Float[Array, "B T H D"],
+    q: Float[Array, "B N H D"],
     k: Float[Array, "B T K D"],
     v: Float[Array, "B T K D"],
     segments: Int[Array, "B T"],
     layout: RowLayout,
     interpret: bool = False,
-) -> Float[Array, "B T H D"]:
+) -> Float[Array, "B N H D"]:
     """Computes packed attention by splash, one row after the other. See `backend.Packed`.
 
     Each segment of a slot must be one run of tokens, as `training.packing` makes them.
     Raises UserError for rows of 65,536 tokens and more: `query_codes` has 16 bits for a position.
     """
-    _, T, H, D = q.shape
+    _, N, H, D = q.shape
+    T = k.shape[1]
+    first_query = T - N
     block = block_size(T)
-    length = T + -T % block
+    queries, length = N + -N % block, T + -T % block
     if length >= 1 << 16:
         raise UserError(
             f"a row of {T} tokens: splash attention takes fewer than 65536; "
             "set model.attention=xla, or train.pack_length to less"
         )
 
-    def by_head(x: Float[Array, "B T heads D"]) -> Float[Array, "B heads length D"]:
-        return jnp.pad(x, ((0, 0), (0, length - T), (0, 0), (0, 0))).swapaxes(1, 2)
+    def by_head(x: Float[Array, "B tokens heads D"]) -> Float[Array, "B heads length D"]:
+        return jnp.pad(x, ((0, 0), (0, -x.shape[1] % block), (0, 0), (0, 0))).swapaxes(1, 2)
+
+    def of_queries(x: Int[Array, "B length"]) -> Int[Array, "B queries"]:
+        x = x[:, first_query:]
+        return jnp.pad(x, ((0, 0), (0, max(0, queries - x.shape[1]))))[:, :queries]
 
     segments = jnp.pad(segments, ((0, 0), (0, length - T)))
     codes = query_codes(segments, layout)
     # Splash also masks by equal numbers of these segments: tokens see tokens, and padding sees
     # padding, at least itself, so no query is left without a key.
     is_token = (segments > 0).astype(jnp.int32)
-    kernel = splash_kernel(layout, length, block, H, interpret)
+    kernel = splash_kernel(layout, first_query, queries, length, block, H, interpret)
     # The block sizes include those of the backward pass, so all three are there.
     assert kernel.dq_mask_info is not None
     assert kernel.dkv_mask_info is not None
     infos = kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info
 
     def attend_row(
-        q: jax.Array, k: jax.Array, v: jax.Array, code: jax.Array, is_token: jax.Array
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        code: jax.Array,
+        is_query: jax.Array,
+        is_token: jax.Array,
     ) -> jax.Array:
         mask_infos = [info._replace(q_sequence=code) for info in infos]
         row_kernel = splash.SplashAttentionKernel(*mask_infos, **kernel.kwargs)
-        out = row_kernel(q, k, v, splash.SegmentIds(is_token, is_token))
+        out = row_kernel(q, k, v, splash.SegmentIds(is_query, is_token))
         assert isinstance(out, jax.Array)  # splash returns a pair only when asked for residuals
         return out
 
     out = jax.vmap(attend_row)(
-        by_head(q * D**-0.5), by_head(k), by_head(v), codes.astype(jnp.int32), is_token
+        by_head(q * D**-0.5),
+        by_head(k),
+        by_head(v),
+        of_queries(codes.astype(jnp.int32)),
+        of_queries(is_token),
+        is_token,
     )
-    return out.swapaxes(1, 2)[:, :T].astype(q.dtype)
+    return out.swapaxes(1, 2)[:, :N].astype(q.dtype)
 
 
 # -- paged decoding --------------------------------------------------------------------------------

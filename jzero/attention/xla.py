@@ -41,13 +41,13 @@ class AttendRows(Protocol):
 
 
 def packed(
-    q: Float[Array, "B T H D"],
+    q: Float[Array, "B N H D"],
     k: Float[Array, "B T K D"],
     v: Float[Array, "B T K D"],
     segments: Int[Array, "B T"],
     layout: RowLayout,
     attend: AttendRows | None = None,
-) -> Float[Array, "B T H D"]:
+) -> Float[Array, "B N H D"]:
     """Computes causal attention within segments; slots also see their row's prefix.
 
     The slots of all rows become rows of their own, with the prefix's keys before their own keys.
@@ -58,8 +58,9 @@ def packed(
     prefix, num_slots, slot_tokens = layout
     B, _, H, D = q.shape
 
-    def to_slots(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B * slots, slot, ...]
-        return x[:, prefix:].reshape(B * num_slots, slot_tokens, *x.shape[2:])
+    def to_slots(x: jax.Array) -> jax.Array:  # [B, N, ...] -> [B * slots, slot, ...]
+        behind_prefix = x[:, x.shape[1] - num_slots * slot_tokens :]
+        return behind_prefix.reshape(B * num_slots, slot_tokens, *x.shape[2:])
 
     def with_prefix(x: jax.Array) -> jax.Array:  # [B, T, ...] -> [B * slots, prefix + slot, ...]
         if not prefix:
@@ -74,8 +75,9 @@ def packed(
         to_slots(segments),
         with_prefix(segments),
     )
-    body = body.reshape(B, num_slots * slot_tokens, H, D)
-    if not prefix:
+    body_tokens = num_slots * slot_tokens
+    body = body.reshape(B, body_tokens, H, D)
+    if q.shape[1] == body_tokens:  # there is no prefix, or no query of it
         return body
     head = attend(
         q[:, :prefix],

@@ -122,15 +122,13 @@ def _prefill_bytes(engine: Engine) -> float:
 def _chunk_bytes(engine: Engine) -> float:
     """Returns what a chunk of a long sequence takes: its own tokens, and those before it.
 
-    In one layer at a time attention reads the keys and values before the chunk, and gives them
-    queries and outputs as if they were part of the row.
+    In one layer at a time attention reads the keys and values before the chunk.
     """
     if engine.longest_prefill == engine.max_sequence_tokens:
         return 0.0
     model, tensor = engine.model, engine.mesh.shape["tensor"]
     layer = engine.chunk_width * _layer_numbers(model, tensor)
-    heads = 2 * model.num_attention_heads / tensor + 4 * model.num_key_value_heads
-    attended = engine.max_sequence_tokens * heads * model.head_dim
+    attended = engine.max_sequence_tokens * 4 * model.num_key_value_heads * model.head_dim
     return (layer + attended) * engine.dtype.itemsize
 
 

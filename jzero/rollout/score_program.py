@@ -186,10 +186,8 @@ def extend(
 
         k_pool, k = join_context(pools_of_layer[0], k)
         v_pool, v = join_context(pools_of_layer[1], v)
-        # Packed attention wants queries of the context, too. What they get is not used.
-        q = jnp.pad(q, ((0, 0), (num_context, 0), (0, 0), (0, 0)))
         out = settings.attention.packed(q, k, v, segments, layout)
-        return out[:, num_context:], (k_pool, v_pool)
+        return out, (k_pool, v_pool)
 
     pool_spec = P(settings.kv_axis)
     heads_spec = P(None, None, settings.kv_axis)

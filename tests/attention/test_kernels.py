@@ -266,6 +266,34 @@ def test_responses_see_the_prefix_and_not_its_padding(packed: Packed) -> None:
     assert not depends_on(first_padding)[is_token].any()
 
 
+@quick
+@every_packed
+@pytest.mark.parametrize(
+    "layout", [RowLayout(130, 1, 70), RowLayout(256, 1, 128), RowLayout(70, 3, 90)], ids=str
+)
+def test_queries_of_the_prefix_may_be_left_out(
+    packed: Packed, layout: RowLayout, small_blocks: None
+) -> None:
+    """As where a chunk attends to the pages before it."""
+    inputs = packed_inputs(layout, SMALL, rows=2)
+    is_token = (inputs.segments > 0)[:, layout.prefix :, None, None]
+
+    def output(q: np.ndarray) -> jax.Array:
+        return packed(
+            jnp.asarray(q),
+            jnp.asarray(inputs.k),
+            jnp.asarray(inputs.v),
+            jnp.asarray(inputs.segments),
+            layout,
+        )
+
+    of_all = output(inputs.q)[:, layout.prefix :]
+    of_body = output(inputs.q[:, layout.prefix :])
+
+    assert of_body.shape == of_all.shape
+    np.testing.assert_allclose(of_body * is_token, of_all * is_token, atol=1e-5)
+
+
 def test_a_row_too_long_for_its_codes_is_refused() -> None:
     tokens = 1 << 16
     q = jax.ShapeDtypeStruct((1, tokens, 2, 16), jnp.float32)
