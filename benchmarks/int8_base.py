@@ -180,21 +180,33 @@ def compare(logits: np.ndarray, native: np.ndarray) -> tuple[float, float]:
     return float(error), float(np.mean(logits.argmax(axis=1) == native.argmax(axis=1)))
 
 
-def parse(arguments: Sequence[str]) -> tuple[Config, int]:
-    """Returns the settings, and the number of steps."""
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser of a model, the recipe of its training, and the number of steps."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", help="directory or hub id; default: the recipe's warm start")
     parser.add_argument("--config", default=f"{main.RECIPES / 'countdown.py'}:tiny", help="recipe")
-    parser.add_argument("--rank", type=int, default=8, help="of the adapter")
     parser.add_argument("--steps", type=int, default=4, help="of training, for the mismatch")
-    options, rest = parser.parse_known_args(arguments)
-    settings = main.parse([f"--config={options.config}", *rest]).settings
-    settings.model.adapter.rank = options.rank
+    return parser
+
+
+def settings_of(options: argparse.Namespace, flags: Sequence[str]) -> Config:
+    """Returns the settings of the recipe with `flags`, of the model that the options name."""
+    settings = main.parse([f"--config={options.config}", *flags]).settings
     if options.model:
         settings.model.path = options.model
         settings.warm_start.steps = 0
+    return settings
+
+
+def parse(arguments: Sequence[str]) -> tuple[Config, int]:
+    """Returns the settings, and the number of steps."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--rank", type=int, default=8, help="of the adapter")
+    options, rest = parser.parse_known_args(arguments)
+    settings = settings_of(options, rest)
+    settings.model.adapter.rank = options.rank
     return settings, options.steps
 
 

@@ -20,7 +20,6 @@ The table has a row for each sampler:
                  token with, in the same steps; 1 without a mismatch
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from tempfile import TemporaryDirectory
 import int8_base
 import jax
 
-from jzero import cli, main, setup, train
+from jzero import cli, setup, train
 from jzero.config import Config
 from jzero.distributed import interrupt
 from jzero.distributed.publish import bytes_of_one_device
@@ -123,19 +122,9 @@ def format_table(results: Sequence[Result]) -> str:
 
 def parse(arguments: Sequence[str]) -> tuple[Config, int]:
     """Returns the settings, and the number of steps."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", help="directory or hub id; default: the recipe's warm start")
-    parser.add_argument("--config", default=f"{main.RECIPES / 'countdown.py'}:tiny", help="recipe")
-    parser.add_argument("--steps", type=int, default=4, help="of training")
-    options, rest = parser.parse_known_args(arguments)
+    options, rest = int8_base.make_parser(__doc__).parse_known_args(arguments)
     correct = "--config.algorithm.correction=token_truncate"
-    settings = main.parse([f"--config={options.config}", correct, *rest]).settings
-    if options.model:
-        settings.model.path = options.model
-        settings.warm_start.steps = 0
-    return settings, options.steps
+    return int8_base.settings_of(options, [correct, *rest]), options.steps
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from jzero import cli, config
 from jzero.config import Config
 from jzero.errors import UserError
 from jzero.files import read_jsonl
-from jzero.training.packing import best_fit, layouts_of_lengths, tokens_of_rows
+from jzero.training.packing import best_layout, layouts_of_lengths, tokens_of_rows
 from jzero.training.trainer import row_layouts
 from jzero.types import RowLayout
 
@@ -33,9 +33,8 @@ def tokens_of_groups(groups: Sequence[Lengths], layouts: Sequence[RowLayout]) ->
     """Returns the tokens of the rows of all groups, each in the layout that takes the fewest."""
     total = 0
     for lengths in groups:
-        longest = max(lengths)
-        fits = [layout for layout in layouts if longest <= layout.slot]
-        total += min(tokens_of_rows(len(best_fit(lengths, layout.slot)), layout) for layout in fits)
+        best, slots = best_layout(lengths, layouts)
+        total += tokens_of_rows(len(slots), layouts[best])
     return total
 
 

@@ -16,7 +16,7 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Shaped
 
-LARGEST = 127  # of 8 bits; -128 is not used: the range is symmetric
+from jzero.int8 import round_to_int8
 
 
 class QuantizedPool(NamedTuple):
@@ -52,11 +52,8 @@ def kv_storage(dtype: str, platform: str) -> DTypeLike:
 
 def quantize_kv(x: Float[Array, "... D"]) -> tuple[Shaped[Array, "... D"], Float[Array, "..."]]:
     """Rounds every head of every token to 8 bits, with the scale max|x| / 127 of its own."""
-    x = x.astype(jnp.float32)
-    scales = jnp.max(jnp.abs(x), axis=-1) / LARGEST
-    quotient = x / jnp.where(scales > 0, scales, 1)[..., None]
-    values = jnp.clip(jnp.round(quotient), -LARGEST, LARGEST)
-    return values.astype(jnp.int8), scales
+    values, scales = round_to_int8(x, axes=(x.ndim - 1,))
+    return values, scales[..., 0]
 
 
 def as_stored(
@@ -138,7 +135,6 @@ def write(
 
     Without `offsets`, x [W, page, K, D] are whole pages for pages[W] of the pool. With `offsets`,
     x [W, K, D] are single tokens for the places (pages[W], offsets[W]).
-
     """
     rows, _, _, width = pool.shape
     by_row = jnp.moveaxis(to_rows(x, rows, width), -2, 0)

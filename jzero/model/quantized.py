@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-LARGEST = 127  # -128 is not used: the range is symmetric
+from jzero.int8 import LARGEST, round_to_int8
 
 
 @jax.tree_util.register_dataclass
@@ -83,12 +82,8 @@ def quantize_on_device(
 
     An integer may differ by one from that of `quantize` where a quotient lies between two.
     """
-    weight = weight.astype(jnp.float32)
     inputs = tuple(range(num_stacked, num_stacked + num_inputs))
-    scale = jnp.max(jnp.abs(weight), axis=inputs, keepdims=True) / LARGEST
-    quotient = weight / jnp.where(scale > 0, scale, 1)
-    values = jnp.clip(jnp.round(quotient), -LARGEST, LARGEST)
-    return QuantizedWeight(values.astype(jnp.int8), scale)
+    return QuantizedWeight(*round_to_int8(weight, inputs))
 
 
 def dequantize(weight: QuantizedWeight, dtype: DTypeLike) -> Float[Array, "..."]:

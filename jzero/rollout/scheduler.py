@@ -338,7 +338,7 @@ class Scheduler:
             try:
                 item = chunked_prefill.place(self.engine, sequence, slot)
             except OutOfPages:
-                if self.scorer.give_up_pages(shard) or self.evict_waiting(shard):
+                if self._make_room(shard):
                     continue
                 return None
             break
@@ -396,7 +396,7 @@ class Scheduler:
                 try:
                     page_copies = self.engine.place(placement)
                 except OutOfPages:
-                    if self.scorer.give_up_pages(shard) or self.evict_waiting(shard):
+                    if self._make_room(shard):
                         continue
                     break
                 pending.popleft()
@@ -423,12 +423,16 @@ class Scheduler:
             shard = self._shard_out_of_pages()
             if shard is None:
                 return
-            if self.scorer.give_up_pages(shard) or self.evict_waiting(shard):
+            if self._make_room(shard):
                 continue
             if in_flight:
                 yield from self._read_call(in_flight.popleft())
             else:
                 self._preempt_youngest(shard)
+
+    def _make_room(self, shard: int) -> bool:
+        """Frees pages of a shard that nobody needs at once. Returns whether it has freed any."""
+        return self.scorer.give_up_pages(shard) or self.evict_waiting(shard)
 
     def _shard_out_of_pages(self) -> int | None:
         """Reserves pages, oldest sequences first. Returns the shard that ran out, or None."""

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 import jax
 
 from jzero.config import MemoryConfig
+from jzero.training.offload import device_memory
 
 GIB = 2**30
 STEADY_STEP = 2  # of a process: its first steps compile, and make what stays
@@ -50,8 +51,7 @@ def live_bytes() -> tuple[BytesByKind, Counter[str]]:
 
 def is_in_device_memory(array: jax.Array) -> bool:
     """Returns whether an array takes room on its devices, and not in the memory of their hosts."""
-    device = next(iter(array.sharding.device_set))
-    return array.sharding.memory_kind in (None, device.default_memory().kind)
+    return array.sharding.memory_kind in (None, device_memory(array))
 
 
 class Growth:

@@ -47,6 +47,11 @@ def on_device(state: State, is_donated: bool = True) -> State:
     return replace(state, opt_state=moved(state.opt_state, None, is_donated), critic=critic)
 
 
+def device_memory(array: jax.Array) -> str:
+    """Returns JAX's name of the own memory of the devices that an array belongs to."""
+    return next(iter(array.sharding.device_set)).default_memory().kind
+
+
 def moved(moments: optax.OptState, memory: str | None, is_donated: bool) -> optax.OptState:
     """Returns arrays in another memory of the same devices; None: the devices' own.
 
@@ -54,7 +59,7 @@ def moved(moments: optax.OptState, memory: str | None, is_donated: bool) -> opta
     """
 
     def move(array: jax.Array) -> jax.Array:
-        kind = memory or next(iter(array.sharding.device_set)).default_memory().kind
+        kind = memory or device_memory(array)
         if array.ndim == 0 or array.sharding.memory_kind == kind:
             return array
         # Shard by shard: with several hosts none of them has all of an array.

@@ -206,21 +206,31 @@ def plan_shared_rows(
     first = 0  # number of the group's first sequence
     for group in groups:
         lengths = [len(sequence.tokens) - sequence.prompt_length for sequence in group]
-        longest = max(lengths)
-        # A group whose longest response fits nowhere goes to layout 0, where `best_fit` refuses it.
-        fits = [number for number, layout in enumerate(layouts) if longest <= layout.slot] or [0]
-        bins_of = {number: best_fit(lengths, layouts[number].slot) for number in fits}
-        tokens_of = {
-            number: tokens_of_rows(len(bins), layouts[number]) for number, bins in bins_of.items()
-        }
-        best = min(fits, key=lambda number: tokens_of[number])
-
-        slots = [PlannedSlot(tuple(first + item for item in items)) for items in bins_of[best]]
+        best, bins = best_layout(lengths, layouts)
+        slots = [PlannedSlot(tuple(first + item for item in items)) for items in bins]
         per_row = layouts[best].slots
         for start in range(0, len(slots), per_row):
             rows[best].append(PlannedRow(tuple(slots[start : start + per_row])))
         first += len(group)
     return rows
+
+
+def best_layout(
+    lengths: Sequence[int], layouts: Sequence[RowLayout]
+) -> tuple[int, list[list[int]]]:
+    """Returns the layout in which the rows of a group have the fewest tokens, and its slots.
+
+    lengths: of the group's responses. A slot is the indices of `lengths` that it holds.
+    """
+    longest = max(lengths)
+    # A group whose longest response fits nowhere goes to layout 0, where `best_fit` refuses it.
+    fits = [number for number, layout in enumerate(layouts) if longest <= layout.slot] or [0]
+    bins_of = {number: best_fit(lengths, layouts[number].slot) for number in fits}
+    tokens_of = {
+        number: tokens_of_rows(len(bins), layouts[number]) for number, bins in bins_of.items()
+    }
+    best = min(fits, key=lambda number: tokens_of[number])
+    return best, bins_of[best]
 
 
 def num_rows(num_slots: int, layout: RowLayout) -> int:
