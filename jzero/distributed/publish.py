@@ -7,12 +7,15 @@ mesh.
 With rollout.weights=int8 the weights of linear layers are rounded to 8 bits on the way, anew in
 every publication, and it is their integers that devices send to each other.
 
+Decoders on accelerators hold weights of the same inputs side by side (`side_by_side.py`).
+
 Where an adapter is trained, the adapter alone goes this way. Its frozen base lies as the decoder's
 weights do and is published once: where both meshes split it alike, the decoder's weights are the
 trainer's own arrays, and else they are a copy that lasts as long as the base.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +25,7 @@ from jax.typing import DTypeLike
 
 from jzero.config import AdapterConfig
 from jzero.distributed.mesh import adapter_shardings, decode_mesh, make_mesh, param_shardings
+from jzero.distributed.side_by_side import join_layers, join_places, neighbors
 from jzero.model import adapters, qwen
 from jzero.model.linear import as_matrix
 from jzero.model.quantized import QuantizedWeight, is_quantized, quantize_on_device
@@ -30,10 +34,13 @@ FLAT = ("q", "k", "v")  # weights that the decoder holds as [L, E, heads * D]
 Publish = Callable[[qwen.Params], qwen.Params]  # training parameters -> the decoder's
 
 
-def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh, is_int8: bool = False) -> qwen.Params:
+def decoder_shardings(
+    config: qwen.QwenConfig, mesh: Mesh, is_int8: bool = False, joins: bool = False
+) -> qwen.Params:
     """Returns the shardings of the decoder's weights, a tree like the parameters.
 
     is_int8: whether the weights of linear layers are in 8 bits.
+    joins: whether neighbors are joined.
 
     q, k and v are [L, E, heads * D] in the decoder. With an axis of heads whose number does not
     fill TPU's tiles of 8, XLA would lay out these weights of all layers anew in every call.
@@ -44,7 +51,11 @@ def decoder_shardings(config: qwen.QwenConfig, mesh: Mesh, is_int8: bool = False
         without_head_dim = layers[name].spec[:-1]
         layers[name] = NamedSharding(mesh, P(*without_head_dim))
     place = place | {"layers": layers}
-    return adapters.map_linear(config, place, quantized_places) if is_int8 else place
+    if is_int8:
+        place = adapters.map_linear(config, place, quantized_places)
+    if joins:
+        place = place | {"layers": join_places(place["layers"], neighbors(config, mesh))}
+    return place
 
 
 def quantized_places(place: NamedSharding, target: adapters.Target) -> QuantizedWeight:
@@ -71,7 +82,11 @@ def abstract_quantized(weight: jax.ShapeDtypeStruct, target: adapters.Target) ->
 
 
 def abstract_decoder_weights(
-    config: qwen.QwenConfig, mesh: Mesh, dtype: DTypeLike, is_int8: bool = False
+    config: qwen.QwenConfig,
+    mesh: Mesh,
+    dtype: DTypeLike,
+    is_int8: bool = False,
+    joins: bool = False,
 ) -> qwen.Params:
     """Returns shapes, types and shardings of weights that lie as the decoder's, on any mesh."""
 
@@ -85,7 +100,14 @@ def abstract_decoder_weights(
         return jax.ShapeDtypeStruct(shape, kept, sharding=sharding)
 
     weights = jax.tree.map_with_path(place, qwen.abstract(config), decoder_shardings(config, mesh))
-    return adapters.map_linear(config, weights, abstract_quantized) if is_int8 else weights
+    if is_int8:
+        weights = adapters.map_linear(config, weights, abstract_quantized)
+    if not joins:
+        return weights
+    join = partial(join_layers, together=neighbors(config, mesh))
+    joined = weights | {"layers": jax.eval_shape(join, weights["layers"])}
+    places = decoder_shardings(config, mesh, is_int8, joins)
+    return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), joined, places)
 
 
 def gather_program(
@@ -94,6 +116,7 @@ def gather_program(
     dtype: DTypeLike,
     is_int8: bool = False,
     quantizes: bool = False,
+    joins: bool = False,
 ) -> jax.stages.Wrapped:
     """Returns the jitted program from training parameters to the decoder's on all hosts.
 
@@ -103,9 +126,10 @@ def gather_program(
 
     is_int8: whether the weights of linear layers are in 8 bits already: those of a frozen base.
     quantizes: whether the program puts them into 8 bits.
+    joins: whether it joins neighbors.
     """
     mesh = mesh_of_all_decoders(train)
-    places = decoder_shardings(config, mesh, is_int8 or quantizes)
+    places = decoder_shardings(config, mesh, is_int8 or quantizes, joins)
     train_places = param_shardings(config, train)["layers"]
     linear_layers = adapters.linear_layers(config) if quantizes else {}
 
@@ -113,6 +137,7 @@ def gather_program(
         """Returns the sharding of one layer's weight, without the axis of layers."""
         return NamedSharding(mesh, P(*place.spec[1:]))
 
+    together = neighbors(config, mesh) if joins else []
     layer_places = jax.tree.map(in_one_layer, places["layers"])
 
     def quantize_layer(name: str, weight: jax.Array) -> jax.Array | QuantizedWeight:
@@ -137,6 +162,7 @@ def gather_program(
             weights = weights | {
                 name: as_matrix(weights[name], config.hidden_size) for name in names
             }
+        weights = join_layers(weights, together)
         return gather(weights, {name: layer_places[name] for name in weights})
 
     def program(params: qwen.Params) -> qwen.Params:
@@ -172,18 +198,20 @@ def publisher(
     dtype: DTypeLike,
     adapter: AdapterConfig | None = None,
     quantizes: bool = False,
+    joins: bool = False,
 ) -> Publish:
     """Returns a function from training parameters to the decoder's on the mesh `decode`.
 
     The parameters are those of the whole model: plain, a frozen base, or a base with its adapter as
     `adapters.join` returns it. `adapter` says which adapter, if there may be one. `quantizes` puts
-    the weights of linear layers into 8 bits; the parameters must then be plain.
+    the weights of linear layers into 8 bits, and `joins` puts neighbors side by side; both ask for
+    plain parameters.
 
     Every host calls the function, as the gathering programs run on all of them. The training
     parameters stay as they are. Where `decode` has other devices than this host's part of `train`,
     the weights are copied from device to device.
     """
-    gather = gather_program(config, train, dtype, quantizes=quantizes)
+    gather = gather_program(config, train, dtype, quantizes=quantizes, joins=joins)
     gather_adapter = None
     here = decode_mesh(train)
     local_adapter_places: qwen.Params = {"layers": {}}
@@ -205,6 +233,7 @@ def publisher(
         """Publishes a model without an adapter."""
         is_base = is_frozen_base(params)
         assert not (quantizes and is_base), "a frozen base has its own bits: model.base"
+        assert not (joins and is_base), "a frozen base lies as it does in the trainer"
         is_int8 = quantizes or has_quantized(params)
         if is_base and lies_as_decoder(config, params, train):
             gathered = params
@@ -212,8 +241,9 @@ def publisher(
             gathered = gather_program(config, train, dtype, is_int8=True)(params)
         else:
             gathered = gather(params)
-        local_places = decoder_shardings(config, here, is_int8)
-        return on_decoder(gathered, local_places, decoder_shardings(config, decode, is_int8))
+        local_places = decoder_shardings(config, here, is_int8, joins)
+        places = decoder_shardings(config, decode, is_int8, joins)
+        return on_decoder(gathered, local_places, places)
 
     # The arrays of the last base, and the decoder's weights that were made of them.
     last_base: list[jax.Array] = []

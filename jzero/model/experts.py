@@ -190,6 +190,8 @@ def with_mixer_carry(carry: PyTree, of_mixer: PyTree) -> PyTree:
 class ExpertLayer(DenseLayer):
     """A decoder layer of Qwen3 whose MLP is a choice of experts, each a gated MLP."""
 
+    SIDE_BY_SIDE = (("q", "k", "v"),)
+
     def __init__(self, config: QwenConfig, rngs: nnx.Rngs) -> None:
         super().__init__(config, rngs, attention_bias=False, query_key_norm=True)
         self.routing = routing_of(config)

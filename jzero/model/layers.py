@@ -6,7 +6,7 @@ prompts and paged decoding. See `architecture.py` for the dimension letters.
 """
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jzero.attention.exact import sum_by_halves
 from jzero.model.architecture import QwenConfig
 from jzero.model.exact import rounded
-from jzero.model.linear import LinearWeight, linear
+from jzero.model.linear import LinearWeight, linear, plus_bias, products
 
 NORMAL = initializers.normal(0.02)  # the standard deviation that Hugging Face draws weights with
 ONES = initializers.ones
@@ -112,11 +112,16 @@ def project(
     """Multiplies x by a weight [E, heads, D] or [E, heads * D] and splits the result into heads.
 
     The product is one plain matrix product. A product that is batched over heads is slow on CPU,
-    and on TPU the decoder would lay out all weights anew for it: the barrier keeps XLA from
-    merging the reshape into the product.
+    and on TPU the decoder would lay out all weights anew for it: the barrier in `in_heads` keeps
+    XLA from merging the reshape into the product.
     """
-    out = jax.lax.optimization_barrier(linear(x, weight))
-    return out.reshape(-1, out.shape[1] // head_dim, head_dim)
+    return in_heads(linear(x, weight), head_dim)
+
+
+def in_heads(x: Float[Array, "N outputs"], head_dim: int) -> Float[Array, "N heads D"]:
+    """Splits the result of a product into heads. See `project`."""
+    x = jax.lax.optimization_barrier(x)
+    return x.reshape(-1, x.shape[1] // head_dim, head_dim)
 
 
 def parameter(
@@ -135,9 +140,13 @@ class DenseLayer(nnx.Module):
 
     The order of the parameters matters: parameter i draws its first values with key i of the layer.
     `qwen.forward` calls the layer with a slice of the stacked parameters, in the dtype of the
-    activations. The layer multiplies by weights with `linear` alone, and takes them by `get_value`,
-    because a weight may be more than an array: see `linear.py`.
+    activations. The layer multiplies by weights with `linear` and `products` alone, and takes them
+    by `get_value`, because a weight may be more than an array: see `linear.py`.
     """
+
+    # The weights that the layer hands to `products` together. The biases of q have the name q_bias,
+    # and the layer adds them with `plus_bias`.
+    SIDE_BY_SIDE: ClassVar[tuple[tuple[str, ...], ...]] = (("q", "k", "v"), ("gate", "up"))
 
     def __init__(
         self,
@@ -192,9 +201,8 @@ class DenseLayer(nnx.Module):
         """
         x, carry = self.with_attention(x, rope, attend, layer, carry)
         h = rms_norm(x, self.mlp_norm.get_value(), self.norm_eps)
-        gate = jax.nn.silu(linear(h, self.gate.get_value()))
-        up = linear(h, self.up.get_value())
-        x = x + linear(gate * up, self.down.get_value())
+        gate, up = products(h, [self.gate.get_value(), self.up.get_value()])
+        x = x + linear(jax.nn.silu(gate) * up, self.down.get_value())
         return x, carry
 
     def with_attention(
@@ -219,13 +227,12 @@ class DenseLayer(nnx.Module):
         """Returns q and k, rotated by their positions, and v."""
         B, T = rope.cos.shape[:2]
         D = self.head_dim
-        q = project(h, self.q.get_value(), D)
-        k = project(h, self.k.get_value(), D)
-        v = project(h, self.v.get_value(), D)
+        weights = [self.q.get_value(), self.k.get_value(), self.v.get_value()]
+        q, k, v = (in_heads(out, D) for out in products(h, weights))
         if self.attention_bias:
-            q = q + self.q_bias[...]
-            k = k + self.k_bias[...]
-            v = v + self.v_bias[...]
+            q = plus_bias(q, self.q_bias.get_value())
+            k = plus_bias(k, self.k_bias.get_value())
+            v = plus_bias(v, self.v_bias.get_value())
         if self.query_key_norm:
             q = rms_norm(q, self.q_norm.get_value(), self.norm_eps)
             k = rms_norm(k, self.k_norm.get_value(), self.norm_eps)

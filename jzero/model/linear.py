@@ -5,22 +5,26 @@
 A weight is an array [*inputs, *outputs], a frozen `QuantizedWeight` in 8 bits, or an
 `AdaptedWeight`: one of these two, frozen, with a low-rank adapter beside it (LoRA, Hu et al. 2021,
 arXiv:2106.09685, eq. 3). With `model.exact` it is a `TiledWeight` around one of them. Layers do not
-know which of them they have. A new kind of weight is one
-more case of `linear`.
+know which of them they have. A new kind of weight is one more case of `linear`.
+
+`products` multiplies by several weights of the same inputs. A decoder on an accelerator holds these
+side by side, as one `JoinedWeight`, and multiplies once.
 
 A weight in 8 bits is never restored: its integers are exact in every type of computation, so that
 the product is with the integers, and the scale of a channel multiplies the channel's output.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jzero.model.exact import in_tiles
 from jzero.model.quantized import QuantizedWeight, dequantize
@@ -76,12 +80,47 @@ class TiledWeight:
     shards: int  # devices that rows are split over
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["weight", "bias"],
+    meta_fields=["sizes", "shards"],
+)
+@dataclass(frozen=True)
+class JoinedWeight:
+    """Several weights side by side, with their biases: one product in place of several.
+
+    In a tree of parameters it is in the place of the first weight, and the other weights and all
+    biases are `PartOfJoined`. Where devices split the outputs, each has its part of every weight:
+    the columns lie by shard, and in a shard by weight. In the stack of all layers the arrays lead
+    with an axis [L]. They may be anything else, such as shardings.
+    """
+
+    weight: PyTree  # [inputs, outputs of all], an array or a QuantizedWeight
+    bias: PyTree  # [outputs of all], or None
+    sizes: tuple[int, ...]  # the outputs of each weight
+    shards: int  # parts of the outputs
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class PartOfJoined:
+    """Stands for a weight or a bias that is part of a `JoinedWeight`, and has no array itself."""
+
+
 FrozenWeight: TypeAlias = Array | QuantizedWeight
 LinearWeight: TypeAlias = FrozenWeight | AdaptedWeight | TiledWeight
 
 
-def linear(x: Float[Array, "N inputs"], weight: LinearWeight) -> Float[Array, "N outputs"]:
+def linear(
+    x: Float[Array, "N inputs"], weight: LinearWeight | JoinedWeight | PartOfJoined
+) -> Float[Array, "N outputs"]:
     """Multiplies x by a weight [*inputs, *outputs], in 8 bits or not, with an adapter or not."""
+    if isinstance(weight, JoinedWeight | PartOfJoined):  # of a layer that somebody else wrote
+        raise TypeError(
+            "linear() got a weight that the decoder holds beside others. A layer multiplies by the "
+            "weights of its SIDE_BY_SIDE with products(); a layer with other products has another "
+            "SIDE_BY_SIDE, or ()"
+        )
     if isinstance(weight, TiledWeight):
         out = in_tiles(linear, weight.shards, x, weight.weight)
         return checkpoint_name(out, ADAPTED_OUTPUT)
@@ -99,6 +138,51 @@ def linear(x: Float[Array, "N inputs"], weight: LinearWeight) -> Float[Array, "N
     if isinstance(weight, QuantizedWeight):
         return checkpoint_name(quantized_product(x, weight.as_matrix(inputs)), ADAPTED_OUTPUT)
     return jnp.einsum("ni,io->no", x, as_matrix(weight, inputs))
+
+
+def products(
+    x: Float[Array, "N inputs"], weights: Sequence[LinearWeight | JoinedWeight | PartOfJoined]
+) -> list[Float[Array, "N outputs"]]:
+    """Multiplies x by several weights: by one after the other, unless they are joined."""
+    first = weights[0]
+    if isinstance(first, JoinedWeight):
+        assert len(first.sizes) == len(weights)
+        out = linear(x, first.weight)
+        if first.bias is not None:
+            out = out + first.bias
+        return split_outputs(out, first.sizes, first.shards)
+    return [linear(x, weight) for weight in weights]
+
+
+def plus_bias(
+    x: Float[Array, "N heads D"], bias: Float[Array, "heads D"] | PartOfJoined
+) -> Float[Array, "N heads D"]:
+    """Adds a bias to a result of `products`, unless it is in there already."""
+    return x if isinstance(bias, PartOfJoined) else x + bias
+
+
+# -- weights side by side --------------------------------------------------------------------------
+
+
+def join_outputs(arrays: Sequence[Array], shards: int) -> Array:
+    """Puts arrays [*rest, outputs] side by side, as the columns of a `JoinedWeight` lie.
+
+    shards must divide the outputs of each array.
+    """
+    by_shard = [array.reshape(*array.shape[:-1], shards, -1) for array in arrays]
+    joined = jnp.concatenate(by_shard, axis=-1)
+    return joined.reshape(*joined.shape[:-2], -1)
+
+
+def split_outputs(array: Array, sizes: Sequence[int], shards: int) -> list[Array]:
+    """Returns what `join_outputs` has put side by side. sizes: the outputs of each array."""
+    by_shard = array.reshape(*array.shape[:-1], shards, -1)
+    ends = list(accumulate(size // shards for size in sizes))
+    parts = jnp.split(by_shard, ends[:-1], axis=-1)
+    return [part.reshape(*part.shape[:-2], -1) for part in parts]
+
+
+# -- the shape of a weight -------------------------------------------------------------------------
 
 
 def as_matrix(weight: FrozenWeight, inputs: int) -> FrozenWeight:

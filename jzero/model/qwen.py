@@ -129,6 +129,16 @@ def layer_graph(config: QwenConfig) -> nnx.GraphDef:
     return nnx.graphdef(nnx.eval_shape(lambda: make_layer(config, nnx.Rngs(0))))
 
 
+@traced_once
+def side_by_side(config: QwenConfig) -> tuple[tuple[str, ...], ...]:
+    """Returns the weights that a layer hands to `linear.products` together: none in a hybrid."""
+    make_layer = family_of(config.model_type).layer
+    if make_layer is None:
+        return ()
+    layer = nnx.eval_shape(lambda: make_layer(config, nnx.Rngs(0)))
+    return getattr(layer, "SIDE_BY_SIDE", ())
+
+
 def num_params(config: QwenConfig) -> int:
     """Returns the number of the model's parameters."""
     return sum(leaf.size for leaf in jax.tree.leaves(abstract(config)))

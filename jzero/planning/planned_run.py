@@ -26,6 +26,7 @@ from jzero.distributed.publish import (
     gather_program,
     lies_as_decoder,
 )
+from jzero.distributed.side_by_side import joins_weights
 from jzero.errors import UserError
 from jzero.model import adapters, tokenizer
 from jzero.model.expert_checks import check_experts
@@ -255,9 +256,10 @@ def _publishing(engine: Engine, policy: Learner) -> tuple[dict[str, Program], Pa
     The second tree are those weights that are not the trainer's own arrays: all of them.
     """
     model, quantizes = policy.model, engine.settings.quantizes_weights
-    publish = gather_program(model, policy.mesh, engine.dtype, quantizes=quantizes)
+    joins = joins_weights(policy.compute, engine.mesh)
+    publish = gather_program(model, policy.mesh, engine.dtype, quantizes=quantizes, joins=joins)
     params = policy.abstract_state().params
-    decoder_weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes)
+    decoder_weights = abstract_decoder_weights(model, engine.mesh, engine.dtype, quantizes, joins)
     return {"publish": (publish, (params,))}, decoder_weights, decoder_weights
 
 

@@ -20,6 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jzero import attention
+from jzero.distributed.tpu_options import tpu_options
 from jzero.model import experts, qwen
 from jzero.model.delta_net import DeltaInputs
 from jzero.model.exact import compiler_options
@@ -130,7 +131,7 @@ def compile_program(
     # XLA for TPU7x wants bf16 weights in tiles of 16 x 128 inside a loop, gets them in tiles of
     # 8 x 128, and would lay all weights out anew in every call (1 GB of temporaries for
     # Qwen2.5-0.5B). This option keeps the tiles as they are. docs/log.md has the measurements.
-    options = compiler_options(settings.exact) or {}
+    options = tpu_options(mesh) | (compiler_options(settings.exact) or {})
     if mesh.devices.flat[0].device_kind == "TPU7x":
         options |= {"xla_tpu_control_large_2nd_minor_layout_for_x16": False}
 

@@ -23,6 +23,7 @@ from jzero import config
 from jzero.distributed import collectives, interrupt, peers, processes
 from jzero.distributed.mesh import decode_mesh, make_mesh, split_devices
 from jzero.distributed.publish import publisher
+from jzero.distributed.side_by_side import joins_weights
 from jzero.errors import UserError
 from jzero.grading.pool import Pool
 from jzero.model import qwen, tokenizer
@@ -287,6 +288,7 @@ def make_sampler(
         settings.model.dtype,
         settings.model.adapter,
         settings.rollout.quantizes_weights,
+        joins_weights(settings.model, mesh_for_decoding),
     )
     return sampler, publish
 

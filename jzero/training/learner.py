@@ -50,6 +50,7 @@ from jzero.distributed.mesh import (
     row_shards,
     token_axes,
 )
+from jzero.distributed.tpu_options import tpu_options
 from jzero.model import adapters, experts, huggingface, peft, qwen
 from jzero.model.delta_net import DeltaInputs, recur_packed
 from jzero.model.exact import ExactRows, compiler_options, exact_rows
@@ -635,7 +636,7 @@ def critic_learner(model: qwen.QwenConfig, config: Config, mesh: Mesh) -> Learne
 
 def options_of_training(mesh: Mesh, exact: ExactRows | None) -> dict[str, bool | str] | None:
     """Returns XLA's options for programs of training, or None for those that XLA has anyway."""
-    options: dict[str, bool | str] = dict(compiler_options(exact) or {})
+    options = tpu_options(mesh) | (compiler_options(exact) or {})
     if mesh.devices.flat[0].platform == "tpu":
         # Where the weights of a product are split, XLA:TPU would multiply by one part after the
         # other while the next part arrives, and add up results of whole size in HBM. An update of
