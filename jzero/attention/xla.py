@@ -3,17 +3,20 @@
 See `backend.py` for the interface and the dimension letters. G = H / K query heads share a KV head.
 """
 
+from functools import partial
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jzero.attention.pools import Pool, one_row_per_head, read_rows
 from jzero.types import RowLayout
 
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
+ATTENTION_OUTPUT = "attention output"  # what the backward pass keeps, with every model.remat
 pool_rows = one_row_per_head
 QUERY_BLOCK = 512  # queries whose scores exist at the same time
 KEY_RANGES = 8  # ranges of queries that meet different numbers of keys; each is compiled
@@ -120,9 +123,9 @@ def attend_in_blocks(
 ) -> Float[Array, "R N H D"]:
     """Computes `AttendRows` for QUERY_BLOCK queries at a time; the last block may have fewer.
 
-    The scores of all queries at once would be [R, H, N, M]. The backward pass recomputes those of
-    one block after the other. The queries are in up to KEY_RANGES ranges, and those of a range meet
-    no key behind it, which leaves out almost half of all pairs.
+    The scores of all queries at once would be [R, H, N, M]. The backward pass computes those of one
+    block after the other again. The queries are in up to KEY_RANGES ranges, and those of a range
+    meet no key behind it, which leaves out almost half of all pairs.
     """
     N = q.shape[1]
     prefix = k.shape[1] - N
@@ -170,11 +173,8 @@ def attend_range(
     def attend_from(q: jax.Array, q_segments: jax.Array, start: jax.Array) -> jax.Array:
         return attend_block(q, k, v, q_segments, k_segments, prefix, start)
 
-    def attend_and_forget(block: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
-        return jax.checkpoint(attend_from)(*block)
-
     blocks = split(q), split(q_segments), start + jnp.arange(0, N, block)
-    out = lax.map(attend_and_forget, blocks)
+    out = lax.map(lambda of_block: attend_from(*of_block), blocks)
     return out.swapaxes(0, 1).reshape(R, N, H, D)
 
 
@@ -189,25 +189,104 @@ def attend_block(
 ) -> Float[Array, "R N H D"]:
     """Computes queries start..start + N of the slots against every key, with an fp32 softmax."""
     R, N, H, D = q.shape
-    M, K = k.shape[1:3]
+    K = k.shape[2]
     G = H // K
 
     # The G heads of a KV head are rows of one product.
     queries = q.reshape(R, N, K, G, D).transpose(0, 2, 3, 1, 4)
     queries = queries.reshape(R, K, G * N, D)
     keys = k.transpose(0, 2, 1, 3)
-    scores = jnp.einsum("rknd,rkmd->rknm", queries, keys, preferred_element_type=jnp.float32)
-
-    is_visible = visible(q_segments, k_segments, prefix, start)[:, None, None]
-    scores = scores.reshape(R, K, G, N, M) * D**-0.5
-    scores = jnp.where(is_visible, scores, MASKED)
-    probs = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    probs = probs.reshape(R, K, G * N, M)
-
     values = v.transpose(0, 2, 1, 3)
-    out = jnp.einsum("rknm,rkmd->rknd", probs, values)
+    out: jax.Array = mix(queries, keys, values, q_segments, k_segments, start, prefix)
     out = out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4)
     return out.reshape(R, N, H, D)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(6,))
+def mix(
+    queries: Float[Array, "R K GN D"],
+    keys: Float[Array, "R K M D"],
+    values: Float[Array, "R K M D"],
+    q_segments: Int[Array, "R N"],
+    k_segments: Int[Array, "R M"],
+    start: int | Int[Array, ""],
+    prefix: int,
+) -> Float[Array, "R K GN D"]:
+    """Returns the values, weighted by the softmax of the scores. See `attend_block`.
+
+    JAX's own derivative would compute the softmax and the output once more. This one keeps the
+    output and one number of each query, log sum exp of its scores, from which it computes the
+    weights (Dao et al. 2022, arXiv:2205.14135, algorithm 4).
+    """
+    out, _ = mix_forward(queries, keys, values, q_segments, k_segments, start, prefix)
+    return out
+
+
+def masked_scores(
+    queries: Float[Array, "R K GN D"],
+    keys: Float[Array, "R K M D"],
+    q_segments: Int[Array, "R N"],
+    k_segments: Int[Array, "R M"],
+    start: int | Int[Array, ""],
+    prefix: int,
+) -> Float[Array, "R K GN M"]:
+    """Returns the scores of all queries and keys in fp32."""
+    R, K, GN, D = queries.shape
+    N, M = q_segments.shape[1], k_segments.shape[1]
+    scores = jnp.einsum("rknd,rkmd->rknm", queries, keys, preferred_element_type=jnp.float32)
+    scores = scores.reshape(R, K, GN // N, N, M) * D**-0.5
+    is_visible = visible(q_segments, k_segments, prefix, start)[:, None, None]
+    return jnp.where(is_visible, scores, MASKED).reshape(R, K, GN, M)
+
+
+def mix_forward(
+    queries: Float[Array, "R K GN D"],
+    keys: Float[Array, "R K M D"],
+    values: Float[Array, "R K M D"],
+    q_segments: Int[Array, "R N"],
+    k_segments: Int[Array, "R M"],
+    start: int | Int[Array, ""],
+    prefix: int,
+) -> tuple[Float[Array, "R K GN D"], tuple]:
+    """Returns the output, and what the backward pass reads."""
+    scores = masked_scores(queries, keys, q_segments, k_segments, start, prefix)
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    summed = jnp.einsum(
+        "rknm,rkmd->rknd",
+        weights.astype(values.dtype),
+        values,
+        preferred_element_type=jnp.float32,
+    )
+    out = checkpoint_name((summed / total).astype(values.dtype), ATTENTION_OUTPUT)
+    log_total = checkpoint_name(largest + jnp.log(total), ATTENTION_OUTPUT)
+    return out, (queries, keys, values, q_segments, k_segments, start, out, log_total)
+
+
+def mix_backward(
+    prefix: int, kept: tuple, gradient: Float[Array, "R K GN D"]
+) -> tuple[jax.Array | None, ...]:
+    """Returns the gradients of queries, keys and values.
+
+    With weights p, output o and the gradient g of o, that of a score is p (g v - g o).
+    """
+    queries, keys, values, q_segments, k_segments, start, out, log_total = kept
+    scale = queries.shape[-1] ** -0.5
+    scores = masked_scores(queries, keys, q_segments, k_segments, start, prefix)
+    weights = jnp.exp(scores - log_total)
+    of_weights = jnp.einsum("rknd,rkmd->rknm", gradient, values, preferred_element_type=jnp.float32)
+    along_output = jnp.sum(
+        gradient.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True
+    )
+    of_scores = (weights * (of_weights - along_output) * scale).astype(queries.dtype)
+    of_queries = jnp.einsum("rknm,rkmd->rknd", of_scores, keys)
+    of_keys = jnp.einsum("rknm,rknd->rkmd", of_scores, queries)
+    of_values = jnp.einsum("rknm,rknd->rkmd", weights.astype(values.dtype), gradient)
+    return of_queries, of_keys, of_values, None, None, None
+
+
+mix.defvjp(mix_forward, mix_backward)
 
 
 # -- paged decoding --------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ take 37 GiB. `token_logps` computes them for a chunk of tokens at a time, forwar
 """
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
@@ -59,13 +61,10 @@ def token_logps(
             logits = place_logits(qwen.head(config, params, place(hidden), dtype, exact=exact))
             return exact_token_logps(logits, targets, temperature)
         logits = place_logits(qwen.head(config, params, place(hidden), dtype) / temperature)
-        logz = jax.nn.logsumexp(logits, axis=-1)
+        logz, mean_logit = softmax_statistics(logits)
         target_logit = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
         logp = target_logit - logz
-
-        # H(p) = log Z - sum_v p_v logit_v
-        probabilities = jnp.exp(logits - logz[..., None])
-        entropy = logz - jnp.sum(probabilities * logits, axis=-1)
+        entropy = logz - mean_logit  # H(p) = log Z - sum_v p_v logit_v
         if kept is None:
             return logp, entropy
         return target_logit - logz_of_kept(logits, kept, logz), entropy, logp
@@ -81,6 +80,50 @@ def token_logps(
     chunks = tuple(split_columns(array, width) for array in arrays)
     outputs = jax.lax.map(lambda columns: score_again(*columns), chunks)
     return tuple(join_columns(output, T) for output in outputs)
+
+
+@jax.custom_vjp
+def softmax_statistics(
+    logits: Float[Array, "*batch V"],
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """Returns log Z and sum_v p_v logit_v of p = softmax(logits), in one pass behind the maximum.
+
+    JAX's own derivative would make these sums again for the backward pass of a chunk. This one
+    keeps both results (`qwen.SOFTMAX_STATISTICS`), from which and the logits it computes p.
+    """
+    statistics, _ = statistics_forward(logits)
+    return statistics
+
+
+# What the backward pass of `softmax_statistics` reads: the logits and both results.
+Kept: TypeAlias = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def statistics_forward(logits: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Kept]:
+    """Returns the statistics, and what the backward pass reads."""
+    largest = jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(logits - largest)
+    total = jnp.sum(weights, axis=-1)
+    mean_logit = jnp.sum(weights * logits, axis=-1) / total
+    logz = largest[..., 0] + jnp.log(total)
+    logz = checkpoint_name(logz, qwen.SOFTMAX_STATISTICS)
+    mean_logit = checkpoint_name(mean_logit, qwen.SOFTMAX_STATISTICS)
+    return (logz, mean_logit), (logits, logz, mean_logit)
+
+
+def statistics_backward(kept: Kept, gradients: tuple[jax.Array, jax.Array]) -> tuple[jax.Array]:
+    """Returns the gradient of the logits.
+
+    d log Z / d logit_v = p_v, and d mean_logit / d logit_v = p_v (1 + logit_v - mean_logit).
+    """
+    logits, logz, mean_logit = kept
+    of_logz, of_mean = gradients
+    probabilities = jnp.exp(logits - logz[..., None])
+    change_of_mean = 1 + logits - mean_logit[..., None]
+    return (probabilities * (of_logz[..., None] + of_mean[..., None] * change_of_mean),)
+
+
+softmax_statistics.defvjp(statistics_forward, statistics_backward)
 
 
 def logz_of_kept(

@@ -23,6 +23,7 @@ from jax.nn import initializers
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, PyTree, Shaped
 
+from jzero.attention.xla import ATTENTION_OUTPUT
 from jzero.model import experts
 from jzero.model.architecture import FP32_PARAMETERS, Params, QwenConfig
 from jzero.model.delta_net import DeltaInputs, Recur
@@ -165,6 +166,11 @@ def dtype_of(path: tuple, dtype: DTypeLike) -> DTypeLike:
 
 
 # -- recomputation in the backward pass ------------------------------------------------------------
+
+# What a chunk of `logprobs.token_logps` keeps: two numbers of a token.
+SOFTMAX_STATISTICS = "softmax statistics"
+NARROW = (LOW_RANK_PRODUCT, SOFTMAX_STATISTICS, ATTENTION_OUTPUT)  # kept by every setting
+
 # prevent_cse=False: a scan already keeps XLA from merging the recomputation with the forward pass,
 # and the barriers that JAX would add cost time.
 
@@ -182,14 +188,14 @@ def keep_products(function: Callable) -> Callable:
     policies = jax.checkpoint_policies
     policy = policies.save_from_both_policies(
         policies.dots_with_no_batch_dims_saveable,
-        policies.save_only_these_names(LOW_RANK_PRODUCT, ADAPTED_OUTPUT, GROUPED_PRODUCT),
+        policies.save_only_these_names(*NARROW, ADAPTED_OUTPUT, GROUPED_PRODUCT),
     )
     return jax.checkpoint(function, prevent_cse=False, policy=policy)
 
 
 def keep_nothing(function: Callable) -> Callable:
-    """Keeps the inputs and the narrow products of adapters, and recomputes everything else."""
-    policy = jax.checkpoint_policies.save_only_these_names(LOW_RANK_PRODUCT)
+    """Keeps the inputs and what is narrow, and recomputes everything else."""
+    policy = jax.checkpoint_policies.save_only_these_names(*NARROW)
     return jax.checkpoint(function, prevent_cse=False, policy=policy)
 
 

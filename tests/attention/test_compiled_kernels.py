@@ -171,7 +171,7 @@ def test_decoding_compiles_for_tpu_without_a_copy_of_its_kv(
     bytes_of_pool = 2 * np.prod(state.k_pool.sharding.shard_shape(state.k_pool.shape))
     assert compiled.as_text().count('custom_call_target="tpu_custom_call"') == 1
     assert state.k_pool.dtype == jnp.bfloat16
-    assert compiled.memory_analysis().temp_size_in_bytes < 0.02 * 2 * bytes_of_pool
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.03 * 2 * bytes_of_pool
 
 
 @pytest.mark.usefixtures("quick_compilation")
