@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.nn import initializers
 from jax.nn.initializers import Initializer
@@ -45,6 +46,7 @@ class Rotary(NamedTuple):
     cos: Float[Array, "B T 1 half"]
     sin: Float[Array, "B T 1 half"]
     is_left_to_attention: bool = False  # layers hand unrotated q and k to `attend`
+    by_product: bool = False  # see `rotate_by_product`
 
 
 def rotary(config: QwenConfig, positions: Int[Array, "B T"]) -> Rotary:
@@ -74,10 +76,34 @@ def rotate(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T he
     """
     if rope.is_left_to_attention:
         return x
+    if rope.by_product:
+        return rotate_by_product(x, rope)
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     rotated_first = first * rope.cos - second * rope.sin
     rotated_second = second * rope.cos + first * rope.sin
     return jnp.concatenate([rotated_first, rotated_second], axis=-1).astype(x.dtype)
+
+
+def rotate_by_product(x: Float[Array, "B T heads D"], rope: Rotary) -> Float[Array, "B T heads D"]:
+    """Computes `rotate` with the other element of each pair from a product with a matrix.
+
+    On a TPU half a head does not fill the lanes of a register, so that to cut heads into halves,
+    and to join them again, takes several passes over the array. The matrix has one number in each
+    column, 1 or -1, and the product is exact. docs/log.md, 2026-11-23, has what it saves.
+    """
+    D = x.shape[-1]
+    turn = np.roll(np.eye(D, dtype=np.float32), D // 2, axis=1)
+    turn[D // 2 :] *= -1  # element i of the first half is paired with minus element i + D / 2
+    partner = jnp.einsum(
+        "bthd,de->bthe",
+        x,
+        jnp.asarray(turn, x.dtype),
+        precision=jax.lax.Precision.HIGHEST,  # of fp32, which the gradient of x is as well
+        preferred_element_type=jnp.float32,
+    )
+    cos = jnp.concatenate([rope.cos, rope.cos], axis=-1)
+    sin = jnp.concatenate([rope.sin, rope.sin], axis=-1)
+    return (x.astype(jnp.float32) * cos + partner * sin).astype(x.dtype)
 
 
 @jax.tree_util.register_dataclass

@@ -222,6 +222,7 @@ def forward(
     recur: Recur | None = None,
     exact: ExactRows | None = None,
     attention_rotates: bool = False,
+    rotates_by_product: bool = False,
 ) -> tuple[Float[Array, "B T E"], PyTree]:
     """Computes the hidden states after the final norm.
 
@@ -233,6 +234,7 @@ def forward(
     recur: what computes the gated delta nets of a hybrid (`delta_net.Recur`), with the same carry.
     exact: makes the bits of a token independent of the tokens beside it, if `attend` does too.
     attention_rotates: `attend` gets q and k as they are before RoPE.
+    rotates_by_product: RoPE is computed in the way that is fast on TPUs; without `exact`.
     Returns the hidden states, and `carry` as the last layer's attention left it.
     """
     if exact is not None:
@@ -248,7 +250,9 @@ def forward(
             recur=recur,
             exact=exact,
         )
-    rope = rotary(config, positions)._replace(is_left_to_attention=attention_rotates)
+    rope = rotary(config, positions)._replace(
+        is_left_to_attention=attention_rotates, by_product=rotates_by_product
+    )
     stack = family_of(config.model_type).stack
     if stack is not None:
         layers = cast(params["layers"], dtype)

@@ -411,6 +411,7 @@ class Learner:
             remat=self.compute.remat,
             recur=recur,
             exact=self.exact,
+            rotates_by_product=self.mesh.devices.flat[0].platform == "tpu",
         )
         if not self.is_data_parallel:
             # Left alone, XLA splits the activations as fsdp splits the weights, and sums

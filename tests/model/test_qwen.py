@@ -13,7 +13,7 @@ import pytest
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import PyTree
 
-from jzero.model import huggingface, logprobs, qwen
+from jzero.model import huggingface, layers, logprobs, qwen
 
 if TYPE_CHECKING:
     import transformers
@@ -386,3 +386,50 @@ def test_the_gradient_in_chunks_never_holds_all_logits(chunk: int, holds_all: bo
     bytes_of_all_logits = 2 * 512 * 4099 * 4
     assert memory is not None
     assert (memory.temp_size_in_bytes >= bytes_of_all_logits) == holds_all
+
+
+def test_the_sums_over_the_vocabulary_are_made_once() -> None:
+    """A chunk takes exp of its logits once forward and once backward."""
+    config = CONFIGS["qwen2-tied"]
+    params = random_params(config)
+    hidden = jnp.ones((*TOKENS.shape, 64))
+
+    def loss(hidden: jax.Array) -> jax.Array:
+        logps, _ = logprobs.token_logps(
+            config, params, hidden, TOKENS, temperature=1.0, chunk=8, dtype=jnp.float32
+        )
+        return logps.sum()
+
+    jaxpr = str(jax.make_jaxpr(jax.grad(loss))(hidden))
+
+    assert jaxpr.count("= exp ") == 2
+
+
+# -- RoPE ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
+def test_rotation_by_a_product_is_the_rotation_of_pairs(dtype: DTypeLike) -> None:
+    config = CONFIGS["qwen2-tied"]
+    heads = jax.random.normal(jax.random.key(0), (*TOKENS.shape, 4, 16), dtype)
+    weights = jax.random.normal(jax.random.key(1), heads.shape)
+    rope = layers.rotary(config, POSITIONS)
+
+    def output_and_gradient(rope: layers.Rotary) -> tuple[jax.Array, jax.Array]:
+        def weighted(heads: jax.Array) -> tuple[jax.Array, jax.Array]:
+            out = layers.rotate(heads, rope)
+            return (weights * out).sum(), out
+
+        gradient, out = jax.jit(jax.grad(weighted, has_aux=True))(heads)
+        return out, gradient
+
+    found = output_and_gradient(rope._replace(by_product=True))
+
+    expected = output_and_gradient(rope)
+    # One unit of the last bit, where a sum of products is rounded once or twice.
+    tolerance = 1e-6 if dtype == jnp.float32 else 0.02
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == dtype
+        np.testing.assert_allclose(
+            ours.astype(jnp.float32), theirs.astype(jnp.float32), atol=tolerance, rtol=tolerance
+        )
