@@ -21,9 +21,10 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jzero.config import RolloutConfig
+from jzero.config import ModelConfig, RolloutConfig
 from jzero.distributed.mesh import decode_mesh, param_shardings, train_mesh
 from jzero.distributed.publish import bytes_of_one_device, publisher
+from jzero.distributed.side_by_side import joins_weights
 from jzero.model import qwen
 from jzero.planning.chips import Chip
 from jzero.planning.planned_run import kv_bytes_per_token
@@ -62,7 +63,8 @@ def make_engine(
         return qwen.init(model, key)
 
     params = jax.jit(init, out_shardings=param_shardings(model, mesh))(jax.random.key(0))
-    publish = publisher(model, mesh, engine.mesh, engine.dtype)
+    joins = joins_weights(ModelConfig(), engine.mesh)
+    publish = publisher(model, mesh, engine.mesh, engine.dtype, joins=joins)
     return engine, publish(params)
 
 

@@ -67,7 +67,7 @@ def workload_config(directory: str) -> Config:
     row_tokens = MAX_PROMPT_TOKENS + GROUP_SIZE * NEW_TOKENS
     return Config(
         name="benchmark",
-        model=ModelConfig(path=directory, dtype="float32", remat="full", logit_chunk=1 << 20),
+        model=ModelConfig(path=directory, dtype="float32", remat="dots", logit_chunk=1 << 20),
         rollout=RolloutConfig(
             num_prompts=NUM_PROMPTS,
             group_size=GROUP_SIZE,

@@ -26,6 +26,7 @@ from jzero.attention.backend import Backend, Packed
 from jzero.config import Config
 from jzero.distributed.mesh import decode_mesh, train_mesh
 from jzero.distributed.publish import publisher
+from jzero.distributed.side_by_side import joins_weights
 from jzero.model import qwen
 from jzero.rollout.engine import Engine
 from jzero.rollout.scheduler import Scheduler
@@ -251,7 +252,8 @@ def sampled(config: Config, shapes: Shapes, params: qwen.Params) -> list[Sequenc
     model = shapes.model
     dtype = config.model.dtype
     engine = Engine(model, config.rollout, decode_mesh(mesh), (), dtype, config.model.attention)
-    weights = publisher(model, mesh, engine.mesh, engine.dtype)(params)
+    joins = joins_weights(config.model, engine.mesh)
+    weights = publisher(model, mesh, engine.mesh, engine.dtype, joins=joins)(params)
     rng = np.random.default_rng(0)
     lengths = np.linspace(1, shapes.max_prompt, 4).astype(int)
     prompts = [rng.integers(0, model.vocab_size, length).astype(np.int32) for length in lengths]
