@@ -275,5 +275,5 @@ def test_the_backward_pass_keeps_the_narrow_product_and_no_fp32_term(remat: str)
     assert (((rows, outputs), jnp.bfloat16) in kept) == (remat == "dots")
     assert all(dtype == jnp.bfloat16 for _, dtype in kept)
     computed_again = str(jax.make_jaxpr(backward)(y))
-    assert LOW_RANK_PRODUCT not in computed_again.replace(f"{{'{LOW_RANK_PRODUCT}'}}", "")
+    assert f"name={LOW_RANK_PRODUCT}" not in computed_again
     assert (f"name={ADAPTED_OUTPUT}" in computed_again) == (remat == "full")

@@ -85,7 +85,8 @@ def test_a_request_that_does_not_arrive_in_time_is_given_up(threaded, begun) -> 
     with threaded.connect(begun) as connection:
         answer = read_all(connection)
     assert answer.startswith(b"HTTP/1.1 408 ")
-    assert time.monotonic() - start >= LIMITS.request_seconds
+    # The event loop may be early by the resolution of its clock.
+    assert time.monotonic() - start >= LIMITS.request_seconds - 0.01
 
 
 def test_a_byte_now_and_then_does_not_keep_a_connection_open(threaded) -> None:
