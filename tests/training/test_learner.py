@@ -260,7 +260,8 @@ def test_head_that_is_split_by_vocabulary_has_the_same_gradient(is_tied: bool) -
     on_split_head = gradient_on((2, 2, 2))
     on_one_device = gradient_on(ONE_DEVICE)
 
-    assert reference.difference(on_split_head, on_one_device) < 1e-6
+    # log Z, from which the backward pass computes probabilities, is rounded to 32 bits.
+    assert reference.difference(on_split_head, on_one_device) < 2e-6
 
 
 def test_fsdp_gathers_weights_and_does_not_sum_activations() -> None:
