@@ -170,11 +170,12 @@ def attend_range(
     def split(x: jax.Array) -> jax.Array:  # [R, N, ...] -> [blocks, R, block, ...]
         return x.reshape(R, N // block, block, *x.shape[2:]).swapaxes(0, 1)
 
-    def attend_from(q: jax.Array, q_segments: jax.Array, start: jax.Array) -> jax.Array:
+    def attend_from(of_block: tuple[jax.Array, jax.Array, jax.Array]) -> jax.Array:
+        q, q_segments, start = of_block
         return attend_block(q, k, v, q_segments, k_segments, prefix, start)
 
     blocks = split(q), split(q_segments), start + jnp.arange(0, N, block)
-    out = lax.map(lambda of_block: attend_from(*of_block), blocks)
+    out = lax.map(attend_from, blocks)
     return out.swapaxes(0, 1).reshape(R, N, H, D)
 
 
@@ -197,19 +198,26 @@ def attend_block(
     queries = queries.reshape(R, K, G * N, D)
     keys = k.transpose(0, 2, 1, 3)
     values = v.transpose(0, 2, 1, 3)
-    out: jax.Array = mix(queries, keys, values, q_segments, k_segments, start, prefix)
+    tokens = BlockTokens(q_segments, k_segments, start)
+    out: jax.Array = mix(queries, keys, values, tokens, prefix)
     out = out.reshape(R, K, G, N, D).transpose(0, 3, 1, 2, 4)
     return out.reshape(R, N, H, D)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(6,))
+class BlockTokens(NamedTuple):
+    """Which tokens the queries and the keys of a block are: the arguments of `visible`."""
+
+    q_segments: Int[Array, "R N"]
+    k_segments: Int[Array, "R M"]
+    start: int | Int[Array, ""]  # the first query's place in its slot
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4,))
 def mix(
     queries: Float[Array, "R K GN D"],
     keys: Float[Array, "R K M D"],
     values: Float[Array, "R K M D"],
-    q_segments: Int[Array, "R N"],
-    k_segments: Int[Array, "R M"],
-    start: int | Int[Array, ""],
+    tokens: BlockTokens,
     prefix: int,
 ) -> Float[Array, "R K GN D"]:
     """Returns the values, weighted by the softmax of the scores. See `attend_block`.
@@ -218,20 +226,19 @@ def mix(
     output and one number of each query, log sum exp of its scores, from which it computes the
     weights (Dao et al. 2022, arXiv:2205.14135, algorithm 4).
     """
-    out, _ = mix_forward(queries, keys, values, q_segments, k_segments, start, prefix)
+    out, _ = mix_forward(queries, keys, values, tokens, prefix)
     return out
 
 
 def masked_scores(
     queries: Float[Array, "R K GN D"],
     keys: Float[Array, "R K M D"],
-    q_segments: Int[Array, "R N"],
-    k_segments: Int[Array, "R M"],
-    start: int | Int[Array, ""],
+    tokens: BlockTokens,
     prefix: int,
 ) -> Float[Array, "R K GN M"]:
     """Returns the scores of all queries and keys in fp32."""
     R, K, GN, D = queries.shape
+    q_segments, k_segments, start = tokens
     N, M = q_segments.shape[1], k_segments.shape[1]
     scores = jnp.einsum("rknd,rkmd->rknm", queries, keys, preferred_element_type=jnp.float32)
     scores = scores.reshape(R, K, GN // N, N, M) * D**-0.5
@@ -243,13 +250,11 @@ def mix_forward(
     queries: Float[Array, "R K GN D"],
     keys: Float[Array, "R K M D"],
     values: Float[Array, "R K M D"],
-    q_segments: Int[Array, "R N"],
-    k_segments: Int[Array, "R M"],
-    start: int | Int[Array, ""],
+    tokens: BlockTokens,
     prefix: int,
 ) -> tuple[Float[Array, "R K GN D"], tuple]:
     """Returns the output, and what the backward pass reads."""
-    scores = masked_scores(queries, keys, q_segments, k_segments, start, prefix)
+    scores = masked_scores(queries, keys, tokens, prefix)
     largest = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - largest)
     total = weights.sum(axis=-1, keepdims=True)
@@ -261,7 +266,7 @@ def mix_forward(
     )
     out = checkpoint_name((summed / total).astype(values.dtype), ATTENTION_OUTPUT)
     log_total = checkpoint_name(largest + jnp.log(total), ATTENTION_OUTPUT)
-    return out, (queries, keys, values, q_segments, k_segments, start, out, log_total)
+    return out, (queries, keys, values, tokens, out, log_total)
 
 
 def mix_backward(
@@ -271,9 +276,9 @@ def mix_backward(
 
     With weights p, output o and the gradient g of o, that of a score is p (g v - g o).
     """
-    queries, keys, values, q_segments, k_segments, start, out, log_total = kept
+    queries, keys, values, tokens, out, log_total = kept
     scale = queries.shape[-1] ** -0.5
-    scores = masked_scores(queries, keys, q_segments, k_segments, start, prefix)
+    scores = masked_scores(queries, keys, tokens, prefix)
     weights = jnp.exp(scores - log_total)
     of_weights = jnp.einsum("rknd,rkmd->rknm", gradient, values, preferred_element_type=jnp.float32)
     along_output = jnp.sum(
@@ -283,7 +288,7 @@ def mix_backward(
     of_queries = jnp.einsum("rknm,rkmd->rknd", of_scores, keys)
     of_keys = jnp.einsum("rknm,rknd->rkmd", of_scores, queries)
     of_values = jnp.einsum("rknm,rknd->rkmd", weights.astype(values.dtype), gradient)
-    return of_queries, of_keys, of_values, None, None, None
+    return of_queries, of_keys, of_values, None
 
 
 mix.defvjp(mix_forward, mix_backward)

@@ -122,22 +122,25 @@ def is_parameter(value: object) -> bool:
     return isinstance(value, nnx.Param)
 
 
+def abstract_layer(config: QwenConfig) -> Layer:
+    """Returns the module of one layer, with shapes in place of arrays."""
+    make_layer = family_of(config.model_type).layer
+    assert make_layer is not None, f"the layers of {config.model_type} are of several kinds"
+    return nnx.eval_shape(lambda: make_layer(config, nnx.Rngs(0)))
+
+
 @traced_once
 def layer_graph(config: QwenConfig) -> nnx.GraphDef:
     """Returns the structure of one layer's module, into which `forward` merges the parameters."""
-    make_layer = family_of(config.model_type).layer
-    assert make_layer is not None, f"the layers of {config.model_type} are of several kinds"
-    return nnx.graphdef(nnx.eval_shape(lambda: make_layer(config, nnx.Rngs(0))))
+    return nnx.graphdef(abstract_layer(config))
 
 
 @traced_once
 def side_by_side(config: QwenConfig) -> tuple[tuple[str, ...], ...]:
     """Returns the weights that a layer hands to `linear.products` together: none in a hybrid."""
-    make_layer = family_of(config.model_type).layer
-    if make_layer is None:
+    if family_of(config.model_type).layer is None:
         return ()
-    layer = nnx.eval_shape(lambda: make_layer(config, nnx.Rngs(0)))
-    return getattr(layer, "SIDE_BY_SIDE", ())
+    return getattr(abstract_layer(config), "SIDE_BY_SIDE", ())
 
 
 def num_params(config: QwenConfig) -> int:
