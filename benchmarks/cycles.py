@@ -24,6 +24,7 @@ from typing import NamedTuple
 import jax
 
 from jzero import main as command
+from jzero.attention.tpu import LANES
 from jzero.config import Config
 from jzero.planning.compiling import compile_only_devices
 from jzero.planning.models import hub_id_of
@@ -121,8 +122,11 @@ def total_cycles(found: list[Operation]) -> int:
     return sum(operation.cycles for operation in found)
 
 
-def settings_of(model: str, topology: str, attention: str, remat: str, weights: str) -> Config:
-    """Returns the settings of a cell of benchmarks/plan.py, with rows of one length."""
+def settings_of(args: argparse.Namespace) -> Config:
+    """Returns the settings of a cell of benchmarks/plan.py, with rows of one length.
+
+    Pages in 8 bits are as long as the TPU's kernel asks for.
+    """
     # By its path: `plan` is also the name of a command.
     spec = importlib.util.spec_from_file_location("plan_benchmark", ROOT / "benchmarks/plan.py")
     assert spec and spec.loader
@@ -130,12 +134,15 @@ def settings_of(model: str, topology: str, attention: str, remat: str, weights: 
     spec.loader.exec_module(plan_benchmark)
 
     recipe = f"{ROOT / 'configs/countdown.py'}:qwen2.5-3b"
-    flags = plan_benchmark.setting_flags(model, topology)
-    flags += ["--config.train.pack_buckets=1", f"--config.model.remat={remat}"]
+    flags = plan_benchmark.setting_flags(args.model, args.topology)
+    flags += ["--config.train.pack_buckets=1", f"--config.model.remat={args.remat}"]
     settings = command.parse(["--config", recipe, *flags]).settings
-    settings.model.path = hub_id_of(model)
-    settings.model.attention = attention
-    settings.rollout.weights = weights
+    settings.model.path = hub_id_of(args.model)
+    settings.model.attention = args.attention
+    settings.rollout.weights = args.weights
+    settings.rollout.kv_dtype = args.kv
+    if args.kv == "int8":
+        settings.rollout.page_size = LANES
     return settings
 
 
@@ -175,11 +182,14 @@ def main() -> None:
     parser.add_argument(
         "--weights", default="native", choices=("native", "int8"), help="rollout.weights"
     )
+    parser.add_argument(
+        "--kv", default="bfloat16", choices=("bfloat16", "int8"), help="rollout.kv_dtype"
+    )
     parser.add_argument("--top", type=int, default=20, help="operations to print")
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
 
-    settings = settings_of(args.model, args.topology, args.attention, args.remat, args.weights)
+    settings = settings_of(args)
     run = build(settings, compile_only_devices(args.topology))
     is_update = args.program == "update"
     function, arguments = run.programs["update" if is_update else "generate"]

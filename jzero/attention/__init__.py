@@ -31,6 +31,7 @@ from jzero.attention.pools import (
     decode_kv,
     encode_kv,
     kv_storage,
+    scales_shape,
     write,
 )
 from jzero.errors import UserError
@@ -54,7 +55,7 @@ def tpu_with_fused_decoding() -> Backend:
     """Returns the TPU's kernels, and the one that does all of a decode step's attention."""
     from jzero.attention import tpu_decode
 
-    return shipped("tpu")()._replace(decode=tpu_decode.decode)
+    return shipped("tpu")()._replace(decode=tpu_decode.decode, reads_int8=True)
 
 
 # The values of model.attention. An entry is a function that returns the backend, so that Pallas and

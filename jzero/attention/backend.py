@@ -8,7 +8,7 @@ unscaled; every function scales the scores by D**-0.5.
 from typing import NamedTuple, Protocol
 
 import jax
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
 from jzero.attention.pools import Pool
 from jzero.types import RowLayout
@@ -79,18 +79,14 @@ class Decode(Protocol):
         v: Float[Array, "S K D"],
         cos: Float[Array, "S D"],
         sin: Float[Array, "S D"],
-        k_pool: Shaped[Array, "rows pages page width"],
-        v_pool: Shaped[Array, "rows pages page width"],
+        k_pool: Pool,
+        v_pool: Pool,
         table: Int[Array, "S max_pages"],
         lengths: Int[Array, " S"],
         first_page: Int[Array, ""],
         shared: Int[Array, " blocks"],
         /,
-    ) -> tuple[
-        Float[Array, "S H D"],
-        Shaped[Array, "rows pages page width"],
-        Shaped[Array, "rows pages page width"],
-    ]: ...
+    ) -> tuple[Float[Array, "S H D"], Pool, Pool]: ...
 
 
 class PoolRows(Protocol):
@@ -120,4 +116,5 @@ class Backend(NamedTuple):
     pool_rows: PoolRows
     write: Write
     decode: Decode | None = None  # None: decoding calls `write` and then `paged`
-    reads_int8: bool = False  # whether `paged` takes a pools.QuantizedPool in place of an array
+    # Whether decoding, by `decode` or else by `paged`, takes a pools.QuantizedPool as its pools.
+    reads_int8: bool = False

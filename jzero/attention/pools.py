@@ -20,10 +20,14 @@ from jzero.int8 import round_to_int8
 
 
 class QuantizedPool(NamedTuple):
-    """Stands for values * scales. Every row holds one KV head. The leaves may be shardings."""
+    """Stands for values * scales, with one scale for each KV head of each token.
+
+    The scales of a page have its tokens last, so that a kernel can multiply the scores of a head by
+    them as they lie. The leaves may be shardings.
+    """
 
     values: Any  # i8[rows, pages, page, width]
-    scales: Any  # f32[rows, pages, page]
+    scales: Any  # f32[rows, pages, heads of a row, page]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -37,6 +41,12 @@ Pool: TypeAlias = Shaped[Array, "rows pages page width"] | QuantizedPool
 def one_row_per_head(num_heads: int, head_dim: int) -> tuple[int, int]:
     """Returns (rows, width) of a token in a pool where every KV head has a row of its own."""
     return num_heads, head_dim
+
+
+def scales_shape(pool_shape: tuple[int, ...], head_dim: int) -> tuple[int, ...]:
+    """Returns the shape of the scales of a QuantizedPool, from that of its values."""
+    rows, pages, page_size, width = pool_shape
+    return rows, pages, width // head_dim, page_size
 
 
 def kv_storage(dtype: str, platform: str) -> DTypeLike:
@@ -112,9 +122,12 @@ def read_rows(
     pool: Pool, pages: Int[Array, " W"], dtype: DTypeLike
 ) -> Float[Array, "rows W page width"]:
     """Returns whole pages of every row of a pool."""
-    if isinstance(pool, QuantizedPool):
-        return (pool.values[:, pages] * pool.scales[:, pages, :, None]).astype(dtype)
-    return decode_kv(pool[:, pages], dtype)
+    if not isinstance(pool, QuantizedPool):
+        return decode_kv(pool[:, pages], dtype)
+    values = pool.values[:, pages]
+    scales = pool.scales[:, pages].swapaxes(2, 3)  # [rows, W, page, heads of a row]
+    heads = values.reshape(*scales.shape, -1)
+    return (heads * scales[..., None]).astype(dtype).reshape(values.shape)
 
 
 def read(
@@ -136,15 +149,19 @@ def write(
     Without `offsets`, x [W, page, K, D] are whole pages for pages[W] of the pool. With `offsets`,
     x [W, K, D] are single tokens for the places (pages[W], offsets[W]).
     """
-    rows, _, _, width = pool.shape
-    by_row = jnp.moveaxis(to_rows(x, rows, width), -2, 0)
     if isinstance(pool, QuantizedPool):
-        values, scales = quantize_kv(by_row)
+        values, scales = quantize_kv(x)
         return QuantizedPool(
-            write_entries(pool.values, values, pages, offsets),
-            write_entries(pool.scales, scales, pages, offsets),
+            write_entries(pool.values, values_by_row(pool, values), pages, offsets),
+            write_scales(pool.scales, scales, pages, offsets),
         )
-    return write_entries(pool, encode_kv(by_row, pool.dtype), pages, offsets)
+    return write_entries(pool, encode_kv(values_by_row(pool, x), pool.dtype), pages, offsets)
+
+
+def values_by_row(pool: Pool, x: Shaped[Array, "..."]) -> Shaped[Array, "rows ..."]:
+    """Returns keys or values [..., K, D] as the rows of a pool hold them, rows first."""
+    rows, _, _, width = pool.shape
+    return jnp.moveaxis(to_rows(x, rows, width), -2, 0)
 
 
 def write_entries(
@@ -169,5 +186,33 @@ def write_entries(
     entries_per_row = len(flat) // rows
     index = jnp.arange(rows)[:, None] * entries_per_row + index_in_row[None]
     entries = by_row.reshape(-1, *entry_shape)
+    written = flat.at[index.ravel()].set(entries, mode="promise_in_bounds")
+    return written.reshape(pool.shape)
+
+
+def write_scales(
+    pool: Float[Array, "rows pages heads page"],
+    scales: Float[Array, "..."],
+    pages: Int[Array, " W"],
+    offsets: Int[Array, " W"] | None,
+) -> Float[Array, "rows pages heads page"]:
+    """Writes scales [W, page, K] of whole pages, or [W, K] of single tokens. See `write`."""
+    rows, num_pages, heads_per_row, page_size = pool.shape
+    missing_heads = rows * heads_per_row - scales.shape[-1]
+    padding = [(0, 0)] * (scales.ndim - 1)
+    scales = jnp.pad(scales, [*padding, (0, missing_heads)])
+    scales = scales.reshape(*scales.shape[:-1], rows, heads_per_row)
+    if offsets is None:
+        # [W, page, rows, heads] -> [rows, W, heads, page]: an entry has the scales of a page.
+        entries = scales.transpose(2, 0, 3, 1).reshape(-1, heads_per_row, page_size)
+        index = jnp.arange(rows)[:, None] * num_pages + pages[None]
+    else:
+        # [W, rows, heads] -> [rows, W, heads]: an entry is a single scale.
+        entries = scales.swapaxes(0, 1).ravel()
+        head = jnp.arange(heads_per_row)
+        page_of_pool = jnp.arange(rows)[:, None] * num_pages + pages[None]
+        row_of_scales = page_of_pool[:, :, None] * heads_per_row + head
+        index = row_of_scales * page_size + offsets[None, :, None]
+    flat = pool.reshape(-1, *entries.shape[1:])
     written = flat.at[index.ravel()].set(entries, mode="promise_in_bounds")
     return written.reshape(pool.shape)

@@ -15,10 +15,15 @@ How the kernel works, for a part of the slots at a time:
    written, because the scheduler shares full pages alone.
 
 With two cores a device (TPU v4, v5p) each core has a part of the slots.
+
+Pages in 8 bits (rollout.kv_dtype=int8) stay integers on their way: the scores of a head are
+multiplied by the scales of its keys, and the weights of the softmax by those of its values. The
+scales of a page are read and written with it.
 """
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,11 +32,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Int
 
+from jzero import int8
+from jzero.attention.pools import Pool, QuantizedPool
 from jzero.errors import UserError
 
 SUBLANES = 8  # rows of fp32 in a vector register
+LANES = 128  # numbers of such a row
 MASKED = -1e30  # finite, as in `xla.py`
 BLOCK_TOKENS = 512  # tokens of a slot that are computed at a time
 # Bytes in VMEM for blocks of keys and values, two blocks of each: a quarter of a v5e's.
@@ -57,6 +65,7 @@ class Sizes(NamedTuple):
     block_pages: int
     tile: int  # tokens around the new one that are written
     product: DTypeLike  # the type of the factors of products
+    is_int8: bool  # whether the pools are in 8 bits
 
     @property
     def heads_per_row(self) -> int:
@@ -84,16 +93,23 @@ class Sizes(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory of a core."""
+    """Memory of a core. Where an axis has two, they are keys and values.
+
+    The last four are there with pages in 8 bits alone.
+    """
 
     q: Ref  # f32[slots * slot_queries, width] rotated queries
-    new: Ref  # f32[2, rows, slots, width] the new keys and values
+    new: Ref  # f32[2, rows, slots, width] the new keys and values, integers with pages in 8 bits
     out: Ref  # f32[slots * slot_queries, width]
-    k_blocks: Ref  # [2, rows, block_pages, page, width]
+    k_blocks: Ref  # [2 blocks, rows, block_pages, page, width]
     v_blocks: Ref
     tiles: Ref  # [2, rows, tile, width] what is being written
     read: Ref  # semaphores of the two blocks
     written: Ref  # semaphores of the key's tile and the value's
+    new_scales: Ref = None  # f32[2, rows, heads_per_row, slots, page] each scale in all lanes
+    k_scales: Ref = None  # f32[2 blocks, rows, block_pages, heads_per_row, page]
+    v_scales: Ref = None
+    scale_tiles: Ref = None  # f32[2, rows, heads_per_row, page] what is being written
 
 
 def round_up(number: int, multiple: int) -> int:
@@ -157,6 +173,42 @@ def write_out(out: Ref, scratch: Scratch, sizes: Sizes) -> None:
         out[:, first // n * width : (first // n + 1) * width] = row.astype(out.dtype)
 
 
+def put_new(which: int, row: int, x: jax.Array, scratch: Scratch, sizes: Sizes) -> None:
+    """Puts the new keys (0) or values (1) of a row [slots, width] where blocks take them from.
+
+    With pages in 8 bits they are rounded as `int8.round_to_int8` does.
+    """
+    x = x.astype(jnp.float32)
+    if not sizes.is_int8:
+        scratch.new[which, row] = x
+        return
+    divisors = jnp.ones_like(x)
+    for part in range(sizes.heads_per_row):
+        is_head = in_part(part, x.shape, sizes)
+        largest = jnp.where(is_head, jnp.abs(x), 0).max(axis=1, keepdims=True)
+        scale = largest / int8.LARGEST
+        divisors = jnp.where(is_head & (scale > 0), scale, divisors)
+        place = scratch.new_scales.at[which, row, part]
+        place[...] = jnp.broadcast_to(scale, (sizes.slots, sizes.page))
+    scratch.new[which, row] = jnp.round(x / divisors)
+
+
+def scales_of_queries(scales: Ref, sizes: Sizes) -> jax.Array:
+    """Returns the scale of every token of a block for every query head of a row.
+
+    scales: f32[block_pages, heads_per_row, page]. Returns f32[queries, block], or [1, block].
+    """
+    of_parts = [
+        jnp.concatenate([scales[page, pl.ds(part, 1)] for page in range(sizes.block_pages)], axis=1)
+        for part in range(sizes.heads_per_row)
+    ]
+    query = lax.broadcasted_iota(jnp.int32, (sizes.queries, sizes.block), 0)
+    chosen = of_parts[0]
+    for part, of_part in enumerate(of_parts[1:], start=1):
+        chosen = jnp.where(query // sizes.group == part, of_part, chosen)
+    return chosen
+
+
 def kernel(
     lengths: Ref,  # i32[S] in SMEM, with the new token
     table: Ref,  # i32[S * max_pages] in SMEM
@@ -166,18 +218,21 @@ def kernel(
     v: Ref,
     cos: Ref,  # f32[slots, width]
     sin: Ref,
-    k_input: Ref,  # the pools before; the outputs are the same memory
-    v_input: Ref,
-    out: Ref,  # [slots, q_rows * width]
-    k_pool: Ref,  # [rows, pages, page, width] in HBM
-    v_pool: Ref,
-    *memory: Ref,
+    *others: Ref,
     sizes: Sizes,
 ) -> None:
-    """Computes a part of the slots. See the module's docstring."""
-    del k_input, v_input
-    scratch = Scratch(*memory)
-    pools, blocks = (k_pool, v_pool), (scratch.k_blocks, scratch.v_blocks)
+    """Computes a part of the slots. See the module's docstring.
+
+    others: the pools before; the output [slots, q_rows * width]; the pools, which are the same
+        memory as those before, in HBM; and the scratch memory. The pools are those of the keys and
+        of the values [rows, pages, page, width], and with pages in 8 bits their scales.
+    """
+    num_pools = 4 if sizes.is_int8 else 2
+    out, *others_behind = others[num_pools:]
+    pools, scale_pools = others_behind[:2], others_behind[2:num_pools]
+    scratch = Scratch(*others_behind[num_pools:])
+    blocks = scratch.k_blocks, scratch.v_blocks
+    scale_blocks = (scratch.k_scales, scratch.v_scales) if sizes.is_int8 else ()
     slots, rows, width, page = sizes.slots, sizes.rows, sizes.width, sizes.page
     base = pl.program_id(0) * slots  # the first slot of this part
     cosines, sines = cos[...], sin[...]
@@ -186,10 +241,11 @@ def kernel(
     for row in range(rows):
         lanes = slice(row * width, (row + 1) * width)
         new_key = rotated(k[:, lanes].astype(jnp.float32), cosines, sines, sizes)
-        scratch.new[0, row] = new_key.astype(k.dtype).astype(jnp.float32)
-        scratch.new[1, row] = v[:, lanes].astype(jnp.float32)
+        put_new(0, row, new_key.astype(k.dtype), scratch, sizes)
+        put_new(1, row, v[:, lanes], scratch, sizes)
     # Of a block that is not full, the weights of what was never read are 0, and 0 times NaN is NaN.
-    scratch.v_blocks[...] = jnp.zeros_like(scratch.v_blocks)
+    never_read = scratch.v_scales if sizes.is_int8 else scratch.v_blocks
+    never_read[...] = jnp.zeros_like(never_read)
 
     def page_of(slot: jax.Array, number: jax.Array) -> jax.Array:
         """Returns the page of the pool that is page `number` of a slot of this part."""
@@ -200,10 +256,12 @@ def kernel(
         pages = pl.cdiv(lengths[base + slot], page) - block * sizes.block_pages
         return jnp.clip(pages, 0, sizes.block_pages)
 
+    sources, targets = (*pools, *scale_pools), (*blocks, *scale_blocks)
+
     def start_reading(slot: jax.Array, block: jax.Array, buffer: jax.Array) -> None:
         def start_page(number: jax.Array, _: None) -> None:
             source = page_of(slot, block * sizes.block_pages + number)
-            for pool, target in zip(pools, blocks, strict=True):
+            for pool, target in zip(sources, targets, strict=True):
                 pltpu.make_async_copy(
                     pool.at[:, source], target.at[buffer, :, number], scratch.read.at[buffer]
                 ).start()
@@ -213,21 +271,27 @@ def kernel(
     def finish_reading(slot: jax.Array, block: jax.Array, buffer: jax.Array) -> None:
         def finish_page(_: jax.Array, __: None) -> None:
             # What is waited for is as many bytes as these, whichever page they are of.
-            for pool, target in zip(pools, blocks, strict=True):
+            for pool, target in zip(sources, targets, strict=True):
                 pltpu.make_async_copy(
                     pool.at[:, 0], target.at[buffer, :, 0], scratch.read.at[buffer]
                 ).wait()
 
         lax.fori_loop(0, num_pages(slot, block), finish_page, None)
 
-    def write_of(which: int, target: jax.Array | int, offset: jax.Array | int) -> Any:
-        """Returns the copy of a tile to its page: 0 is the key's, 1 the value's."""
+    def writes_of(which: int, target: jax.Array | int, offset: jax.Array | int) -> list:
+        """Returns the copies of what is written to a page: 0 is of the key, 1 of the value."""
+        written = scratch.written.at[which]
         place = pools[which].at[:, target, pl.ds(offset, sizes.tile)]
-        return pltpu.make_async_copy(scratch.tiles.at[which], place, scratch.written.at[which])
+        copies = [pltpu.make_async_copy(scratch.tiles.at[which], place, written)]
+        if sizes.is_int8:
+            place = scale_pools[which].at[:, target]
+            copies.append(pltpu.make_async_copy(scratch.scale_tiles.at[which], place, written))
+        return copies
 
     def finish_writing() -> None:
         for which in (0, 1):
-            write_of(which, 0, 0).wait()
+            for copy in writes_of(which, 0, 0):
+                copy.wait()
 
     def put_new_token(slot: jax.Array, block: jax.Array, buffer: jax.Array) -> None:
         """Puts the new key and value into a slot's last block, and starts to write them."""
@@ -247,7 +311,29 @@ def kernel(
                 tile = jnp.where(is_new, new, old).astype(block_of_pool.dtype)
                 block_of_pool[tokens] = tile
                 scratch.tiles[which, row] = tile
-            write_of(which, target, start).start()
+            if sizes.is_int8:
+                put_new_scales(which, slot, buffer, number, offset)
+            for copy in writes_of(which, target, start):
+                copy.start()
+
+    def put_new_scales(
+        which: int, slot: jax.Array, buffer: jax.Array, number: jax.Array, offset: jax.Array
+    ) -> None:
+        """Puts the scales of the new token into page `number` of a block."""
+        is_new = lax.broadcasted_iota(jnp.int32, (1, page), 1) == offset
+        for row in range(rows):
+            for part in range(sizes.heads_per_row):
+                place = (buffer, row, number, pl.ds(part, 1))
+                new = scratch.new_scales[which, row, part, pl.ds(slot, 1), :]
+                scales = jnp.where(is_new, new, scale_blocks[which][place])
+                scale_blocks[which][place] = scales
+                scratch.scale_tiles[which, row, pl.ds(part, 1)] = scales
+
+    def factor(x: jax.Array) -> jax.Array:
+        """Converts keys or values for a product."""
+        if sizes.is_int8:
+            x = x.astype(jnp.float32)
+        return x.astype(sizes.product)
 
     def attend_block(
         block: jax.Array, softmax: tuple, slot: jax.Array, buffer: jax.Array, q: list[jax.Array]
@@ -257,15 +343,17 @@ def kernel(
         is_visible = block * sizes.block + token < lengths[base + slot]
         after = []
         for row, (largest, total, mixed) in enumerate(softmax):
-            keys, values = (
-                x[buffer, row].reshape(sizes.block, width).astype(sizes.product) for x in blocks
-            )
+            keys, values = (factor(x[buffer, row].reshape(sizes.block, width)) for x in blocks)
             scores = product(q[row], keys, 1, sizes) * sizes.head_dim**-0.5
+            if sizes.is_int8:
+                scores *= scales_of_queries(scratch.k_scales.at[buffer, row], sizes)
             scores = jnp.where(is_visible, scores, MASKED)
             new_largest = jnp.maximum(largest, scores.max(axis=1, keepdims=True))
             weights = jnp.exp(scores - new_largest)
             rescale = jnp.exp(largest - new_largest)
             total = total * rescale + weights.sum(axis=1, keepdims=True)
+            if sizes.is_int8:
+                weights *= scales_of_queries(scratch.v_scales.at[buffer, row], sizes)
             values = product(weights.astype(sizes.product), values, 0, sizes)
             after.append((new_largest, total, mixed * rescale + values))
         return tuple(after)
@@ -338,34 +426,40 @@ def decode(
     v: Float[Array, "S K D"],
     cos: Float[Array, "S D"],
     sin: Float[Array, "S D"],
-    k_pool: Shaped[Array, "rows pages page width"],
-    v_pool: Shaped[Array, "rows pages page width"],
+    k_pool: Pool,
+    v_pool: Pool,
     table: Int[Array, "S max_pages"],
     lengths: Int[Array, " S"],
     first_page: Int[Array, ""],
     shared: Int[Array, " blocks"],
     interpret: bool = False,
-) -> tuple[Float[Array, "S H D"], Shaped[Array, "..."], Shaped[Array, "..."]]:
+) -> tuple[Float[Array, "S H D"], Pool, Pool]:
     """Rotates, writes and attends in one kernel; see `backend.Decode`.
 
-    Products of bfloat16 with bfloat16 pools have the weights of the softmax in bfloat16. With fp32
-    in either place all factors are in fp32. Every slot reads all of its pages, shared or not.
+    Products of bfloat16 with pools of bfloat16 or of 8 bits have the weights of the softmax in
+    bfloat16. With fp32 in either place all factors are in fp32. Every slot reads all of its pages,
+    shared or not.
 
-    Raises UserError for pages that are no multiple of a tile: of 16 tokens in 16 bits, 8 in 32.
+    Raises UserError for pages that are no multiple of what is written at once: 16 tokens in 16
+    bits, 8 in 32, and in 8 bits the 128 tokens whose scales are one row of a register.
     """
     S, H, D = q.shape
     K = k.shape[1]
-    rows, _, page_size, width = k_pool.shape
-    tile = 4 * SUBLANES // k_pool.dtype.itemsize
-    if page_size % tile:
+    is_int8 = isinstance(k_pool, QuantizedPool)
+    numbers = k_pool.values if is_int8 else k_pool
+    rows, _, page_size, width = numbers.shape
+    tile = 4 * SUBLANES // numbers.dtype.itemsize
+    multiple = LANES if is_int8 else tile
+    if page_size % multiple:
         raise UserError(
-            f"rollout.page_size={page_size}: the TPU's decode kernel writes {tile} tokens at once; "
-            f"set a multiple of {tile}, or model.attention=tpu"
+            f"rollout.page_size={page_size}: with numbers of {numbers.dtype.itemsize} bytes the "
+            f"pages of the TPU's decode kernel have a multiple of {multiple} tokens; set "
+            f"rollout.page_size={multiple}, or leave out model.attention=tpu_fused"
         )
     lanes = D if width % D == 0 else width
     heads_per_row = width // lanes
     slots = slots_of_part(S, interpret)
-    block_pages = pages_per_block(k_pool, table.shape[1])
+    block_pages = pages_per_block(numbers, table.shape[1])
     sizes = Sizes(
         slots=slots,
         heads=H,
@@ -378,7 +472,8 @@ def decode(
         max_pages=round_up(table.shape[1], block_pages),
         block_pages=block_pages,
         tile=tile,
-        product=jnp.promote_types(q.dtype, k_pool.dtype),
+        product=q.dtype if is_int8 else jnp.promote_types(q.dtype, numbers.dtype),
+        is_int8=is_int8,
     )
     padding = (0, -S % slots)  # slots of one token, in the scratch page
 
@@ -396,24 +491,42 @@ def decode(
     # The pages of slots that are padding are those of the scratch page, which is page 0.
     table = jnp.pad(table, (padding, (0, sizes.max_pages - table.shape[1]))).reshape(-1)
     lengths = jnp.pad(lengths, padding, constant_values=1)
-    out, k_pool, v_pool = call(
+    out, *arrays = call(
         (lengths.astype(jnp.int32), table.astype(jnp.int32), first_page.reshape(1)),
         (flat(q), flat(k), flat(v), by_lane(cos), by_lane(sin)),
-        (k_pool, v_pool),
+        arrays_of(k_pool, v_pool),
         sizes,
         interpret,
     )
-    out = out[:S].reshape(S, -1, lanes)
-    return out[:, :H, :D], k_pool, v_pool
+    out = out[:S].reshape(S, -1, lanes)[:, :H, :D]
+    k_pool, v_pool = pools_of(arrays)
+    return out, k_pool, v_pool
+
+
+def arrays_of(k_pool: Pool, v_pool: Pool) -> tuple[jax.Array, ...]:
+    """Returns the arrays of two pools: keys and values, and then their scales if there are any."""
+    if isinstance(k_pool, QuantizedPool) and isinstance(v_pool, QuantizedPool):
+        return k_pool.values, v_pool.values, k_pool.scales, v_pool.scales
+    assert isinstance(k_pool, jax.Array) and isinstance(v_pool, jax.Array)
+    return k_pool, v_pool
+
+
+def pools_of(arrays: Sequence[jax.Array]) -> tuple[Pool, Pool]:
+    """Does the reverse of `arrays_of`."""
+    k, v, *scales = arrays
+    if not scales:
+        return k, v
+    k_scales, v_scales = scales
+    return QuantizedPool(k, k_scales), QuantizedPool(v, v_scales)
 
 
 def call(
     scalars: tuple[jax.Array, ...],
     by_slot: tuple[jax.Array, ...],
-    pools: tuple[jax.Array, jax.Array],
+    pools: tuple[jax.Array, ...],
     sizes: Sizes,
     interpret: bool,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+) -> list[jax.Array]:
     """Calls the kernel for all parts; the arguments are its own, in their order."""
     q = by_slot[0]
     dtype = pools[0].dtype
@@ -435,25 +548,39 @@ def call(
         read=pltpu.SemaphoreType.DMA((2,)),
         written=pltpu.SemaphoreType.DMA((2,)),
     )
+    if sizes.is_int8:
+        scratch = with_scales(scratch, sizes)
     grid = pltpu.PrefetchScalarGridSpec(
         num_scalar_prefetch=len(scalars),
         grid=(len(q) // sizes.slots,),
-        in_specs=[*map(of_part, by_slot), in_hbm, in_hbm],
-        out_specs=[of_part(q), in_hbm, in_hbm],
-        scratch_shapes=list(scratch),
+        in_specs=[*map(of_part, by_slot), *[in_hbm] * len(pools)],
+        out_specs=[of_part(q), *[in_hbm] * len(pools)],
+        scratch_shapes=[shape for shape in scratch if shape is not None],
     )
     first_pool = len(scalars) + len(by_slot)
     return pl.pallas_call(
         functools.partial(kernel, sizes=sizes),
         grid_spec=grid,
         out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (q, *pools)],
-        input_output_aliases={first_pool: 1, first_pool + 1: 2},
+        input_output_aliases={first_pool + i: 1 + i for i in range(len(pools))},
         interpret=interpret,
         name="decode_attention",
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel",), disable_bounds_checks=True
         ),
     )(*scalars, *by_slot, *pools)
+
+
+def with_scales(scratch: Scratch, sizes: Sizes) -> Scratch:
+    """Returns the scratch memory with what pages in 8 bits need beside it."""
+    rows, heads_per_row, page = sizes.rows, sizes.heads_per_row, sizes.page
+    block = pltpu.VMEM((2, rows, sizes.block_pages, heads_per_row, page), jnp.float32)
+    return scratch._replace(
+        new_scales=pltpu.VMEM((2, rows, heads_per_row, sizes.slots, page), jnp.float32),
+        k_scales=block,
+        v_scales=block,
+        scale_tiles=pltpu.VMEM((2, rows, heads_per_row, page), jnp.float32),
+    )
 
 
 def slots_of_part(num_slots: int, interpret: bool) -> int:

@@ -542,7 +542,7 @@ class RolloutConfig:
     kv_dtype: str = setting(
         "bfloat16",
         "Type of the KV cache. int8: 8 bits with one scale for each head of each token, on CPUs "
-        "and with model.attention=xla.",
+        "and with model.attention=xla or tpu_fused.",
         choices=(*DTYPES, "int8"),
     )
     routing_replay: bool = setting(

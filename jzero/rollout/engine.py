@@ -304,7 +304,8 @@ class Engine:
         spec = P(static.kv_axis, "slots")
         pool = self.abstract_array(shape, static.kv_storage, spec)
         if static.kv_storage == jnp.int8:
-            scales = self.abstract_array(shape[:-1], jnp.float32, spec)
+            scales_shape = attention.scales_shape(shape, model.head_dim)
+            scales = self.abstract_array(scales_shape, jnp.float32, spec)
             pool = attention.QuantizedPool(pool, scales)
 
         def by_slot(dtype: DTypeLike) -> jax.ShapeDtypeStruct:

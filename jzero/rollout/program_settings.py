@@ -69,7 +69,8 @@ def make_program_settings(
     if settings.kv_dtype == "int8" and not backend.reads_int8:
         raise UserError(
             f"rollout.kv_dtype=int8: the attention kernels of platform {device.platform} read no "
-            "pages in 8 bits; set rollout.kv_dtype=bfloat16, or model.attention=xla"
+            "pages in 8 bits; set rollout.kv_dtype=bfloat16, or model.attention=xla, or on TPUs "
+            "model.attention=tpu_fused"
         )
 
     return ProgramSettings(

@@ -387,7 +387,8 @@ def test_write_of_pages_changes_these_pages_alone(storage: DTypeLike) -> None:
 
 def int8_pool_of(pool: jax.Array) -> QuantizedPool:
     """Returns a pool [K, pages, page, D] in 8 bits, written page by page."""
-    empty = QuantizedPool(jnp.zeros(pool.shape, jnp.int8), jnp.zeros(pool.shape[:-1], jnp.float32))
+    scales = jnp.zeros(pools.scales_shape(pool.shape, D), jnp.float32)
+    empty = QuantizedPool(jnp.zeros(pool.shape, jnp.int8), scales)
     return write(empty, jnp.moveaxis(pool, 0, 2), np.arange(pool.shape[1]))
 
 
