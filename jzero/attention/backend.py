@@ -69,6 +69,8 @@ class Decode(Protocol):
     lengths: the number of tokens of each slot, at least 1, the new token included. An idle slot has
         one token, and its pages are page 0, the scratch page, whose content means nothing.
     shared: as in `Paged`.
+    owners: for each block of neighboring slots that share pages, the slot whose row of the table
+        has these pages. The row of an idle slot does not.
     Returns the output, and the pools with the new tokens.
     """
 
@@ -85,6 +87,7 @@ class Decode(Protocol):
         lengths: Int[Array, " S"],
         first_page: Int[Array, ""],
         shared: Int[Array, " blocks"],
+        owners: Int[Array, " blocks"],
         /,
     ) -> tuple[Float[Array, "S H D"], Pool, Pool]: ...
 

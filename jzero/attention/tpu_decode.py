@@ -14,6 +14,10 @@ How the kernel works, for a part of the slots at a time:
    and a tile of rows around the token is written back to its page. A page that slots share is never
    written, because the scheduler shares full pages alone.
 
+Samples of one prompt are neighbors and have the prompt's full pages in common. These pages are read
+once for all of them, and the queries of all of them make one product with a block. Every slot then
+goes on with its own pages.
+
 With two cores a device (TPU v4, v5p) each core has a part of the slots.
 
 Pages in 8 bits (rollout.kv_dtype=int8) stay integers on their way: the scores of a head are
@@ -46,6 +50,8 @@ BLOCK_TOKENS = 512  # tokens of a slot that are computed at a time
 BLOCK_BYTES = 4 * 2**20
 # Slots of one part. Their queries and outputs are in VMEM as fp32: 2 MB for 64 slots of 32 heads.
 MOST_SLOTS = 64
+# Queries that read pages together. Their softmax takes 1.5 KB each in VMEM, twice: 3 MB.
+MOST_QUERIES = 1024
 
 Ref = Any  # a reference to memory inside of a kernel; Pallas has no public type for it
 
@@ -54,6 +60,8 @@ class Sizes(NamedTuple):
     """What is fixed when the kernel is compiled."""
 
     slots: int  # of a part
+    sharing: int  # neighboring slots that may have their first pages in common
+    neighbors: int  # those of them that read these pages together; 1: every slot reads all its own
     heads: int  # query heads, in `q_rows` rows of n
     group: int  # query heads of a KV head
     rows: int  # rows of the pool
@@ -77,19 +85,38 @@ class Sizes(NamedTuple):
         return round_up(self.heads_per_row * self.group, SUBLANES)
 
     @property
-    def slot_queries(self) -> int:
-        """Query heads of a slot, as they lie in VMEM."""
-        return self.rows * self.queries
-
-    @property
     def block(self) -> int:
         """Tokens of a block."""
         return self.block_pages * self.page
 
     def place_of(self, head: int) -> tuple[int, int]:
-        """Returns where a query head lies in VMEM: its row there, and its part of the lanes."""
+        """Returns where a query head of slot 0 lies in VMEM: its row, and its part of the lanes.
+
+        That of the next slot is `queries` rows behind it.
+        """
         row, part = divmod(head // self.group, self.heads_per_row)
-        return row * self.queries + part * self.group + head % self.group, part
+        return row * self.slots * self.queries + part * self.group + head % self.group, part
+
+    def queries_of(self, row: int, slot: jax.Array, num_slots: int) -> Any:
+        """Returns where the queries of neighboring slots lie in VMEM: those of a pool's row."""
+        first = (row * self.slots + slot) * self.queries
+        return pl.ds(pl.multiple_of(first, SUBLANES), num_slots * self.queries)
+
+
+class Pages(NamedTuple):
+    """Pages of a slot that are read together: at most as many as a block has."""
+
+    slot: jax.Array  # of all parts
+    first: jax.Array  # the number of the first page in the slot's table
+    number: jax.Array  # of pages
+
+
+class Softmax(NamedTuple):
+    """The softmax of the scores of some queries, as far as it is computed."""
+
+    largest: jax.Array  # f32[queries, 1] score
+    total: jax.Array  # f32[queries, 1] sum of the weights, relative to the largest score
+    mixed: jax.Array  # f32[queries, width] sum of the weighted values
 
 
 class Scratch(NamedTuple):
@@ -98,9 +125,11 @@ class Scratch(NamedTuple):
     The last four are there with pages in 8 bits alone.
     """
 
-    q: Ref  # f32[slots * slot_queries, width] rotated queries
+    q: Ref  # f32[rows * slots * queries, width] rotated queries
     new: Ref  # f32[2, rows, slots, width] the new keys and values, integers with pages in 8 bits
-    out: Ref  # f32[slots * slot_queries, width]
+    out: Ref  # f32[rows * slots * queries, width]
+    largest: Ref  # f32[rows * neighbors * queries, LANES] of the shared pages, in all lanes
+    total: Ref
     k_blocks: Ref  # [2 blocks, rows, block_pages, page, width]
     v_blocks: Ref
     tiles: Ref  # [2, rows, tile, width] what is being written
@@ -144,7 +173,7 @@ def in_part(part: int, shape: tuple[int, ...], sizes: Sizes) -> jax.Array:
 def lay_out_queries(q: Ref, cos: jax.Array, sin: jax.Array, scratch: Scratch, sizes: Sizes) -> None:
     """Rotates the queries of all slots, and puts every head where `Sizes.place_of` says."""
     n, width, slots = sizes.heads_per_row, sizes.width, sizes.slots
-    if sizes.heads < sizes.slot_queries:
+    if sizes.heads < sizes.rows * sizes.queries:
         scratch.q[...] = jnp.zeros_like(scratch.q)
     for first in range(0, sizes.heads, n):
         row = q[:, first // n * width : (first // n + 1) * width]
@@ -156,7 +185,7 @@ def lay_out_queries(q: Ref, cos: jax.Array, sin: jax.Array, scratch: Scratch, si
             x = moved(row, head - first, part, sizes)
             if n > 1:
                 x = jnp.where(in_part(part, x.shape, sizes), x, 0)
-            scratch.q[pl.ds(place, slots, stride=sizes.slot_queries), :] = x
+            scratch.q[pl.ds(place, slots, stride=sizes.queries), :] = x
 
 
 def write_out(out: Ref, scratch: Scratch, sizes: Sizes) -> None:
@@ -166,7 +195,7 @@ def write_out(out: Ref, scratch: Scratch, sizes: Sizes) -> None:
         row = None
         for head in range(first, min(first + n, sizes.heads)):
             place, part = sizes.place_of(head)
-            x = scratch.out[pl.ds(place, slots, stride=sizes.slot_queries), :]
+            x = scratch.out[pl.ds(place, slots, stride=sizes.queries), :]
             x = moved(x, part, head - first, sizes)
             row = x if row is None else jnp.where(in_part(head - first, x.shape, sizes), x, row)
         assert row is not None
@@ -193,16 +222,16 @@ def put_new(which: int, row: int, x: jax.Array, scratch: Scratch, sizes: Sizes) 
     scratch.new[which, row] = jnp.round(x / divisors)
 
 
-def scales_of_queries(scales: Ref, sizes: Sizes) -> jax.Array:
-    """Returns the scale of every token of a block for every query head of a row.
+def scales_of_queries(scales: Ref, num_queries: int, sizes: Sizes) -> jax.Array:
+    """Returns the scale of every token of a block for every query head of a row, of some slots.
 
-    scales: f32[block_pages, heads_per_row, page]. Returns f32[queries, block], or [1, block].
+    scales: f32[block_pages, heads_per_row, page]. Returns f32[num_queries, block], or [1, block].
     """
     of_parts = [
         jnp.concatenate([scales[page, pl.ds(part, 1)] for page in range(sizes.block_pages)], axis=1)
         for part in range(sizes.heads_per_row)
     ]
-    query = lax.broadcasted_iota(jnp.int32, (sizes.queries, sizes.block), 0)
+    query = lax.broadcasted_iota(jnp.int32, (num_queries, sizes.block), 0) % sizes.queries
     chosen = of_parts[0]
     for part, of_part in enumerate(of_parts[1:], start=1):
         chosen = jnp.where(query // sizes.group == part, of_part, chosen)
@@ -213,6 +242,8 @@ def kernel(
     lengths: Ref,  # i32[S] in SMEM, with the new token
     table: Ref,  # i32[S * max_pages] in SMEM
     first_page: Ref,  # i32[1] in SMEM
+    shared: Ref,  # i32[S / sharing] in SMEM
+    owners: Ref,  # i32[S / sharing] in SMEM
     q: Ref,  # [slots, q_rows * width]
     k: Ref,  # [slots, rows * width]
     v: Ref,
@@ -248,27 +279,54 @@ def kernel(
     never_read[...] = jnp.zeros_like(never_read)
 
     def page_of(slot: jax.Array, number: jax.Array) -> jax.Array:
-        """Returns the page of the pool that is page `number` of a slot of this part."""
-        return first_page[0] + table[(base + slot) * sizes.max_pages + number]
+        """Returns the page of the pool that is page `number` of a slot of all parts."""
+        return first_page[0] + table[slot * sizes.max_pages + number]
 
-    def num_pages(slot: jax.Array, block: jax.Array) -> jax.Array:
-        """Returns how many pages of a block a slot has."""
-        pages = pl.cdiv(lengths[base + slot], page) - block * sizes.block_pages
-        return jnp.clip(pages, 0, sizes.block_pages)
+    def shared_pages(slot: jax.Array) -> jax.Array:
+        """Returns how many first pages the neighbors of a slot have in common."""
+        if sizes.neighbors == 1:
+            return jnp.int32(0)
+        return shared[(base + slot) // sizes.sharing]
+
+    def pages_of_neighbors(slot: jax.Array, block: jax.Array) -> Pages:
+        """Returns the pages of a block of those that a slot shares with its neighbors."""
+        owner = owners[(base + slot) // sizes.sharing]
+        first = block * sizes.block_pages
+        return Pages(owner, first, jnp.clip(shared_pages(slot) - first, 0, sizes.block_pages))
+
+    def first_own_page(slot: jax.Array) -> jax.Array:
+        """An idle slot has one token and shares nothing, whatever its neighbors share."""
+        count = shared_pages(slot)
+        return jnp.where(lengths[base + slot] > count * page, count, 0)
+
+    def own_pages(slot: jax.Array, block: jax.Array) -> Pages:
+        """Returns the pages of a block of those that a slot alone reads."""
+        first = first_own_page(slot) + block * sizes.block_pages
+        count = pl.cdiv(lengths[base + slot], page) - first
+        return Pages(base + slot, first, jnp.clip(count, 0, sizes.block_pages))
+
+    def pages_at_start(slot: jax.Array) -> Pages:
+        """Returns what is read first when a slot's turn comes: for all of its neighbors, or not."""
+        zero = jnp.int32(0)
+        if sizes.neighbors == 1:
+            return own_pages(slot, zero)
+        is_shared = (slot % sizes.neighbors == 0) & (shared_pages(slot) > 0)
+        choices = zip(pages_of_neighbors(slot, zero), own_pages(slot, zero), strict=True)
+        return Pages(*(jnp.where(is_shared, first, second) for first, second in choices))
 
     sources, targets = (*pools, *scale_pools), (*blocks, *scale_blocks)
 
-    def start_reading(slot: jax.Array, block: jax.Array, buffer: jax.Array) -> None:
+    def start_reading(pages: Pages, buffer: jax.Array) -> None:
         def start_page(number: jax.Array, _: None) -> None:
-            source = page_of(slot, block * sizes.block_pages + number)
+            source = page_of(pages.slot, pages.first + number)
             for pool, target in zip(sources, targets, strict=True):
                 pltpu.make_async_copy(
                     pool.at[:, source], target.at[buffer, :, number], scratch.read.at[buffer]
                 ).start()
 
-        lax.fori_loop(0, num_pages(slot, block), start_page, None)
+        lax.fori_loop(0, pages.number, start_page, None)
 
-    def finish_reading(slot: jax.Array, block: jax.Array, buffer: jax.Array) -> None:
+    def finish_reading(pages: Pages, buffer: jax.Array) -> None:
         def finish_page(_: jax.Array, __: None) -> None:
             # What is waited for is as many bytes as these, whichever page they are of.
             for pool, target in zip(sources, targets, strict=True):
@@ -276,7 +334,7 @@ def kernel(
                     pool.at[:, 0], target.at[buffer, :, 0], scratch.read.at[buffer]
                 ).wait()
 
-        lax.fori_loop(0, num_pages(slot, block), finish_page, None)
+        lax.fori_loop(0, pages.number, finish_page, None)
 
     def writes_of(which: int, target: jax.Array | int, offset: jax.Array | int) -> list:
         """Returns the copies of what is written to a page: 0 is of the key, 1 of the value."""
@@ -293,15 +351,16 @@ def kernel(
             for copy in writes_of(which, 0, 0):
                 copy.wait()
 
-    def put_new_token(slot: jax.Array, block: jax.Array, buffer: jax.Array) -> None:
-        """Puts the new key and value into a slot's last block, and starts to write them."""
-        position = lengths[base + slot] - 1
-        inside = position - block * sizes.block
+    def put_new_token(pages: Pages, buffer: jax.Array) -> None:
+        """Puts the new key and value into a slot's last pages, and starts to write them."""
+        slot = pages.slot - base
+        position = lengths[pages.slot] - 1
+        inside = position - pages.first * page
         number, offset = inside // page, inside % page
         start = pl.multiple_of(offset // sizes.tile * sizes.tile, sizes.tile)
         token = lax.broadcasted_iota(jnp.int32, (sizes.tile, width), 0)
         is_new = token == offset % sizes.tile
-        target = page_of(slot, position // page)
+        target = page_of(pages.slot, position // page)
         pl.when(slot > 0)(finish_writing)  # of the slot before: there is one tile
         for which, block_of_pool in enumerate(blocks):
             for row in range(rows):
@@ -336,70 +395,129 @@ def kernel(
         return x.astype(sizes.product)
 
     def attend_block(
-        block: jax.Array, softmax: tuple, slot: jax.Array, buffer: jax.Array, q: list[jax.Array]
-    ) -> tuple:
-        """Folds a block into the softmax of every row: the largest score, the sum, the output."""
-        token = lax.broadcasted_iota(jnp.int32, (sizes.queries, sizes.block), 1)
-        is_visible = block * sizes.block + token < lengths[base + slot]
+        softmax: tuple[Softmax, ...], q: list[jax.Array], tokens: jax.Array, buffer: jax.Array
+    ) -> tuple[Softmax, ...]:
+        """Folds the first `tokens` tokens of a block into the softmax of every row."""
+        num_queries = len(q[0])
+        is_visible = lax.broadcasted_iota(jnp.int32, (num_queries, sizes.block), 1) < tokens
         after = []
         for row, (largest, total, mixed) in enumerate(softmax):
             keys, values = (factor(x[buffer, row].reshape(sizes.block, width)) for x in blocks)
             scores = product(q[row], keys, 1, sizes) * sizes.head_dim**-0.5
             if sizes.is_int8:
-                scores *= scales_of_queries(scratch.k_scales.at[buffer, row], sizes)
+                scores *= scales_of_queries(scratch.k_scales.at[buffer, row], num_queries, sizes)
             scores = jnp.where(is_visible, scores, MASKED)
             new_largest = jnp.maximum(largest, scores.max(axis=1, keepdims=True))
             weights = jnp.exp(scores - new_largest)
             rescale = jnp.exp(largest - new_largest)
             total = total * rescale + weights.sum(axis=1, keepdims=True)
             if sizes.is_int8:
-                weights *= scales_of_queries(scratch.v_scales.at[buffer, row], sizes)
+                weights *= scales_of_queries(scratch.v_scales.at[buffer, row], num_queries, sizes)
             values = product(weights.astype(sizes.product), values, 0, sizes)
-            after.append((new_largest, total, mixed * rescale + values))
+            after.append(Softmax(new_largest, total, mixed * rescale + values))
         return tuple(after)
 
-    def attend_slot(slot: jax.Array, buffer: jax.Array) -> jax.Array:
-        """Computes a slot, whose first block is on its way to `buffer`. Returns the next buffer."""
-        num_blocks = pl.cdiv(lengths[base + slot], sizes.block)
-        first_query = slot * sizes.slot_queries
-        queries = [
-            scratch.q[pl.ds(first_query + row * sizes.queries, sizes.queries), :].astype(
-                sizes.product
-            )
-            for row in range(rows)
-        ]
+    def queries_of(slot: jax.Array, num_slots: int) -> list[jax.Array]:
+        """Returns the queries of neighboring slots, for every row."""
+        places = [sizes.queries_of(row, slot, num_slots) for row in range(rows)]
+        return [scratch.q[place, :].astype(sizes.product) for place in places]
+
+    def nothing(num_slots: int) -> tuple[Softmax, ...]:
+        """Returns the softmax of every row before the first token."""
+        num_queries = num_slots * sizes.queries
+        column = (num_queries, 1)
+        empty = Softmax(
+            jnp.full(column, MASKED), jnp.zeros(column), jnp.zeros((num_queries, width))
+        )
+        return (empty,) * rows
+
+    def attend_shared(slot: jax.Array, buffer: jax.Array) -> jax.Array:
+        """Computes the shared pages of `slot` and its neighbors behind it, if there are any.
+
+        Leaves the softmax of each of them in the scratch memory, and returns the next buffer.
+        """
+        num_tokens = shared_pages(slot) * page
+        num_blocks = pl.cdiv(shared_pages(slot), sizes.block_pages)
+        queries = queries_of(slot, sizes.neighbors)
 
         def step(block: jax.Array, carry: tuple) -> tuple:
             buffer, softmax = carry
+            pages = pages_of_neighbors(slot, block)
             is_last = block + 1 == num_blocks
-            next_slot = jnp.where(is_last, slot + 1, slot)
-            next_block = jnp.where(is_last, 0, block + 1)
+            choices = zip(
+                own_pages(slot, jnp.int32(0)), pages_of_neighbors(slot, block + 1), strict=True
+            )
+            start_reading(Pages(*(jnp.where(is_last, *choice) for choice in choices)), 1 - buffer)
+            finish_reading(pages, buffer)
+            visible = num_tokens - pages.first * page
+            return 1 - buffer, attend_block(softmax, queries, visible, buffer)
 
-            @pl.when(next_slot < slots)
+        start = buffer, nothing(sizes.neighbors)
+        buffer, softmax = lax.fori_loop(0, num_blocks, step, start)
+        num_queries = sizes.neighbors * sizes.queries
+        for row, of_row in enumerate(softmax):
+            kept = pl.ds(row * num_queries, num_queries)
+            scratch.largest[kept, :] = jnp.broadcast_to(of_row.largest, (num_queries, LANES))
+            scratch.total[kept, :] = jnp.broadcast_to(of_row.total, (num_queries, LANES))
+            scratch.out[sizes.queries_of(row, slot, sizes.neighbors), :] = of_row.mixed
+        return buffer
+
+    def softmax_of_shared(slot: jax.Array) -> tuple[Softmax, ...]:
+        """Returns what `attend_shared` has left of a slot."""
+        if sizes.neighbors == 1:
+            return nothing(1)
+        found = []
+        for row in range(rows):
+            first = (row * sizes.neighbors + slot % sizes.neighbors) * sizes.queries
+            kept = pl.ds(pl.multiple_of(first, SUBLANES), sizes.queries)
+            mixed = scratch.out[sizes.queries_of(row, slot, 1), :]
+            found.append(Softmax(scratch.largest[kept, :1], scratch.total[kept, :1], mixed))
+        return tuple(found)
+
+    def attend_slot(slot: jax.Array, buffer: jax.Array) -> jax.Array:
+        """Computes a slot, whose first pages are on their way to `buffer`.
+
+        Returns the next buffer.
+        """
+        if sizes.neighbors > 1:
+            buffer = lax.cond(
+                slot % sizes.neighbors == 0,
+                lambda: attend_shared(slot, buffer),
+                lambda: buffer,
+            )
+        own_tokens = lengths[base + slot] - first_own_page(slot) * page
+        num_blocks = pl.cdiv(own_tokens, sizes.block)
+        queries = queries_of(slot, 1)
+
+        def step(block: jax.Array, carry: tuple) -> tuple:
+            buffer, softmax = carry
+            pages = own_pages(slot, block)
+            is_last = block + 1 == num_blocks
+
+            @pl.when(jnp.logical_not(is_last))
             def _() -> None:
-                start_reading(next_slot, next_block, 1 - buffer)
+                start_reading(own_pages(slot, block + 1), 1 - buffer)
 
-            finish_reading(slot, block, buffer)
+            @pl.when(is_last & (slot + 1 < slots))
+            def _() -> None:
+                start_reading(pages_at_start(slot + 1), 1 - buffer)
+
+            finish_reading(pages, buffer)
 
             @pl.when(is_last)
             def _() -> None:
-                put_new_token(slot, block, buffer)
+                put_new_token(pages, buffer)
 
-            return 1 - buffer, attend_block(block, softmax, slot, buffer, queries)
+            visible = lengths[base + slot] - pages.first * page
+            return 1 - buffer, attend_block(softmax, queries, visible, buffer)
 
-        column = (sizes.queries, 1)
-        nothing = (
-            jnp.full(column, MASKED),
-            jnp.zeros(column),
-            jnp.zeros((sizes.queries, width)),
-        )
-        buffer, softmax = lax.fori_loop(0, num_blocks, step, (buffer, (nothing,) * rows))
+        start = buffer, softmax_of_shared(slot)
+        buffer, softmax = lax.fori_loop(0, num_blocks, step, start)
         for row, (_, total, mixed) in enumerate(softmax):
-            place = pl.ds(first_query + row * sizes.queries, sizes.queries)
-            scratch.out[place, :] = mixed / total
+            scratch.out[sizes.queries_of(row, slot, 1), :] = mixed / total
         return buffer
 
-    start_reading(jnp.int32(0), jnp.int32(0), jnp.int32(0))
+    start_reading(pages_at_start(jnp.int32(0)), jnp.int32(0))
     lax.fori_loop(0, slots, attend_slot, jnp.int32(0))
     finish_writing()
     write_out(out, scratch, sizes)
@@ -432,13 +550,14 @@ def decode(
     lengths: Int[Array, " S"],
     first_page: Int[Array, ""],
     shared: Int[Array, " blocks"],
+    owners: Int[Array, " blocks"],
     interpret: bool = False,
 ) -> tuple[Float[Array, "S H D"], Pool, Pool]:
     """Rotates, writes and attends in one kernel; see `backend.Decode`.
 
     Products of bfloat16 with pools of bfloat16 or of 8 bits have the weights of the softmax in
-    bfloat16. With fp32 in either place all factors are in fp32. Every slot reads all of its pages,
-    shared or not.
+    bfloat16. With fp32 in either place all factors are in fp32. Neighbors read their shared pages
+    together, as many of them as `slots_that_read_together` says.
 
     Raises UserError for pages that are no multiple of what is written at once: 16 tokens in 16
     bits, 8 in 32, and in 8 bits the 128 tokens whose scales are one row of a register.
@@ -458,10 +577,13 @@ def decode(
         )
     lanes = D if width % D == 0 else width
     heads_per_row = width // lanes
+    sharing = S // len(shared)
     slots = slots_of_part(S, interpret)
     block_pages = pages_per_block(numbers, table.shape[1])
     sizes = Sizes(
         slots=slots,
+        sharing=sharing,
+        neighbors=1,
         heads=H,
         group=H // K,
         rows=rows,
@@ -475,6 +597,7 @@ def decode(
         product=q.dtype if is_int8 else jnp.promote_types(q.dtype, numbers.dtype),
         is_int8=is_int8,
     )
+    sizes = sizes._replace(neighbors=slots_that_read_together(sizes))
     padding = (0, -S % slots)  # slots of one token, in the scratch page
 
     def flat(x: jax.Array) -> jax.Array:
@@ -491,8 +614,11 @@ def decode(
     # The pages of slots that are padding are those of the scratch page, which is page 0.
     table = jnp.pad(table, (padding, (0, sizes.max_pages - table.shape[1]))).reshape(-1)
     lengths = jnp.pad(lengths, padding, constant_values=1)
+    no_blocks = (0, -(-len(lengths) // sharing) - len(shared))  # those of the padding
+    shared, owners = jnp.pad(shared, no_blocks), jnp.pad(owners, no_blocks)
+    scalars = lengths, table, first_page.reshape(1), shared, owners
     out, *arrays = call(
-        (lengths.astype(jnp.int32), table.astype(jnp.int32), first_page.reshape(1)),
+        tuple(scalar.astype(jnp.int32) for scalar in scalars),
         (flat(q), flat(k), flat(v), by_lane(cos), by_lane(sin)),
         arrays_of(k_pool, v_pool),
         sizes,
@@ -536,12 +662,15 @@ def call(
         return pl.BlockSpec((sizes.slots, x.shape[1]), lambda part, *_: (part, 0))
 
     in_hbm = pl.BlockSpec(memory_space=pl.ANY)
-    all_queries = pltpu.VMEM((sizes.slots * sizes.slot_queries, width), jnp.float32)
+    all_queries = pltpu.VMEM((rows * sizes.slots * sizes.queries, width), jnp.float32)
+    of_neighbors = pltpu.VMEM((rows * sizes.neighbors * sizes.queries, LANES), jnp.float32)
     block = pltpu.VMEM((2, rows, sizes.block_pages, sizes.page, width), dtype)
     scratch = Scratch(
         q=all_queries,
         new=pltpu.VMEM((2, rows, sizes.slots, width), jnp.float32),
         out=all_queries,
+        largest=of_neighbors,
+        total=of_neighbors,
         k_blocks=block,
         v_blocks=block,
         tiles=pltpu.VMEM((2, rows, sizes.tile, width), dtype),
@@ -581,6 +710,16 @@ def with_scales(scratch: Scratch, sizes: Sizes) -> Scratch:
         v_scales=block,
         scale_tiles=pltpu.VMEM((2, rows, heads_per_row, page), jnp.float32),
     )
+
+
+def slots_that_read_together(sizes: Sizes) -> int:
+    """Returns how many of the slots that share pages read them together.
+
+    Parts hold them as a whole, and VMEM holds the softmax of all their queries.
+    """
+    most = max(1, MOST_QUERIES // (sizes.rows * sizes.queries))
+    divisible = math.gcd(sizes.sharing, sizes.slots)
+    return max(n for n in range(1, divisible + 1) if divisible % n == 0 and n <= most)
 
 
 def slots_of_part(num_slots: int, interpret: bool) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jzero.errors import UserError
 from jzero.model.layers import Attend, rotary
@@ -43,6 +43,7 @@ def fused_attend(
     # All of this is the same in every layer.
     lengths = jnp.where(state.active, state.positions + 1, 1)
     table = jnp.where(state.active[:, None], table, SCRATCH_PAGE)
+    shared_pages, owners = pages_of_active_slots(shared_pages, state.active)
     cos, sin = whole_rotary(settings, state.positions)
 
     pool_spec = P(settings.kv_axis)
@@ -51,7 +52,7 @@ def fused_attend(
     decode = split(
         settings,
         decode,
-        (*[heads_spec] * 3, P(), P(), *pools_specs, *[P()] * 4),
+        (*[heads_spec] * 3, P(), P(), *pools_specs, *[P()] * 5),
         (heads_spec, *pools_specs),
     )
 
@@ -61,11 +62,36 @@ def fused_attend(
         first_page = layer * settings.pages_per_shard
         pools = carry.k, carry.v
         out, k_pool, v_pool = decode(
-            q[:, 0], k[:, 0], v[:, 0], cos, sin, *pools, table, lengths, first_page, shared_pages
+            q[:, 0],
+            k[:, 0],
+            v[:, 0],
+            cos,
+            sin,
+            *pools,
+            table,
+            lengths,
+            first_page,
+            shared_pages,
+            owners,
         )
         return out[:, None].astype(q.dtype), carry._replace(k=k_pool, v=v_pool)
 
     return attend
+
+
+def pages_of_active_slots(
+    shared_pages: Int[Array, " blocks"], active: Bool[Array, " slots"]
+) -> tuple[Int[Array, " blocks"], Int[Array, " blocks"]]:
+    """Returns how many pages the slots of a block share, and the first slot that still decodes.
+
+    Slots end in the middle of a call, each at its own step. The pages of a block are read by the
+    table of a slot that has not ended. A block whose slots have all ended shares nothing.
+    """
+    is_active = active.reshape(len(shared_pages), -1)
+    slots_per_block = is_active.shape[1]
+    first_slots = jnp.arange(len(shared_pages), dtype=jnp.int32) * slots_per_block
+    owners = first_slots + jnp.argmax(is_active, axis=1).astype(jnp.int32)
+    return jnp.where(is_active.any(axis=1), shared_pages, 0), owners
 
 
 def whole_rotary(

@@ -23,7 +23,8 @@ IDLE = -1  # a slot that holds no sequence
 # One token, both sides of the boundaries of a page and of a block of two pages, an idle slot at the
 # start, in between and at the end, and a full slot beside short ones.
 LENGTHS = (IDLE, 1, 15, 16, 17, IDLE, 32, 33, 80, 2, 64, IDLE)
-INT8_LENGTHS = (IDLE, 1, 127, 128, 129, 257, 640, IDLE)
+INT8_LENGTHS = (IDLE, 1, 127, 128, 385, 512, 640, IDLE)
+INT8_SHARED = (0, 3)
 
 HEADS: dict[str, Heads] = {
     "qwen2.5-0.5b": (14, 2, 64),
@@ -52,6 +53,8 @@ class Case(NamedTuple):
     values: np.ndarray
     table: np.ndarray
     lengths: np.ndarray  # 1 for idle slots
+    shared: np.ndarray  # of each block of neighboring slots, the pages that they have in common
+    owners: np.ndarray  # the slot of each block whose row of the table has these pages
 
     @property
     def page(self) -> int:
@@ -89,7 +92,22 @@ def make_case(heads: Heads, dtype: DTypeLike, lengths: tuple[int, ...], page: in
         values=normal(num_pages, page, K, D),
         table=table.astype(np.int32),
         lengths=present.astype(np.int32),
+        shared=np.zeros(S, np.int32),
+        owners=np.arange(S, dtype=np.int32),
     )
+
+
+def share_pages(case: Case, shared: tuple[int, ...]) -> Case:
+    """Gives every slot of a block that is not idle the first pages of the first of them."""
+    table = case.table.copy()
+    blocks = np.split(np.arange(len(table)), len(shared))
+    owners = np.array([block[0] for block in blocks], np.int32)
+    for number, (block, count) in enumerate(zip(blocks, shared, strict=True)):
+        present = block[table[block, 0] != SCRATCH]
+        if count:
+            owners[number] = present[0]
+            table[present, :count] = table[present[0], :count]
+    return case._replace(table=table, shared=np.array(shared, np.int32), owners=owners)
 
 
 def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
@@ -160,7 +178,8 @@ def by_kernel(
             case.table,
             case.lengths,
             jnp.int32(FIRST_PAGE),
-            jnp.zeros(len(case.q), jnp.int32),
+            case.shared,
+            case.owners,
             interpret=True,
         )
         read = [pools.read(pool, every_page, K, D, jnp.float32) for pool in (k_pool, v_pool)]
@@ -231,6 +250,7 @@ def test_pages_in_8_bits_equal_the_definition(
     """
     monkeypatch.setattr(tpu_decode, "BLOCK_TOKENS", 2 * INT8_PAGE)
     case = make_case(heads, dtype, INT8_LENGTHS, INT8_PAGE)
+    case = share_pages(case, INT8_SHARED)
     # To round a second time changes nothing but last digits.
     old = [
         np.asarray(pools.as_stored(jnp.asarray(x), jnp.int8, jnp.float32))
@@ -257,6 +277,65 @@ def test_pages_in_8_bits_equal_the_definition(
     tolerance = 1e-5 if dtype == jnp.float32 else 2 * 4 * 2.0**-9
     np.testing.assert_allclose(out[~is_idle], expected_out[~is_idle], atol=tolerance)
     assert np.isfinite(out).all()
+
+
+# Two blocks of shared pages, of which the second one is not full; none; one page.
+SHARED = (3, 0, 1)
+# Each block has slots whose own pages are in one block and in two. One slot of each is idle: in the
+# first block it is the first one, which has ended before the others.
+LENGTHS_OF_SHARING = (IDLE, 64, 49, 80, 1, 33, 16, IDLE, 17, 65, 40, IDLE)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bf16", "fp32"])
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen2.5-7b"])
+def test_neighbors_read_shared_pages_together(name: str, dtype: DTypeLike) -> None:
+    case = share_pages(make_case(HEADS[name], dtype, LENGTHS_OF_SHARING), SHARED)
+
+    assert_equal_to_definition(case, dtype)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+@pytest.mark.parametrize("sharing", [2, 3, 6])
+def test_parts_hold_some_of_the_slots_that_share(
+    sharing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts of 16 slots hold eight pairs. Of blocks of six or three they hold pairs, or none.
+
+    One of every six slots is idle: the second one, or with blocks of six the first one of a pair.
+    """
+    monkeypatch.setattr(tpu_decode, "MOST_SLOTS", 16)
+    lengths = (49, IDLE, 80, 64, 70, 50) if sharing < 6 else (49, 80, IDLE, 64, 70, 50)
+    case = make_case((6, 2, 64), jnp.float32, lengths * 3)
+    shared = tuple(number % 4 for number in range(1, 1 + 18 // sharing))
+
+    assert_equal_to_definition(share_pages(case, shared), jnp.float32)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_few_slots_read_together_where_they_have_many_queries(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Four slots of two rows of eight queries: two read together."""
+    monkeypatch.setattr(tpu_decode, "MOST_QUERIES", 2 * 2 * 8)
+    case = make_case((4, 2, 128), jnp.float32, (49, 64, IDLE, 70))
+
+    assert_equal_to_definition(share_pages(case, (3,)), jnp.float32)
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_shared_pages_are_read_once() -> None:
+    """The pages that the others' tables have in their place are not read."""
+    case = share_pages(make_case((4, 2, 64), jnp.float32, (49, 64, 80, 70)), (3,))
+    expected, _, _ = by_kernel(case, jnp.float32)
+    elsewhere = case.table.copy()
+    elsewhere[1:, :3] = SCRATCH
+    keys = case.keys.copy()
+    keys[FIRST_PAGE + SCRATCH] = np.nan
+
+    out, _, _ = by_kernel(case._replace(table=elsewhere, keys=keys), jnp.float32)
+
+    np.testing.assert_array_equal(out, expected)
 
 
 @pytest.mark.usefixtures("quick_compilation")
@@ -292,4 +371,4 @@ def test_pages_that_are_no_whole_tiles_are_refused() -> None:
     ones = jnp.ones(1, jnp.int32)
 
     with pytest.raises(UserError, match=r"rollout.page_size=24.*multiple of 16"):
-        tpu_decode.decode(q, q, q, cos, cos, pool, pool, table, ones, ones[0], ones)
+        tpu_decode.decode(q, q, q, cos, cos, pool, pool, table, ones, ones[0], ones, ones)

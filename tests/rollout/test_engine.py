@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import attention
-from jzero.attention import tpu, xla
+from jzero.attention import tpu, tpu_decode, xla
 from jzero.config import RolloutConfig
 from jzero.distributed.mesh import make_mesh, param_shardings
 from jzero.errors import UserError
@@ -573,6 +573,31 @@ def test_kernels_may_lay_out_the_pools(shape) -> None:
     engine.program_settings = replace(engine.program_settings, attention=backend)
     assert engine.init_decode_state().k_pool.shape[::3] == (shape[1], 128)
     assert_same(complete(engine)[0], base())
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("shape", [(1, 1), slow((1, 2))], ids=["tensor 1", "tensor 2"])
+def test_one_kernel_may_rotate_write_and_attend(shape) -> None:
+    """As with `model.attention=tpu_fused`.
+
+    The samples of a prompt share its first page, which one read serves. The first sample of the
+    first prompt ends in the middle of a call, before others: the page is read for them still.
+    """
+    stop_ids = (3, 7, 9, 11, 13, 20, 21, 50)
+    packed = partial(tpu.packed, interpret=True)
+    decode = partial(tpu_decode.decode, interpret=True)
+    backend = attention.Backend(packed, xla.paged, tpu.pool_rows, attention.write, decode)
+    engine = new_engine(shape=shape, group_size=4, stop_ids=stop_ids)
+    engine.program_settings = replace(engine.program_settings, attention=backend)
+    assert engine.slots_per_block == 4
+
+    found, _ = complete(engine, group=4)
+
+    expected, _ = complete(make(group_size=4, stop_ids=stop_ids), group=4)
+    lengths = [len(expected[0, sample].tokens) for sample in range(4)]
+    steps_of_first = lengths[0] - 1  # its first token is of the prefill
+    assert steps_of_first % SMALL["decode_steps"] and lengths[0] < max(lengths)
+    assert_same(found, expected)
 
 
 # -- the compiled programs ------------------------------------------------------------------------
