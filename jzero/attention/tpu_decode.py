@@ -145,6 +145,11 @@ def round_up(number: int, multiple: int) -> int:
     return number + -number % multiple
 
 
+def choose(condition: jax.Array, first: Pages, second: Pages) -> Pages:
+    """Returns `first` where the condition holds, else `second`."""
+    return Pages(*(jnp.where(condition, x, y) for x, y in zip(first, second, strict=True)))
+
+
 # -- the kernel ------------------------------------------------------------------------------------
 
 
@@ -306,13 +311,11 @@ def kernel(
         return Pages(base + slot, first, jnp.clip(count, 0, sizes.block_pages))
 
     def pages_at_start(slot: jax.Array) -> Pages:
-        """Returns what is read first when a slot's turn comes: for all of its neighbors, or not."""
+        """Returns what is read first when the turn of neighbors comes, of which `slot` is first."""
         zero = jnp.int32(0)
         if sizes.neighbors == 1:
             return own_pages(slot, zero)
-        is_shared = (slot % sizes.neighbors == 0) & (shared_pages(slot) > 0)
-        choices = zip(pages_of_neighbors(slot, zero), own_pages(slot, zero), strict=True)
-        return Pages(*(jnp.where(is_shared, first, second) for first, second in choices))
+        return choose(shared_pages(slot) > 0, pages_of_neighbors(slot, zero), own_pages(slot, zero))
 
     sources, targets = (*pools, *scale_pools), (*blocks, *scale_blocks)
 
@@ -431,23 +434,21 @@ def kernel(
         )
         return (empty,) * rows
 
-    def attend_shared(slot: jax.Array, buffer: jax.Array) -> jax.Array:
-        """Computes the shared pages of `slot` and its neighbors behind it, if there are any.
+    def attend_shared(first: jax.Array, buffer: jax.Array) -> jax.Array:
+        """Computes the shared pages of neighbors, of which `first` is the first slot, if any.
 
         Leaves the softmax of each of them in the scratch memory, and returns the next buffer.
         """
-        num_tokens = shared_pages(slot) * page
-        num_blocks = pl.cdiv(shared_pages(slot), sizes.block_pages)
-        queries = queries_of(slot, sizes.neighbors)
+        num_tokens = shared_pages(first) * page
+        num_blocks = pl.cdiv(shared_pages(first), sizes.block_pages)
+        queries = queries_of(first, sizes.neighbors)
 
         def step(block: jax.Array, carry: tuple) -> tuple:
             buffer, softmax = carry
-            pages = pages_of_neighbors(slot, block)
+            pages = pages_of_neighbors(first, block)
             is_last = block + 1 == num_blocks
-            choices = zip(
-                own_pages(slot, jnp.int32(0)), pages_of_neighbors(slot, block + 1), strict=True
-            )
-            start_reading(Pages(*(jnp.where(is_last, *choice) for choice in choices)), 1 - buffer)
+            next_shared = pages_of_neighbors(first, block + 1)
+            start_reading(choose(is_last, own_pages(first, jnp.int32(0)), next_shared), 1 - buffer)
             finish_reading(pages, buffer)
             visible = num_tokens - pages.first * page
             return 1 - buffer, attend_block(softmax, queries, visible, buffer)
@@ -459,7 +460,7 @@ def kernel(
             kept = pl.ds(row * num_queries, num_queries)
             scratch.largest[kept, :] = jnp.broadcast_to(of_row.largest, (num_queries, LANES))
             scratch.total[kept, :] = jnp.broadcast_to(of_row.total, (num_queries, LANES))
-            scratch.out[sizes.queries_of(row, slot, sizes.neighbors), :] = of_row.mixed
+            scratch.out[sizes.queries_of(row, first, sizes.neighbors), :] = of_row.mixed
         return buffer
 
     def softmax_of_shared(slot: jax.Array) -> tuple[Softmax, ...]:
@@ -474,17 +475,11 @@ def kernel(
             found.append(Softmax(scratch.largest[kept, :1], scratch.total[kept, :1], mixed))
         return tuple(found)
 
-    def attend_slot(slot: jax.Array, buffer: jax.Array) -> jax.Array:
-        """Computes a slot, whose first pages are on their way to `buffer`.
+    def attend_slot(slot: jax.Array, end: jax.Array, buffer: jax.Array) -> jax.Array:
+        """Computes the own pages of a slot, the first of which are on their way to `buffer`.
 
-        Returns the next buffer.
+        `end` is the slot behind its last neighbor. Returns the next buffer.
         """
-        if sizes.neighbors > 1:
-            buffer = lax.cond(
-                slot % sizes.neighbors == 0,
-                lambda: attend_shared(slot, buffer),
-                lambda: buffer,
-            )
         own_tokens = lengths[base + slot] - first_own_page(slot) * page
         num_blocks = pl.cdiv(own_tokens, sizes.block)
         queries = queries_of(slot, 1)
@@ -493,15 +488,13 @@ def kernel(
             buffer, softmax = carry
             pages = own_pages(slot, block)
             is_last = block + 1 == num_blocks
-
-            @pl.when(jnp.logical_not(is_last))
-            def _() -> None:
-                start_reading(own_pages(slot, block + 1), 1 - buffer)
-
-            @pl.when(is_last & (slot + 1 < slots))
-            def _() -> None:
-                start_reading(pages_at_start(slot + 1), 1 - buffer)
-
+            next_slot = jnp.minimum(slot + 1, slots - 1)
+            of_next_slot = choose(
+                next_slot == end, pages_at_start(next_slot), own_pages(next_slot, jnp.int32(0))
+            )
+            to_read = choose(is_last, of_next_slot, own_pages(slot, block + 1))
+            is_end = is_last & (slot + 1 == slots)
+            start_reading(to_read._replace(number=jnp.where(is_end, 0, to_read.number)), 1 - buffer)
             finish_reading(pages, buffer)
 
             @pl.when(is_last)
@@ -517,8 +510,19 @@ def kernel(
             scratch.out[sizes.queries_of(row, slot, 1), :] = mixed / total
         return buffer
 
+    def attend_neighbors(number: jax.Array, buffer: jax.Array) -> jax.Array:
+        """Computes slots that read their shared pages together. Returns the next buffer."""
+        first = number * sizes.neighbors
+        end = first + sizes.neighbors
+        if sizes.neighbors == 1:
+            return attend_slot(first, end, buffer)
+        buffer = attend_shared(first, buffer)
+        return lax.fori_loop(
+            first, end, lambda slot, buffer: attend_slot(slot, end, buffer), buffer
+        )
+
     start_reading(pages_at_start(jnp.int32(0)), jnp.int32(0))
-    lax.fori_loop(0, slots, attend_slot, jnp.int32(0))
+    lax.fori_loop(0, slots // sizes.neighbors, attend_neighbors, jnp.int32(0))
     finish_writing()
     write_out(out, scratch, sizes)
 
@@ -563,59 +567,28 @@ def decode(
     bits, 8 in 32, and in 8 bits the 128 tokens whose scales are one row of a register.
     """
     S, H, D = q.shape
-    K = k.shape[1]
-    is_int8 = isinstance(k_pool, QuantizedPool)
-    numbers = k_pool.values if is_int8 else k_pool
-    rows, _, page_size, width = numbers.shape
-    tile = 4 * SUBLANES // numbers.dtype.itemsize
-    multiple = LANES if is_int8 else tile
-    if page_size % multiple:
-        raise UserError(
-            f"rollout.page_size={page_size}: with numbers of {numbers.dtype.itemsize} bytes the "
-            f"pages of the TPU's decode kernel have a multiple of {multiple} tokens; set "
-            f"rollout.page_size={multiple}, or leave out model.attention=tpu_fused"
-        )
-    lanes = D if width % D == 0 else width
-    heads_per_row = width // lanes
-    sharing = S // len(shared)
-    slots = slots_of_part(S, interpret)
-    block_pages = pages_per_block(numbers, table.shape[1])
-    sizes = Sizes(
-        slots=slots,
-        sharing=sharing,
-        neighbors=1,
-        heads=H,
-        group=H // K,
-        rows=rows,
-        width=width,
-        lanes=lanes,
-        head_dim=D,
-        page=page_size,
-        max_pages=round_up(table.shape[1], block_pages),
-        block_pages=block_pages,
-        tile=tile,
-        product=q.dtype if is_int8 else jnp.promote_types(q.dtype, numbers.dtype),
-        is_int8=is_int8,
-    )
-    sizes = sizes._replace(neighbors=slots_that_read_together(sizes))
-    padding = (0, -S % slots)  # slots of one token, in the scratch page
+    check_page_size(k_pool)
+    cores = 1 if interpret else pltpu.get_tpu_info().num_cores
+    sizes = sizes_of(q, k.shape[1], k_pool, table.shape[1], len(shared), cores)
+    padding = (0, -S % sizes.slots)  # slots of one token, in the scratch page
 
     def flat(x: jax.Array) -> jax.Array:
         """[S, heads, D] -> [slots of all parts, rows * width]"""
-        missing = -x.shape[1] % heads_per_row
-        x = jnp.pad(x, (padding, (0, missing), (0, lanes - D)))
+        missing = -x.shape[1] % sizes.heads_per_row
+        x = jnp.pad(x, (padding, (0, missing), (0, sizes.lanes - D)))
         return x.reshape(len(x), -1)
 
     def by_lane(x: jax.Array) -> jax.Array:
         """[S, D] -> [slots of all parts, width]"""
-        x = jnp.pad(x, (padding, (0, lanes - D)))
-        return jnp.concatenate([x] * heads_per_row, axis=1)
+        x = jnp.pad(x, (padding, (0, sizes.lanes - D)))
+        return jnp.concatenate([x] * sizes.heads_per_row, axis=1)
 
     # The pages of slots that are padding are those of the scratch page, which is page 0.
     table = jnp.pad(table, (padding, (0, sizes.max_pages - table.shape[1]))).reshape(-1)
     lengths = jnp.pad(lengths, padding, constant_values=1)
-    no_blocks = (0, -(-len(lengths) // sharing) - len(shared))  # those of the padding
-    shared, owners = jnp.pad(shared, no_blocks), jnp.pad(owners, no_blocks)
+    blocks_of_padding = (0, math.ceil(len(lengths) / sizes.sharing) - len(shared))
+    shared = jnp.pad(shared, blocks_of_padding)
+    owners = jnp.pad(owners, blocks_of_padding)
     scalars = lengths, table, first_page.reshape(1), shared, owners
     out, *arrays = call(
         tuple(scalar.astype(jnp.int32) for scalar in scalars),
@@ -624,9 +597,66 @@ def decode(
         sizes,
         interpret,
     )
-    out = out[:S].reshape(S, -1, lanes)[:, :H, :D]
+    out = out[:S].reshape(S, -1, sizes.lanes)[:, :H, :D]
     k_pool, v_pool = pools_of(arrays)
     return out, k_pool, v_pool
+
+
+def check_page_size(k_pool: Pool) -> None:
+    """Raises UserError for pages that the kernel cannot write; see `decode`."""
+    is_int8 = isinstance(k_pool, QuantizedPool)
+    numbers = k_pool.values if is_int8 else k_pool
+    num_bytes = numbers.dtype.itemsize
+    page_size = numbers.shape[2]
+    multiple = LANES if is_int8 else tile_tokens(num_bytes)
+    if page_size % multiple:
+        raise UserError(
+            f"rollout.page_size={page_size}: with numbers of {num_bytes} bytes the "
+            f"pages of the TPU's decode kernel have a multiple of {multiple} tokens; set "
+            f"rollout.page_size={multiple}, or leave out model.attention=tpu_fused"
+        )
+
+
+def tile_tokens(num_bytes: int) -> int:
+    """Returns how many tokens are written at once, where a number has `num_bytes` bytes."""
+    return 4 * SUBLANES // num_bytes
+
+
+def sizes_of(
+    q: Float[Array, "S H D"] | jax.ShapeDtypeStruct,
+    kv_heads: int,
+    k_pool: Pool | jax.ShapeDtypeStruct,
+    max_pages: int,
+    num_blocks: int,
+    cores: int,
+) -> Sizes:
+    """Returns the sizes of the kernel for queries and a pool, whose shapes and types alone count.
+
+    max_pages: of a slot. num_blocks: of neighboring slots that may share pages. cores: of a device.
+    """
+    S, H, D = q.shape
+    is_int8 = isinstance(k_pool, QuantizedPool)
+    numbers = k_pool.values if is_int8 else k_pool
+    rows, _, page_size, width = numbers.shape
+    block_pages = pages_per_block(numbers, max_pages)
+    sizes = Sizes(
+        slots=slots_of_part(S, cores),
+        sharing=S // num_blocks,
+        neighbors=1,
+        heads=H,
+        group=H // kv_heads,
+        rows=rows,
+        width=width,
+        lanes=D if width % D == 0 else width,
+        head_dim=D,
+        page=page_size,
+        max_pages=round_up(max_pages, block_pages),
+        block_pages=block_pages,
+        tile=tile_tokens(numbers.dtype.itemsize),
+        product=q.dtype if is_int8 else jnp.promote_types(q.dtype, numbers.dtype),
+        is_int8=is_int8,
+    )
+    return sizes._replace(neighbors=slots_that_read_together(sizes))
 
 
 def arrays_of(k_pool: Pool, v_pool: Pool) -> tuple[jax.Array, ...]:
@@ -722,13 +752,11 @@ def slots_that_read_together(sizes: Sizes) -> int:
     return max(n for n in range(1, divisible + 1) if divisible % n == 0 and n <= most)
 
 
-def slots_of_part(num_slots: int, interpret: bool) -> int:
+def slots_of_part(num_slots: int, cores: int) -> int:
     """Returns how many slots are computed at a time: all, or whole registers of 16 bits.
 
-    They are at most MOST_SLOTS, and every core of the device has a part. Interpreted, a device has
-    one core.
+    They are at most MOST_SLOTS, and every core of the device has a part.
     """
-    cores = 1 if interpret else pltpu.get_tpu_info().num_cores
     parts = max(cores, math.ceil(num_slots / MOST_SLOTS))
     smallest = 2 * SUBLANES
     if parts == 1 or num_slots <= smallest:
@@ -736,7 +764,7 @@ def slots_of_part(num_slots: int, interpret: bool) -> int:
     return round_up(math.ceil(num_slots / parts), smallest)
 
 
-def pages_per_block(pool: jax.Array, max_pages: int) -> int:
+def pages_per_block(pool: jax.Array | jax.ShapeDtypeStruct, max_pages: int) -> int:
     """Returns how many pages of a slot are computed at a time, so that VMEM holds the blocks."""
     rows, _, page_size, width = pool.shape
     bytes_of_page = 2 * 2 * rows * page_size * width * pool.dtype.itemsize
