@@ -8,23 +8,33 @@ over the loops of the program. Calls of Pallas kernels, gathers and scatters hav
 count as nothing. An operation costs about 2,000 cycles however small it is. Compare totals before
 and after a change, not with a clock.
 
-The share of the peak adds the kernels as if they ran at the peak themselves: attention's pages at
-the chip's bandwidth in decoding, its FLOPs at the chip's peak in the update. So it is the most that
-the program can reach, if XLA's estimates hold. Model FLOPs are three forward passes; recomputed
-layers are not counted in them, but take their cycles.
+The share of the peak adds the kernels. Of the one that `--attention tpu_fused` decodes with, the
+instructions are counted (`kernel_instructions.py`), and it takes as long as these, or as its bytes
+at the chip's bandwidth, whichever is longer. The other kernels are added as if they ran at the peak
+themselves: the pages of JAX's paged attention at the bandwidth, attention's FLOPs of the update at
+the peak. So the share is the most that the program can reach, if XLA's estimates hold. Model FLOPs
+are three forward passes; recomputed layers are not counted in them, but take their cycles.
+
+In decoding every slot has 768 tokens, and its prompt is as long as the recipe's may be.
+At the peak the full pages of a prompt are read once for all of its samples.
 """
 
 import argparse
 import importlib.util
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import kernel_instructions
+from kernel_instructions import Work
 
 from jzero import main as command
 from jzero.attention.tpu import LANES
+from jzero.attention.tpu_decode import Sizes, sizes_of
 from jzero.config import Config
 from jzero.planning.compiling import compile_only_devices
 from jzero.planning.models import hub_id_of
@@ -38,11 +48,22 @@ from jzero.planning.roofline import (
 ROOT = Path(__file__).resolve().parents[1]
 
 # Cycles a second: the peak FLOPs of a chip, divided by those of its matrix units in a cycle. These
-# are 4 units of 128 x 128 on v5e, 8 on the two cores of v5p, and 4 of 256 x 256 on v6e.
-CLOCKS = {"TPU v5 lite": 1.5e9, "TPU v5": 1.75e9, "TPU v6 lite": 1.75e9}
+# are 4 units of 128 x 128 on v5e, 8 on the two cores of v5p, and 4 of 256 x 256 on v6e and on each
+# of the two devices of a TPU7x. XLA expects of a large product 91 to 99 % of as many FLOPs in a
+# cycle (docs/log.md, 2026-11-24).
+CLOCKS = {"TPU v5 lite": 1.5e9, "TPU v5": 1.75e9, "TPU v6 lite": 1.75e9, "TPU7x": 2.2e9}
+CORES = {"TPU v5": 2}  # of a device; others have one
 SLOT_TOKENS = 768  # of each slot whose decoding is counted
 
 HloProgram = dict[str, list[str]]  # the instructions of every computation, by its name
+
+
+class Attention(NamedTuple):
+    """What a step spends in kernels, for which XLA has no estimate."""
+
+    seconds: float
+    least_seconds: float  # at the peak bandwidth, or at the peak FLOPs
+    bundles: int  # of instructions; 0 where nobody has counted them
 
 
 class Operation(NamedTuple):
@@ -146,12 +167,56 @@ def settings_of(args: argparse.Namespace) -> Config:
     return settings
 
 
-def decode_peak_seconds(run: PlannedRun) -> tuple[float, float]:
-    """Returns the seconds of a step at the peak bandwidth: those of weights, and of pages."""
+def decode_work(run: PlannedRun) -> Work:
+    """Returns what attention does in a decode step that is counted."""
+    return Work(
+        slots=run.engine.slots_per_shard,
+        tokens=SLOT_TOKENS,
+        prompt=run.engine.settings.max_prompt_tokens,
+        cores=CORES.get(run.devices[0].device_kind, 1),
+    )
+
+
+def kernel_sizes(run: PlannedRun) -> Sizes:
+    """Returns the sizes of the kernel of `model.attention=tpu_fused` on one device."""
     engine = run.engine
-    cached = engine.slots_per_shard * SLOT_TOKENS * kv_bytes_per_token(engine)
-    bandwidth = run.chip.bandwidth
-    return run.parts["decoder weights"] / bandwidth, cached / bandwidth
+    tensor = engine.mesh.shape["tensor"]
+    S, D = engine.slots_per_shard, engine.model.head_dim
+    K = max(1, engine.model.num_key_value_heads // tensor)
+    q = jax.ShapeDtypeStruct((S, engine.model.num_attention_heads // tensor, D), jnp.bfloat16)
+
+    def of_device(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.sharding.shard_shape(x.shape), x.dtype)
+
+    pool = jax.tree.map(of_device, engine.abstract_state().k_pool)
+    num_blocks = S // engine.slots_per_block
+    return sizes_of(q, K, pool, engine.pages_per_slot, num_blocks, decode_work(run).cores)
+
+
+def page_seconds(run: PlannedRun, sizes: Sizes) -> float:
+    """Returns the seconds that a decode step takes to read all pages at the peak bandwidth."""
+    num_layers = run.engine.model.num_hidden_layers
+    bytes_of_token = kv_bytes_per_token(run.engine) / num_layers
+    read = kernel_instructions.bytes_read(sizes, decode_work(run), bytes_of_token)
+    return num_layers * read / run.chip.bandwidth
+
+
+def decode_seconds(run: PlannedRun, directory: Path | None) -> Attention:
+    """Returns the seconds of attention in a decode step.
+
+    directory: where libtpu has written the bundles of the fused kernel, or None if another one
+        decodes, which reads all pages of every slot.
+    """
+    sizes = kernel_sizes(run)
+    least = page_seconds(run, sizes)
+    if directory is None:
+        return Attention(page_seconds(run, sizes._replace(neighbors=1)), least, 0)
+    text = kernel_instructions.final_bundles(directory, "decode_attention")
+    kernel = kernel_instructions.loops_of(text)
+    bundles = kernel_instructions.count(kernel, sizes, decode_work(run))
+    bundles *= run.engine.model.num_hidden_layers
+    by_bundles = bundles / CLOCKS[run.devices[0].device_kind]
+    return Attention(max(by_bundles, least), least, bundles)
 
 
 def update_peak_seconds(run: PlannedRun) -> tuple[float, float]:
@@ -189,25 +254,38 @@ def main() -> None:
     args = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
 
-    settings = settings_of(args)
-    run = build(settings, compile_only_devices(args.topology))
     is_update = args.program == "update"
-    function, arguments = run.programs["update" if is_update else "generate"]
-    text = function.lower(*arguments).compile().as_text()
-    assert text is not None
+    counts_bundles = args.attention == "tpu_fused" and not is_update
+    settings = settings_of(args)
+    with kernel_instructions.written_bundles() if counts_bundles else nullcontext() as directory:
+        run = build(settings, compile_only_devices(args.topology))
+        function, arguments = run.programs["update" if is_update else "generate"]
+        text = function.lower(*arguments).compile().as_text()
+        assert text is not None
+        if is_update:
+            least_of_products, least_of_attention = update_peak_seconds(run)
+            attention = Attention(least_of_attention, least_of_attention, 0)
+        else:
+            least_of_products = run.parts["decoder weights"] / run.chip.bandwidth
+            attention = decode_seconds(run, directory)
     microbatches = run.trainer.microbatches[0]
     found = sorted(operations(computations(text), unknown_turns=microbatches), reverse=True)
 
     units = 1 if is_update else settings.rollout.decode_steps
     cycles = total_cycles(found) // units
     seconds = cycles / CLOCKS[run.devices[0].device_kind]
-    by_xla, by_kernels = update_peak_seconds(run) if is_update else decode_peak_seconds(run)
-    share = (by_xla + by_kernels) / (seconds + by_kernels)
+    least = least_of_products + attention.least_seconds
+    share = least / (seconds + attention.seconds)
     unit = f"an optimizer step of {microbatches} microbatches" if is_update else "a decode step"
+    of_kernels = "at the peak"
+    if attention.bundles:
+        of_kernels = (
+            f"({attention.bundles:,} bundles; {1e3 * attention.least_seconds:.2f} ms at the peak)"
+        )
     print(
         f"{args.model} {args.topology} {args.program}: {cycles:,} cycles {unit}, "
-        f"{1e3 * seconds:.2f} ms and {1e3 * by_kernels:.2f} ms of attention at the peak; at the "
-        f"peak all of it is {1e3 * (by_xla + by_kernels):.2f} ms: {share:.0%}"
+        f"{1e3 * seconds:.2f} ms and {1e3 * attention.seconds:.2f} ms of attention {of_kernels}; "
+        f"at the peak all of it is {1e3 * least:.2f} ms: {share:.0%}"
     )
     for operation in found[: args.top]:
         cycles, turns = operation.cycles // units, operation.turns // units

@@ -4,12 +4,14 @@
     pytest -m tpu        on a machine with a TPU
 
 The same tests run on a CPU at tiny shapes. There the kernels are those of the GPU, interpreted, in
-bfloat16 as on the GPU. What they print with -s are the errors that they found.
+bfloat16 as on the GPU, and the TPU's kernel that does all of a decode step's attention. What they
+print with -s are the errors that they found.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +23,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jzero import attention
-from jzero.attention import gpu, xla
+from jzero.attention import gpu, tpu, tpu_decode, xla
 from jzero.attention.backend import Backend, Packed
+from jzero.attention.pools import read
 from jzero.config import Config
 from jzero.distributed.mesh import decode_mesh, train_mesh
 from jzero.distributed.publish import publisher
@@ -38,7 +41,9 @@ from jzero.types import RowLayout
 
 Heads = tuple[int, int, int]  # (query heads, KV heads, head dim)
 
-INTERPRETED = "interpreted"  # the entry of attention.BACKENDS that the tests on a CPU choose
+# Entries of attention.BACKENDS that the tests on a CPU choose.
+INTERPRETED = "interpreted"
+INTERPRETED_FUSED = "interpreted_fused"
 GROUP_SIZE = 4
 # A step so long that the parameters before it are lost in rounding: what is left is the gradient.
 FAR = 2.0**40
@@ -49,6 +54,7 @@ class Shapes:
     """How large the tests of a device are."""
 
     attention: str  # model.attention of what is tested
+    fused: str  # that of a kernel which does all of a decode step's attention; "" where none is
     model: qwen.QwenConfig
     heads: tuple[Heads, ...]  # of the kernels
     layouts: tuple[RowLayout, ...]
@@ -60,6 +66,7 @@ class Shapes:
 
 TINY = Shapes(
     attention=INTERPRETED,
+    fused=INTERPRETED_FUSED,
     model=qwen.QwenConfig("qwen2", 64, 32, 48, 2, 2, 1, 16, True, 10000.0, 1e-6),
     heads=((4, 2, 16),),
     layouts=(RowLayout(8, 2, 12),),
@@ -70,6 +77,7 @@ TINY = Shapes(
 )
 REAL = Shapes(
     attention="",
+    fused="",
     model=qwen.QwenConfig("qwen2", 1024, 256, 512, 2, 4, 2, 64, True, 10000.0, 1e-6),
     # Those of Qwen2.5 0.5B, 3B and 7B, and of Qwen3 4B.
     heads=((14, 2, 64), (16, 2, 128), (28, 4, 128), (32, 8, 128)),
@@ -83,7 +91,7 @@ REAL = Shapes(
 ON_DEVICES = [
     pytest.param(TINY, id="cpu"),
     pytest.param(REAL, id="gpu", marks=pytest.mark.gpu),
-    pytest.param(REAL, id="tpu", marks=pytest.mark.tpu),
+    pytest.param(replace(REAL, fused="tpu_fused"), id="tpu", marks=pytest.mark.tpu),
 ]
 on_devices = pytest.mark.parametrize("shapes", ON_DEVICES)
 # Whole programs, which compile for seconds on a CPU.
@@ -101,6 +109,23 @@ def paged_by_interpreter(
     return gpu.paged(q, k_pool, v_pool, *others, interpret=True)
 
 
+def decode_by_interpreter(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    k_pool: jax.Array,
+    v_pool: jax.Array,
+    *others: jax.Array,
+) -> tuple[jax.Array, ...]:
+    """Interprets the TPU's kernel of a decode step, for the same pools as above."""
+    stored = k_pool.dtype
+    pools = [attention.decode_kv(pool, jnp.bfloat16) for pool in (k_pool, v_pool)]
+    out, *pools = tpu_decode.decode(q, k, v, cos, sin, *pools, *others, interpret=True)
+    return out, *(attention.encode_kv(pool, stored) for pool in pools)
+
+
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Makes the GPU's kernels, interpreted, a backend of its own, and compiles quickly on a CPU."""
@@ -110,7 +135,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         gpu.pool_rows,
         attention.write,
     )
+    fused = backend._replace(pool_rows=tpu.pool_rows, decode=decode_by_interpreter)
     monkeypatch.setitem(attention.BACKENDS, INTERPRETED, lambda: backend)
+    monkeypatch.setitem(attention.BACKENDS, INTERPRETED_FUSED, lambda: fused)
     jax.config.update("jax_disable_most_optimizations", jax.default_backend() == "cpu")
     yield
     jax.config.update("jax_disable_most_optimizations", False)
@@ -226,6 +253,117 @@ def test_paged_attention_is_the_definition(shapes: Shapes) -> None:
         assert 0 < error(found, expected) < 2e-2
 
 
+class Step(NamedTuple):
+    """What `Backend.decode` takes, for 8 slots in two blocks of neighbors, on layer 0."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    cos: jax.Array
+    sin: jax.Array
+    k_pool: jax.Array
+    v_pool: jax.Array
+    table: jax.Array
+    lengths: jax.Array
+    first_page: jax.Array
+    shared: jax.Array
+    owners: jax.Array
+
+
+def random_step(backend: Backend, shapes: Shapes, heads: Heads) -> Step:
+    """Neighbors of the first block share all pages but one; those of the second share nothing."""
+    H, K, D = heads
+    S, page_size = 8, shapes.page_size
+    width = -(-shapes.longest // page_size)
+    num_shared = width - 1
+    rng = np.random.default_rng(H)
+    lengths = rng.integers(num_shared * page_size + 1, shapes.longest + 1, S)
+    lengths[0], lengths[4:6] = shapes.longest, (1, page_size)
+    table = 1 + rng.permutation(S * width).reshape(S, width)
+    table[:4, :num_shared] = table[0, :num_shared]
+    angle = rng.uniform(0, 6, (S, D // 2))
+
+    def random_pool() -> jax.Array:
+        rows, row_width = backend.pool_rows(K, D)
+        pages = jnp.arange(S * width + 1)
+        empty = jnp.zeros((rows, len(pages), page_size, row_width), jnp.bfloat16)
+        numbers = rng.standard_normal((len(pages), page_size, K, D))
+        pool = backend.write(empty, jnp.asarray(numbers, jnp.float32), pages)
+        assert isinstance(pool, jax.Array)
+        return pool
+
+    def random_heads(number: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal((S, number, D)), jnp.bfloat16)
+
+    return Step(
+        q=random_heads(H),
+        k=random_heads(K),
+        v=random_heads(K),
+        cos=jnp.asarray(np.tile(np.cos(angle), 2), jnp.float32),
+        sin=jnp.asarray(np.concatenate([-np.sin(angle), np.sin(angle)], 1), jnp.float32),
+        k_pool=random_pool(),
+        v_pool=random_pool(),
+        table=jnp.asarray(table, jnp.int32),
+        lengths=jnp.asarray(lengths, jnp.int32),
+        first_page=jnp.int32(0),
+        shared=jnp.array([num_shared, 0], jnp.int32),
+        owners=jnp.array([0, 4], jnp.int32),
+    )
+
+
+def step_by_definition(backend: Backend, step: Step) -> list[jax.Array]:
+    """Returns the output in fp32, and the pools with the new tokens."""
+    S, K, D = step.k.shape
+
+    def rotated(x: jax.Array) -> jax.Array:
+        exact = x.astype(jnp.float32)
+        halves_exchanged = jnp.roll(exact, D // 2, axis=-1)
+        turned = exact * step.cos[:, None] + halves_exchanged * step.sin[:, None]
+        return turned.astype(jnp.bfloat16).astype(jnp.float32)
+
+    def by_head(pool: jax.Array) -> jax.Array:
+        pages = jnp.arange(pool.shape[1])
+        numbers = read(pool, pages, K, D, jnp.float32)
+        empty = jnp.zeros((K, *numbers.shape[:2], D))
+        written = attention.write(empty, numbers, pages)
+        assert isinstance(written, jax.Array)
+        return written
+
+    last = step.lengths - 1
+    page_size = step.k_pool.shape[2]
+    page = step.table[jnp.arange(S), last // page_size]
+    new = rotated(step.k), step.v.astype(jnp.float32)
+    pools = []
+    for pool, token in zip((step.k_pool, step.v_pool), new, strict=True):
+        pool = backend.write(pool, token, page, last % page_size)
+        assert isinstance(pool, jax.Array)
+        pools.append(pool)
+    nothing_shared = jnp.zeros(1, jnp.int32)
+    with jax.default_matmul_precision("highest"):
+        out = jax.jit(xla.paged)(
+            rotated(step.q), *map(by_head, pools), step.table, step.lengths, nothing_shared
+        )
+    return [out, *pools]
+
+
+@pytest.mark.parametrize("shapes", [ON_DEVICES[0], ON_DEVICES[2]])
+def test_one_kernel_of_a_decode_step_is_the_definition(shapes: Shapes) -> None:
+    backend = attention.choose(shapes.fused, one_device())
+    assert backend.decode is not None
+    for heads in shapes.heads:
+        step = random_step(backend, shapes, heads)
+
+        found = jax.jit(backend.decode)(*step)
+
+        expected = step_by_definition(backend, step)
+        errors = [error(a, b) for a, b in zip(found, expected, strict=True)]
+        print("decode", heads, errors)
+        of_output, of_keys, of_values = errors
+        assert 0 < of_output < 2e-2
+        assert of_keys < 2e-3  # a rotated key may be rounded otherwise
+        assert of_values == 0
+
+
 # -- the engine ------------------------------------------------------------------------------------
 
 
@@ -291,7 +429,8 @@ def test_sampled_log_probs_are_those_of_the_trainer(shapes: Shapes) -> None:
     The mean gap is compared with that of the definition in bfloat16, which rounds as often.
     """
     gaps = {}
-    for name in (shapes.attention, "xla"):
+    tested = [shapes.attention, shapes.fused] if shapes.fused else [shapes.attention]
+    for name in (*tested, "xla"):
         config = settings(shapes, name, "bfloat16")
         trainer = make_trainer(config, shapes.model, None, one_device())
         params = reference.placed(trainer.policy, reference.random_params(shapes.model))
@@ -306,9 +445,9 @@ def test_sampled_log_probs_are_those_of_the_trainer(shapes: Shapes) -> None:
         ]
         gaps[name] = np.concatenate(differences)
     print("log-probs", {name: (gap.mean(), gap.max()) for name, gap in gaps.items()})
-    found = gaps[shapes.attention]
-    assert 0 < found.mean() < 2 * gaps["xla"].mean() + 2e-3
-    assert found.max() < 0.5
+    for name in tested:
+        assert 0 < gaps[name].mean() < 2 * gaps["xla"].mean() + 2e-3
+        assert gaps[name].max() < 0.5
 
 
 # -- the update ------------------------------------------------------------------------------------
