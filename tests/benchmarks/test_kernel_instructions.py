@@ -123,3 +123,24 @@ def test_the_kernel_of_a_decode_step_is_counted(topology: str) -> None:
     # Of 24 layers. A block of 512 tokens takes some hundred bundles, and a slot has at least one.
     bundles_of_slot = int(found[1].replace(",", "")) / 24 / 32
     assert 100 < bundles_of_slot < 5000
+
+
+@pytest.mark.thorough
+def test_larger_weights_are_read_at_more_of_the_bandwidth() -> None:
+    """And a product of many rows is near the peak FLOPs."""
+    pytest.importorskip("libtpu", reason="libtpu, whose compiler this is, is not installed")
+
+    def shares(*arguments: str) -> list[tuple[int, int]]:
+        command = [sys.executable, "benchmarks/product_cycles.py", "--topology", "v5e:2x4"]
+        ran = subprocess.run(
+            [*command, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        _, _, *rows = ran.stdout.splitlines()
+        found = [re.findall(r"(\d+)%", row) for row in rows]
+        return [(int(bandwidth), int(flops)) for bandwidth, flops in found]
+
+    [(small, _), (large, _)] = shares("--outputs", "2048", "22016")
+    [(_, of_peak)] = shares("--rows", "4096", "--outputs", "4096")
+
+    assert 30 < small < large < 100
+    assert 85 < of_peak <= 100
