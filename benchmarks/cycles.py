@@ -22,7 +22,7 @@ At the peak the full pages of a prompt are read once for all of its samples.
 import argparse
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
@@ -143,6 +143,15 @@ def total_cycles(found: list[Operation]) -> int:
     return sum(operation.cycles for operation in found)
 
 
+def compiled_operations(
+    function: jax.stages.Wrapped, arguments: Sequence[object], microbatches: int
+) -> list[Operation]:
+    """Compiles a program, and returns its operations, the most expensive first."""
+    text = function.lower(*arguments).compile().as_text()
+    assert text is not None
+    return sorted(operations(computations(text), unknown_turns=microbatches), reverse=True)
+
+
 def settings_of(args: argparse.Namespace) -> Config:
     """Returns the settings of a cell of benchmarks/plan.py, with rows of one length.
 
@@ -167,13 +176,18 @@ def settings_of(args: argparse.Namespace) -> Config:
     return settings
 
 
-def decode_work(run: PlannedRun) -> Work:
-    """Returns what attention does in a decode step that is counted."""
+def cores_of(run: PlannedRun) -> int:
+    """Returns the cores of a device."""
+    return CORES.get(run.devices[0].device_kind, 1)
+
+
+def decode_work(run: PlannedRun, slot_tokens: int = SLOT_TOKENS) -> Work:
+    """Returns what attention does in a decode step in which every slot has `slot_tokens` tokens."""
     return Work(
         slots=run.engine.slots_per_shard,
-        tokens=SLOT_TOKENS,
+        tokens=slot_tokens,
         prompt=run.engine.settings.max_prompt_tokens,
-        cores=CORES.get(run.devices[0].device_kind, 1),
+        cores=cores_of(run),
     )
 
 
@@ -190,30 +204,30 @@ def kernel_sizes(run: PlannedRun) -> Sizes:
 
     pool = jax.tree.map(of_device, engine.abstract_state().k_pool)
     num_blocks = S // engine.slots_per_block
-    return sizes_of(q, K, pool, engine.pages_per_slot, num_blocks, decode_work(run).cores)
+    return sizes_of(q, K, pool, engine.pages_per_slot, num_blocks, cores_of(run))
 
 
-def page_seconds(run: PlannedRun, sizes: Sizes) -> float:
+def page_seconds(run: PlannedRun, sizes: Sizes, work: Work) -> float:
     """Returns the seconds that a decode step takes to read all pages at the peak bandwidth."""
     num_layers = run.engine.model.num_hidden_layers
     bytes_of_token = kv_bytes_per_token(run.engine) / num_layers
-    read = kernel_instructions.bytes_read(sizes, decode_work(run), bytes_of_token)
+    read = kernel_instructions.bytes_read(sizes, work, bytes_of_token)
     return num_layers * read / run.chip.bandwidth
 
 
-def decode_seconds(run: PlannedRun, directory: Path | None) -> Attention:
+def decode_seconds(run: PlannedRun, directory: Path | None, work: Work) -> Attention:
     """Returns the seconds of attention in a decode step.
 
     directory: where libtpu has written the bundles of the fused kernel, or None if another one
         decodes, which reads all pages of every slot.
     """
     sizes = kernel_sizes(run)
-    least = page_seconds(run, sizes)
+    least = page_seconds(run, sizes, work)
     if directory is None:
-        return Attention(page_seconds(run, sizes._replace(neighbors=1)), least, 0)
+        return Attention(page_seconds(run, sizes._replace(neighbors=1), work), least, 0)
     text = kernel_instructions.final_bundles(directory, "decode_attention")
     kernel = kernel_instructions.loops_of(text)
-    bundles = kernel_instructions.count(kernel, sizes, decode_work(run))
+    bundles = kernel_instructions.count(kernel, sizes, work)
     bundles *= run.engine.model.num_hidden_layers
     by_bundles = bundles / CLOCKS[run.devices[0].device_kind]
     return Attention(max(by_bundles, least), least, bundles)
@@ -260,16 +274,14 @@ def main() -> None:
     with kernel_instructions.written_bundles() if counts_bundles else nullcontext() as directory:
         run = build(settings, compile_only_devices(args.topology))
         function, arguments = run.programs["update" if is_update else "generate"]
-        text = function.lower(*arguments).compile().as_text()
-        assert text is not None
+        found = compiled_operations(function, arguments, run.trainer.microbatches[0])
         if is_update:
             least_of_products, least_of_attention = update_peak_seconds(run)
             attention = Attention(least_of_attention, least_of_attention, 0)
         else:
             least_of_products = run.parts["decoder weights"] / run.chip.bandwidth
-            attention = decode_seconds(run, directory)
+            attention = decode_seconds(run, directory, decode_work(run))
     microbatches = run.trainer.microbatches[0]
-    found = sorted(operations(computations(text), unknown_turns=microbatches), reverse=True)
 
     units = 1 if is_update else settings.rollout.decode_steps
     cycles = total_cycles(found) // units

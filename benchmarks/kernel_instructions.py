@@ -115,7 +115,12 @@ def count(kernel: Loop, sizes: Sizes, work: Work) -> int:
     num_parts = math.ceil(work.slots / sizes.slots)
     has_loop = len(kernel.inner) == 1
     part = kernel.inner[0] if has_loop else kernel
-    start, neighbors = part.inner
+    num_neighbors = sizes.slots // sizes.neighbors
+    if num_neighbors == 1:  # a loop of one turn is none
+        start, *of_neighbors_alone = part.inner
+        neighbors = Loop(0, of_neighbors_alone)
+    else:
+        start, neighbors = part.inner
     is_together = sizes.neighbors > 1
     num_shared = work.prompt // sizes.page if is_together else 0
     num_own = math.ceil(work.tokens / sizes.page) - num_shared
@@ -137,7 +142,7 @@ def count(kernel: Loop, sizes: Sizes, work: Work) -> int:
 
     first_pages = min(sizes.block_pages, num_shared or num_own)
     of_part = part.bundles + first_pages * start.bundles
-    of_part += sizes.slots // sizes.neighbors * of_neighbors
+    of_part += num_neighbors * of_neighbors
     of_call = kernel.bundles if has_loop else 0
     return of_call + math.ceil(num_parts / work.cores) * of_part
 

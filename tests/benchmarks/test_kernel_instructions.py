@@ -62,7 +62,7 @@ def test_bundles_are_those_of_their_loop(instructions: ModuleType) -> None:
 
 @pytest.mark.parametrize(
     ("num_slots", "group", "prompt", "tokens"),
-    [(32, 8, 256, 768), (32, 8, 600, 1200), (32, 1, 256, 768), (80, 8, 70, 130)],
+    [(32, 8, 256, 768), (32, 8, 600, 1200), (32, 1, 256, 768), (80, 8, 70, 130), (8, 8, 256, 768)],
 )
 def test_bundles_are_counted_turn_by_turn(
     num_slots: int, group: int, prompt: int, tokens: int, instructions: ModuleType
@@ -73,7 +73,8 @@ def test_bundles_are_counted_turn_by_turn(
     shared = Loop(531, [Loop(18), Loop(5)])
     is_together = sizes.neighbors > 1
     neighbors = Loop(103, [shared, Loop(62, [own])]) if is_together else Loop(40, [own])
-    part = Loop(556, [Loop(13), neighbors])
+    is_loop = num_slots > group  # of one turn there is none
+    part = Loop(556, [Loop(13), neighbors] if is_loop else [Loop(13), *neighbors.inner])
     num_parts = -(-num_slots // sizes.slots)
     kernel = Loop(7, [part]) if num_parts > 1 else part
 
@@ -90,7 +91,7 @@ def test_bundles_are_counted_turn_by_turn(
             if not has_read_first_pages:
                 total += 13 * min(8, len(pages_of_prompt or pages_of_slot))
                 has_read_first_pages = True
-            total += neighbors.bundles
+            total += neighbors.bundles if is_loop else 0
             for block in range(0, len(pages_of_prompt), 8):
                 total += 531 + len(pages_of_prompt[block : block + 8]) * (18 + 5)
             for _ in range(sizes.neighbors):
