@@ -222,7 +222,7 @@ def decode_seconds(run: PlannedRun, directory: Path | None, work: Work) -> Atten
         decodes, which reads all pages of every slot.
     """
     sizes = kernel_sizes(run)
-    least = page_seconds(run, sizes, work)
+    least = page_seconds(run, sizes._replace(neighbors=sizes.sharing), work)
     if directory is None:
         return Attention(page_seconds(run, sizes._replace(neighbors=1), work), least, 0)
     text = kernel_instructions.final_bundles(directory, "decode_attention")
@@ -230,7 +230,7 @@ def decode_seconds(run: PlannedRun, directory: Path | None, work: Work) -> Atten
     bundles = kernel_instructions.count(kernel, sizes, work)
     bundles *= run.engine.model.num_hidden_layers
     by_bundles = bundles / CLOCKS[run.devices[0].device_kind]
-    return Attention(max(by_bundles, least), least, bundles)
+    return Attention(max(by_bundles, page_seconds(run, sizes, work)), least, bundles)
 
 
 def update_peak_seconds(run: PlannedRun) -> tuple[float, float]:

@@ -10,9 +10,8 @@ the work of a call says.
         kernel = loops_of(final_bundles(directory, "decode_attention"))
     bundles = count(kernel, work)
 
-The count is too high by what stands behind conditions: what a slot does with its last block is
-counted for every block. It is too low by the cycles in which a core waits for a product or for
-memory.
+Code under a condition counts as always run, so that what a slot does with its last block is counted
+for every block. The cycles in which a core waits for a product or for memory are not counted.
 """
 
 import math
@@ -47,9 +46,10 @@ class Work:
 
 @contextmanager
 def written_bundles() -> Iterator[Path]:
-    """Asks libtpu to write the bundles of what it compiles to a directory, for as long as it lasts.
+    """Asks libtpu to write the bundles of what it compiles to a directory.
 
-    libtpu reads its flags once, so it must not be loaded before.
+    The directory is there while the context is open. libtpu reads its flags once, so it must not be
+    loaded before.
     """
     with tempfile.TemporaryDirectory() as directory:
         flags = [
@@ -110,20 +110,20 @@ def count(kernel: Loop, sizes: Sizes, work: Work) -> int:
     The loops are those of `tpu_decode.kernel`: the pages that are read first, and the neighbors.
     Neighbors have a loop over the blocks that they share, if they read together, and one over the
     slots. A loop over blocks has loops over pages, which are started and waited for. Where a core
-    computes several parts of the slots, all of this is in a loop over the parts.
+    computes several parts of the slots, all of this is in a loop over the parts. The pages that are
+    read first are counted as all others are.
     """
     num_parts = math.ceil(work.slots / sizes.slots)
     has_loop = len(kernel.inner) == 1
     part = kernel.inner[0] if has_loop else kernel
     num_neighbors = sizes.slots // sizes.neighbors
     if num_neighbors == 1:  # a loop of one turn is none
-        start, *of_neighbors_alone = part.inner
-        neighbors = Loop(0, of_neighbors_alone)
+        neighbors = Loop(0, part.inner[1:])
     else:
-        start, neighbors = part.inner
+        _, neighbors = part.inner
     is_together = sizes.neighbors > 1
-    num_shared = work.prompt // sizes.page if is_together else 0
-    num_own = math.ceil(work.tokens / sizes.page) - num_shared
+    num_shared = work.prompt // sizes.page_size if is_together else 0
+    num_own = math.ceil(work.tokens / sizes.page_size) - num_shared
 
     def of_blocks(loop: Loop, num_pages: int) -> int:
         num_blocks = math.ceil(num_pages / sizes.block_pages)
@@ -140,9 +140,7 @@ def count(kernel: Loop, sizes: Sizes, work: Work) -> int:
         [own] = neighbors.inner
         of_neighbors += of_blocks(own, num_own)
 
-    first_pages = min(sizes.block_pages, num_shared or num_own)
-    of_part = part.bundles + first_pages * start.bundles
-    of_part += num_neighbors * of_neighbors
+    of_part = part.bundles + num_neighbors * of_neighbors
     of_call = kernel.bundles if has_loop else 0
     return of_call + math.ceil(num_parts / work.cores) * of_part
 
@@ -152,6 +150,6 @@ def bytes_read(sizes: Sizes, work: Work, bytes_of_token: float) -> float:
 
     bytes_of_token: of the keys and values of one token in one layer.
     """
-    shared = work.prompt // sizes.page * sizes.page if sizes.neighbors > 1 else 0
+    shared = work.prompt // sizes.page_size * sizes.page_size if sizes.neighbors > 1 else 0
     own = work.slots * (work.tokens - shared)
     return bytes_of_token * (own + work.slots // sizes.neighbors * shared)

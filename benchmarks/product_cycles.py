@@ -3,8 +3,8 @@
     python benchmarks/product_cycles.py --topology v5e:2x4 --rows 32 --outputs 11008 22016
 
 A product of few rows, as in decoding, has to read its weight; one of many rows has to multiply.
-What XLA expects of either is below the peak of the chip, and nothing that consists of products can
-be nearer to the peak than they are. Each product is in a loop over weights, as in a model.
+XLA expects both to run below the chip's peak. A program that is made of such products cannot exceed
+their share. Each product is in a loop over weights, as in a model.
 """
 
 import argparse

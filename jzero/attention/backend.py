@@ -68,7 +68,7 @@ class Decode(Protocol):
     table, first_page: page p of a slot is page first_page + table[slot, p] of the pools.
     lengths: the number of tokens of each slot, at least 1, the new token included. An idle slot has
         one token, and its pages are page 0, the scratch page, whose content means nothing.
-    shared: as in `Paged`.
+    shared: as in `Paged`. The new token of a slot that is not idle lies behind the shared pages.
     owners: for each block of neighboring slots that share pages, the slot whose row of the table
         has these pages. The row of an idle slot does not.
     Returns the output, and the pools with the new tokens.

@@ -18,7 +18,7 @@ Samples of one prompt are neighbors and have the prompt's full pages in common. 
 once for all of them, and the queries of all of them make one product with a block. Every slot then
 goes on with its own pages.
 
-With two cores a device (TPU v4, v5p) each core has a part of the slots.
+With two cores a device (TPU v4, v5p) each core has a part of the slots, if there are more than 16.
 
 Pages in 8 bits (rollout.kv_dtype=int8) stay integers on their way: the scores of a head are
 multiplied by the scales of its keys, and the weights of the softmax by those of its values. The
@@ -46,7 +46,8 @@ SUBLANES = 8  # rows of fp32 in a vector register
 LANES = 128  # numbers of such a row
 MASKED = -1e30  # finite, as in `xla.py`
 BLOCK_TOKENS = 512  # tokens of a slot that are computed at a time
-# Bytes in VMEM for blocks of keys and values, two blocks of each: a quarter of a v5e's.
+# Bytes in VMEM for blocks of keys and values, two blocks of each: a quarter of the 16 MiB that XLA
+# lets an operation use if nobody asks for more.
 BLOCK_BYTES = 4 * 2**20
 # Slots of one part. Their queries and outputs are in VMEM as fp32: 2 MB for 64 slots of 32 heads.
 MOST_SLOTS = 64
@@ -62,53 +63,56 @@ class Sizes(NamedTuple):
     slots: int  # of a part
     sharing: int  # neighboring slots that may have their first pages in common
     neighbors: int  # those of them that read these pages together; 1: every slot reads all its own
-    heads: int  # query heads, in `q_rows` rows of n
+    heads: int  # query heads; q has `heads_per_row` of them in every `width` lanes
     group: int  # query heads of a KV head
     rows: int  # rows of the pool
     width: int  # lanes of a row
-    lanes: int  # of a head in a row; D, or more where heads are padded to a whole row
+    lanes_per_head: int  # in a row; D, or more where heads are padded to a whole row
     head_dim: int  # D
-    page: int  # tokens of a page
+    page_size: int  # tokens of a page
     max_pages: int  # of a slot, in the table
     block_pages: int
     tile: int  # tokens around the new one that are written
-    product: DTypeLike  # the type of the factors of products
+    product_dtype: DTypeLike  # of the factors of products
     is_int8: bool  # whether the pools are in 8 bits
 
     @property
     def heads_per_row(self) -> int:
-        return self.width // self.lanes
+        return self.width // self.lanes_per_head
 
     @property
-    def queries(self) -> int:
+    def queries_per_row(self) -> int:
         """Query heads of a row of the pool, in whole registers."""
         return round_up(self.heads_per_row * self.group, SUBLANES)
 
     @property
-    def block(self) -> int:
+    def block_tokens(self) -> int:
         """Tokens of a block."""
-        return self.block_pages * self.page
+        return self.block_pages * self.page_size
 
     def place_of(self, head: int) -> tuple[int, int]:
         """Returns where a query head of slot 0 lies in VMEM: its row, and its part of the lanes.
 
-        That of the next slot is `queries` rows behind it.
+        The same head of the next slot lies `queries_per_row` rows further down.
         """
         row, part = divmod(head // self.group, self.heads_per_row)
-        return row * self.slots * self.queries + part * self.group + head % self.group, part
+        return row * self.slots * self.queries_per_row + part * self.group + head % self.group, part
 
-    def queries_of(self, row: int, slot: jax.Array, num_slots: int) -> Any:
-        """Returns where the queries of neighboring slots lie in VMEM: those of a pool's row."""
-        first = (row * self.slots + slot) * self.queries
-        return pl.ds(pl.multiple_of(first, SUBLANES), num_slots * self.queries)
+    def query_rows(self, row: int, slot: jax.Array, num_slots: int) -> Any:
+        """Returns the rows of VMEM with the queries of `num_slots` slots from `slot` on.
+
+        They are those of one row of the pool.
+        """
+        first = (row * self.slots + slot) * self.queries_per_row
+        return pl.ds(pl.multiple_of(first, SUBLANES), num_slots * self.queries_per_row)
 
 
 class Pages(NamedTuple):
     """Pages of a slot that are read together: at most as many as a block has."""
 
-    slot: jax.Array  # of all parts
-    first: jax.Array  # the number of the first page in the slot's table
-    number: jax.Array  # of pages
+    slot: jax.Array  # among the slots of all parts
+    first: jax.Array  # the first of them, as a page of the slot's table
+    num_pages: jax.Array
 
 
 class Softmax(NamedTuple):
@@ -120,9 +124,10 @@ class Softmax(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Memory of a core. Where an axis has two, they are keys and values.
+    """Memory of a core.
 
-    The last four are there with pages in 8 bits alone.
+    An axis of 2 is keys and values, except where it says "2 blocks": one of these is computed while
+    the other one is read. The last four are there with pages in 8 bits alone.
     """
 
     q: Ref  # f32[rows * slots * queries, width] rotated queries
@@ -159,26 +164,26 @@ def rotated(x: jax.Array, cos: jax.Array, sin: jax.Array, sizes: Sizes) -> jax.A
     behind = pltpu.roll(x, half, 1)  # lane i has what was in lane i - half
     partner = behind
     if sizes.head_dim < width:
-        lane = lax.broadcasted_iota(jnp.int32, x.shape, 1) % sizes.lanes
+        lane = lax.broadcasted_iota(jnp.int32, x.shape, 1) % sizes.lanes_per_head
         partner = jnp.where(lane < half, pltpu.roll(x, width - half, 1), behind)
     return x * cos + partner * sin
 
 
 def moved(x: jax.Array, source: int, target: int, sizes: Sizes) -> jax.Array:
-    """Moves the head in part `source` of a row to part `target`; what else is there is left."""
-    shift = (target - source) * sizes.lanes % sizes.width
+    """Moves the head in part `source` of a row to part `target`. The other lanes mean nothing."""
+    shift = (target - source) * sizes.lanes_per_head % sizes.width
     return pltpu.roll(x, shift, 1) if shift else x
 
 
 def in_part(part: int, shape: tuple[int, ...], sizes: Sizes) -> jax.Array:
     """Says which lanes belong to a part of a row."""
-    return lax.broadcasted_iota(jnp.int32, shape, 1) // sizes.lanes == part
+    return lax.broadcasted_iota(jnp.int32, shape, 1) // sizes.lanes_per_head == part
 
 
 def lay_out_queries(q: Ref, cos: jax.Array, sin: jax.Array, scratch: Scratch, sizes: Sizes) -> None:
     """Rotates the queries of all slots, and puts every head where `Sizes.place_of` says."""
     n, width, slots = sizes.heads_per_row, sizes.width, sizes.slots
-    if sizes.heads < sizes.rows * sizes.queries:
+    if sizes.heads < sizes.rows * sizes.queries_per_row:
         scratch.q[...] = jnp.zeros_like(scratch.q)
     for first in range(0, sizes.heads, n):
         row = q[:, first // n * width : (first // n + 1) * width]
@@ -190,7 +195,7 @@ def lay_out_queries(q: Ref, cos: jax.Array, sin: jax.Array, scratch: Scratch, si
             x = moved(row, head - first, part, sizes)
             if n > 1:
                 x = jnp.where(in_part(part, x.shape, sizes), x, 0)
-            scratch.q[pl.ds(place, slots, stride=sizes.queries), :] = x
+            scratch.q[pl.ds(place, slots, stride=sizes.queries_per_row), :] = x
 
 
 def write_out(out: Ref, scratch: Scratch, sizes: Sizes) -> None:
@@ -200,7 +205,7 @@ def write_out(out: Ref, scratch: Scratch, sizes: Sizes) -> None:
         row = None
         for head in range(first, min(first + n, sizes.heads)):
             place, part = sizes.place_of(head)
-            x = scratch.out[pl.ds(place, slots, stride=sizes.queries), :]
+            x = scratch.out[pl.ds(place, slots, stride=sizes.queries_per_row), :]
             x = moved(x, part, head - first, sizes)
             row = x if row is None else jnp.where(in_part(head - first, x.shape, sizes), x, row)
         assert row is not None
@@ -223,7 +228,7 @@ def put_new(which: int, row: int, x: jax.Array, scratch: Scratch, sizes: Sizes) 
         scale = largest / int8.LARGEST
         divisors = jnp.where(is_head & (scale > 0), scale, divisors)
         place = scratch.new_scales.at[which, row, part]
-        place[...] = jnp.broadcast_to(scale, (sizes.slots, sizes.page))
+        place[...] = jnp.broadcast_to(scale, (sizes.slots, sizes.page_size))
     scratch.new[which, row] = jnp.round(x / divisors)
 
 
@@ -236,7 +241,10 @@ def scales_of_queries(scales: Ref, num_queries: int, sizes: Sizes) -> jax.Array:
         jnp.concatenate([scales[page, pl.ds(part, 1)] for page in range(sizes.block_pages)], axis=1)
         for part in range(sizes.heads_per_row)
     ]
-    query = lax.broadcasted_iota(jnp.int32, (num_queries, sizes.block), 0) % sizes.queries
+    query = (
+        lax.broadcasted_iota(jnp.int32, (num_queries, sizes.block_tokens), 0)
+        % sizes.queries_per_row
+    )
     chosen = of_parts[0]
     for part, of_part in enumerate(of_parts[1:], start=1):
         chosen = jnp.where(query // sizes.group == part, of_part, chosen)
@@ -269,7 +277,7 @@ def kernel(
     scratch = Scratch(*others_behind[num_pools:])
     blocks = scratch.k_blocks, scratch.v_blocks
     scale_blocks = (scratch.k_scales, scratch.v_scales) if sizes.is_int8 else ()
-    slots, rows, width, page = sizes.slots, sizes.rows, sizes.width, sizes.page
+    slots, rows, width, page = sizes.slots, sizes.rows, sizes.width, sizes.page_size
     base = pl.program_id(0) * slots  # the first slot of this part
     cosines, sines = cos[...], sin[...]
 
@@ -279,7 +287,8 @@ def kernel(
         new_key = rotated(k[:, lanes].astype(jnp.float32), cosines, sines, sizes)
         put_new(0, row, new_key.astype(k.dtype), scratch, sizes)
         put_new(1, row, v[:, lanes], scratch, sizes)
-    # Of a block that is not full, the weights of what was never read are 0, and 0 times NaN is NaN.
+    # Pages of a block that were never read hold anything. The weights of their tokens are 0, but 0
+    # times NaN is NaN.
     never_read = scratch.v_scales if sizes.is_int8 else scratch.v_blocks
     never_read[...] = jnp.zeros_like(never_read)
 
@@ -294,24 +303,28 @@ def kernel(
         return shared[(base + slot) // sizes.sharing]
 
     def pages_of_neighbors(slot: jax.Array, block: jax.Array) -> Pages:
-        """Returns the pages of a block of those that a slot shares with its neighbors."""
+        """Returns the pages of one block among those that a slot shares with its neighbors."""
         owner = owners[(base + slot) // sizes.sharing]
         first = block * sizes.block_pages
         return Pages(owner, first, jnp.clip(shared_pages(slot) - first, 0, sizes.block_pages))
 
     def first_own_page(slot: jax.Array) -> jax.Array:
-        """An idle slot has one token and shares nothing, whatever its neighbors share."""
+        """Returns the first page that a slot reads alone.
+
+        That of an idle slot is its first one, the scratch page: it has one token, and its row of
+        the table has none of the pages that its neighbors share. Its output means nothing.
+        """
         count = shared_pages(slot)
         return jnp.where(lengths[base + slot] > count * page, count, 0)
 
     def own_pages(slot: jax.Array, block: jax.Array) -> Pages:
-        """Returns the pages of a block of those that a slot alone reads."""
+        """Returns the pages of one block among those that a slot reads alone."""
         first = first_own_page(slot) + block * sizes.block_pages
         count = pl.cdiv(lengths[base + slot], page) - first
         return Pages(base + slot, first, jnp.clip(count, 0, sizes.block_pages))
 
     def pages_at_start(slot: jax.Array) -> Pages:
-        """Returns what is read first when the turn of neighbors comes, of which `slot` is first."""
+        """Returns the pages that are read first for neighbors whose first slot is `slot`."""
         zero = jnp.int32(0)
         if sizes.neighbors == 1:
             return own_pages(slot, zero)
@@ -327,17 +340,17 @@ def kernel(
                     pool.at[:, source], target.at[buffer, :, number], scratch.read.at[buffer]
                 ).start()
 
-        lax.fori_loop(0, pages.number, start_page, None)
+        lax.fori_loop(0, pages.num_pages, start_page, None)
 
     def finish_reading(pages: Pages, buffer: jax.Array) -> None:
         def finish_page(_: jax.Array, __: None) -> None:
-            # What is waited for is as many bytes as these, whichever page they are of.
+            # To wait is to wait for a number of bytes. All pages have as many as page 0.
             for pool, target in zip(sources, targets, strict=True):
                 pltpu.make_async_copy(
                     pool.at[:, 0], target.at[buffer, :, 0], scratch.read.at[buffer]
                 ).wait()
 
-        lax.fori_loop(0, pages.number, finish_page, None)
+        lax.fori_loop(0, pages.num_pages, finish_page, None)
 
     def writes_of(which: int, target: jax.Array | int, offset: jax.Array | int) -> list:
         """Returns the copies of what is written to a page: 0 is of the key, 1 of the value."""
@@ -395,17 +408,19 @@ def kernel(
         """Converts keys or values for a product."""
         if sizes.is_int8:
             x = x.astype(jnp.float32)
-        return x.astype(sizes.product)
+        return x.astype(sizes.product_dtype)
 
     def attend_block(
         softmax: tuple[Softmax, ...], q: list[jax.Array], tokens: jax.Array, buffer: jax.Array
     ) -> tuple[Softmax, ...]:
         """Folds the first `tokens` tokens of a block into the softmax of every row."""
         num_queries = len(q[0])
-        is_visible = lax.broadcasted_iota(jnp.int32, (num_queries, sizes.block), 1) < tokens
+        is_visible = lax.broadcasted_iota(jnp.int32, (num_queries, sizes.block_tokens), 1) < tokens
         after = []
         for row, (largest, total, mixed) in enumerate(softmax):
-            keys, values = (factor(x[buffer, row].reshape(sizes.block, width)) for x in blocks)
+            keys, values = (
+                factor(x[buffer, row].reshape(sizes.block_tokens, width)) for x in blocks
+            )
             scores = product(q[row], keys, 1, sizes) * sizes.head_dim**-0.5
             if sizes.is_int8:
                 scores *= scales_of_queries(scratch.k_scales.at[buffer, row], num_queries, sizes)
@@ -416,18 +431,18 @@ def kernel(
             total = total * rescale + weights.sum(axis=1, keepdims=True)
             if sizes.is_int8:
                 weights *= scales_of_queries(scratch.v_scales.at[buffer, row], num_queries, sizes)
-            values = product(weights.astype(sizes.product), values, 0, sizes)
+            values = product(weights.astype(sizes.product_dtype), values, 0, sizes)
             after.append(Softmax(new_largest, total, mixed * rescale + values))
         return tuple(after)
 
     def queries_of(slot: jax.Array, num_slots: int) -> list[jax.Array]:
         """Returns the queries of neighboring slots, for every row."""
-        places = [sizes.queries_of(row, slot, num_slots) for row in range(rows)]
-        return [scratch.q[place, :].astype(sizes.product) for place in places]
+        places = [sizes.query_rows(row, slot, num_slots) for row in range(rows)]
+        return [scratch.q[place, :].astype(sizes.product_dtype) for place in places]
 
-    def nothing(num_slots: int) -> tuple[Softmax, ...]:
+    def empty_softmax(num_slots: int) -> tuple[Softmax, ...]:
         """Returns the softmax of every row before the first token."""
-        num_queries = num_slots * sizes.queries
+        num_queries = num_slots * sizes.queries_per_row
         column = (num_queries, 1)
         empty = Softmax(
             jnp.full(column, MASKED), jnp.zeros(column), jnp.zeros((num_queries, width))
@@ -453,35 +468,35 @@ def kernel(
             visible = num_tokens - pages.first * page
             return 1 - buffer, attend_block(softmax, queries, visible, buffer)
 
-        start = buffer, nothing(sizes.neighbors)
+        start = buffer, empty_softmax(sizes.neighbors)
         buffer, softmax = lax.fori_loop(0, num_blocks, step, start)
-        num_queries = sizes.neighbors * sizes.queries
+        num_queries = sizes.neighbors * sizes.queries_per_row
         for row, of_row in enumerate(softmax):
             kept = pl.ds(row * num_queries, num_queries)
             scratch.largest[kept, :] = jnp.broadcast_to(of_row.largest, (num_queries, LANES))
             scratch.total[kept, :] = jnp.broadcast_to(of_row.total, (num_queries, LANES))
-            scratch.out[sizes.queries_of(row, first, sizes.neighbors), :] = of_row.mixed
+            scratch.out[sizes.query_rows(row, first, sizes.neighbors), :] = of_row.mixed
         return buffer
 
     def softmax_of_shared(slot: jax.Array) -> tuple[Softmax, ...]:
         """Returns what `attend_shared` has left of a slot."""
         if sizes.neighbors == 1:
-            return nothing(1)
+            return empty_softmax(1)
         found = []
         for row in range(rows):
-            first = (row * sizes.neighbors + slot % sizes.neighbors) * sizes.queries
-            kept = pl.ds(pl.multiple_of(first, SUBLANES), sizes.queries)
-            mixed = scratch.out[sizes.queries_of(row, slot, 1), :]
+            first = (row * sizes.neighbors + slot % sizes.neighbors) * sizes.queries_per_row
+            kept = pl.ds(pl.multiple_of(first, SUBLANES), sizes.queries_per_row)
+            mixed = scratch.out[sizes.query_rows(row, slot, 1), :]
             found.append(Softmax(scratch.largest[kept, :1], scratch.total[kept, :1], mixed))
         return tuple(found)
 
     def attend_slot(slot: jax.Array, end: jax.Array, buffer: jax.Array) -> jax.Array:
         """Computes the own pages of a slot, the first of which are on their way to `buffer`.
 
-        `end` is the slot behind its last neighbor. Returns the next buffer.
+        end: the first slot behind its neighbors. Returns the next buffer.
         """
         own_tokens = lengths[base + slot] - first_own_page(slot) * page
-        num_blocks = pl.cdiv(own_tokens, sizes.block)
+        num_blocks = pl.cdiv(own_tokens, sizes.block_tokens)
         queries = queries_of(slot, 1)
 
         def step(block: jax.Array, carry: tuple) -> tuple:
@@ -494,7 +509,9 @@ def kernel(
             )
             to_read = choose(is_last, of_next_slot, own_pages(slot, block + 1))
             is_end = is_last & (slot + 1 == slots)
-            start_reading(to_read._replace(number=jnp.where(is_end, 0, to_read.number)), 1 - buffer)
+            start_reading(
+                to_read._replace(num_pages=jnp.where(is_end, 0, to_read.num_pages)), 1 - buffer
+            )
             finish_reading(pages, buffer)
 
             @pl.when(is_last)
@@ -507,7 +524,7 @@ def kernel(
         start = buffer, softmax_of_shared(slot)
         buffer, softmax = lax.fori_loop(0, num_blocks, step, start)
         for row, (_, total, mixed) in enumerate(softmax):
-            scratch.out[sizes.queries_of(row, slot, 1), :] = mixed / total
+            scratch.out[sizes.query_rows(row, slot, 1), :] = mixed / total
         return buffer
 
     def attend_neighbors(number: jax.Array, buffer: jax.Array) -> jax.Array:
@@ -529,7 +546,7 @@ def kernel(
 
 def product(first: jax.Array, second: jax.Array, axis: int, sizes: Sizes) -> jax.Array:
     """Contracts the last axis of `first` with `axis` of `second`; the result is in fp32."""
-    is_fp32 = sizes.product == jnp.float32
+    is_fp32 = sizes.product_dtype == jnp.float32
     return lax.dot_general(
         first,
         second,
@@ -575,20 +592,20 @@ def decode(
     def flat(x: jax.Array) -> jax.Array:
         """[S, heads, D] -> [slots of all parts, rows * width]"""
         missing = -x.shape[1] % sizes.heads_per_row
-        x = jnp.pad(x, (padding, (0, missing), (0, sizes.lanes - D)))
+        x = jnp.pad(x, (padding, (0, missing), (0, sizes.lanes_per_head - D)))
         return x.reshape(len(x), -1)
 
     def by_lane(x: jax.Array) -> jax.Array:
         """[S, D] -> [slots of all parts, width]"""
-        x = jnp.pad(x, (padding, (0, sizes.lanes - D)))
+        x = jnp.pad(x, (padding, (0, sizes.lanes_per_head - D)))
         return jnp.concatenate([x] * sizes.heads_per_row, axis=1)
 
     # The pages of slots that are padding are those of the scratch page, which is page 0.
-    table = jnp.pad(table, (padding, (0, sizes.max_pages - table.shape[1]))).reshape(-1)
+    table = jnp.pad(table, (padding, (0, 0))).reshape(-1)
     lengths = jnp.pad(lengths, padding, constant_values=1)
-    blocks_of_padding = (0, math.ceil(len(lengths) / sizes.sharing) - len(shared))
-    shared = jnp.pad(shared, blocks_of_padding)
-    owners = jnp.pad(owners, blocks_of_padding)
+    padding_blocks = (0, math.ceil(len(lengths) / sizes.sharing) - len(shared))
+    shared = jnp.pad(shared, padding_blocks)
+    owners = jnp.pad(owners, padding_blocks)
     scalars = lengths, table, first_page.reshape(1), shared, owners
     out, *arrays = call(
         tuple(scalar.astype(jnp.int32) for scalar in scalars),
@@ -597,7 +614,7 @@ def decode(
         sizes,
         interpret,
     )
-    out = out[:S].reshape(S, -1, sizes.lanes)[:, :H, :D]
+    out = out[:S].reshape(S, -1, sizes.lanes_per_head)[:, :H, :D]
     k_pool, v_pool = pools_of(arrays)
     return out, k_pool, v_pool
 
@@ -638,22 +655,22 @@ def sizes_of(
     is_int8 = isinstance(k_pool, QuantizedPool)
     numbers = k_pool.values if is_int8 else k_pool
     rows, _, page_size, width = numbers.shape
-    block_pages = pages_per_block(numbers, max_pages)
+    sharing = S // num_blocks
     sizes = Sizes(
-        slots=slots_of_part(S, cores),
-        sharing=S // num_blocks,
+        slots=slots_of_part(S, cores, sharing),
+        sharing=sharing,
         neighbors=1,
         heads=H,
         group=H // kv_heads,
         rows=rows,
         width=width,
-        lanes=D if width % D == 0 else width,
+        lanes_per_head=D if width % D == 0 else width,
         head_dim=D,
-        page=page_size,
-        max_pages=round_up(max_pages, block_pages),
-        block_pages=block_pages,
+        page_size=page_size,
+        max_pages=max_pages,
+        block_pages=pages_per_block(numbers, max_pages),
         tile=tile_tokens(numbers.dtype.itemsize),
-        product=q.dtype if is_int8 else jnp.promote_types(q.dtype, numbers.dtype),
+        product_dtype=q.dtype if is_int8 else jnp.promote_types(q.dtype, numbers.dtype),
         is_int8=is_int8,
     )
     return sizes._replace(neighbors=slots_that_read_together(sizes))
@@ -692,9 +709,9 @@ def call(
         return pl.BlockSpec((sizes.slots, x.shape[1]), lambda part, *_: (part, 0))
 
     in_hbm = pl.BlockSpec(memory_space=pl.ANY)
-    all_queries = pltpu.VMEM((rows * sizes.slots * sizes.queries, width), jnp.float32)
-    of_neighbors = pltpu.VMEM((rows * sizes.neighbors * sizes.queries, LANES), jnp.float32)
-    block = pltpu.VMEM((2, rows, sizes.block_pages, sizes.page, width), dtype)
+    all_queries = pltpu.VMEM((rows * sizes.slots * sizes.queries_per_row, width), jnp.float32)
+    of_neighbors = pltpu.VMEM((rows * sizes.neighbors * sizes.queries_per_row, LANES), jnp.float32)
+    block = pltpu.VMEM((2, rows, sizes.block_pages, sizes.page_size, width), dtype)
     scratch = Scratch(
         q=all_queries,
         new=pltpu.VMEM((2, rows, sizes.slots, width), jnp.float32),
@@ -732,7 +749,7 @@ def call(
 
 def with_scales(scratch: Scratch, sizes: Sizes) -> Scratch:
     """Returns the scratch memory with what pages in 8 bits need beside it."""
-    rows, heads_per_row, page = sizes.rows, sizes.heads_per_row, sizes.page
+    rows, heads_per_row, page = sizes.rows, sizes.heads_per_row, sizes.page_size
     block = pltpu.VMEM((2, rows, sizes.block_pages, heads_per_row, page), jnp.float32)
     return scratch._replace(
         new_scales=pltpu.VMEM((2, rows, heads_per_row, sizes.slots, page), jnp.float32),
@@ -747,21 +764,27 @@ def slots_that_read_together(sizes: Sizes) -> int:
 
     Parts hold them as a whole, and VMEM holds the softmax of all their queries.
     """
-    most = max(1, MOST_QUERIES // (sizes.rows * sizes.queries))
+    most = max(1, MOST_QUERIES // (sizes.rows * sizes.queries_per_row))
     divisible = math.gcd(sizes.sharing, sizes.slots)
     return max(n for n in range(1, divisible + 1) if divisible % n == 0 and n <= most)
 
 
-def slots_of_part(num_slots: int, cores: int) -> int:
-    """Returns how many slots are computed at a time: all, or whole registers of 16 bits.
+def slots_of_part(num_slots: int, cores: int, sharing: int) -> int:
+    """Returns the number of slots in a part: all, or whole registers of 16 bits.
 
-    They are at most MOST_SLOTS, and every core of the device has a part.
+    A part has at most MOST_SLOTS. Each core of the device has a part, unless there are too few
+    slots. Parts hold blocks of slots that share pages as a whole, if blocks are small enough.
     """
     parts = max(cores, math.ceil(num_slots / MOST_SLOTS))
     smallest = 2 * SUBLANES
     if parts == 1 or num_slots <= smallest:
         return num_slots
-    return round_up(math.ceil(num_slots / parts), smallest)
+    slots = math.ceil(num_slots / parts)
+    whole_blocks = math.lcm(smallest, sharing)
+    if whole_blocks > MOST_SLOTS:
+        return round_up(slots, smallest)
+    most = MOST_SLOTS // whole_blocks * whole_blocks
+    return min(round_up(slots, whole_blocks), most)
 
 
 def pages_per_block(pool: jax.Array | jax.ShapeDtypeStruct, max_pages: int) -> int:

@@ -680,13 +680,18 @@ class Engine:
     ) -> Int[np.ndarray, " blocks"]:
         """Counts the leading full pages that the decoding slots of a block have in common.
 
-        Slots that do not decode do not matter, but the first slot of a block must decode, because
-        attention reads the pages of this slot for all. See attention.backend.Paged.
+        Slots that do not decode do not matter. `attention.backend.Paged` reads the pages of a
+        block's first slot for all, so this slot must decode. `attention.backend.Decode` reads those
+        of the first slot that decodes.
         """
         tables = table.reshape(-1, self.slots_per_block, self.pages_per_slot)
         keeps = keep.reshape(-1, self.slots_per_block)
-        is_same_page = (tables == tables[:, :1]) | ~keeps[..., None]
-        is_common = is_same_page.all(axis=1) & keeps[:, :1]
+        owners = np.zeros(len(keeps), int)
+        if self.program_settings.attention.decode is not None:
+            owners = keeps.argmax(axis=1)
+        blocks = np.arange(len(keeps))
+        is_same_page = (tables == tables[blocks, owners][:, None]) | ~keeps[..., None]
+        is_common = is_same_page.all(axis=1) & keeps[blocks, owners][:, None]
         common_pages = np.cumprod(is_common, axis=1).sum(axis=1)
 
         # A page behind the prompt may be full or not, so only pages of the prompt count.

@@ -31,7 +31,7 @@ def fused_attend(
 
     split: maps a kernel over the devices that share a shard, each with its own heads.
 
-    Raises UserError for a model that rotates a part of each head alone.
+    Raises UserError for a model that rotates only a part of each head.
     """
     if settings.model.partial_rotary_factor != 1:
         raise UserError(
@@ -43,7 +43,7 @@ def fused_attend(
     # All of this is the same in every layer.
     lengths = jnp.where(state.active, state.positions + 1, 1)
     table = jnp.where(state.active[:, None], table, SCRATCH_PAGE)
-    shared_pages, owners = pages_of_active_slots(shared_pages, state.active)
+    shared_pages, owners = shared_pages_and_owners(shared_pages, state.active)
     cos, sin = whole_rotary(settings, state.positions)
 
     pool_spec = P(settings.kv_axis)
@@ -79,13 +79,14 @@ def fused_attend(
     return attend
 
 
-def pages_of_active_slots(
+def shared_pages_and_owners(
     shared_pages: Int[Array, " blocks"], active: Bool[Array, " slots"]
 ) -> tuple[Int[Array, " blocks"], Int[Array, " blocks"]]:
-    """Returns how many pages the slots of a block share, and the first slot that still decodes.
+    """Returns how many pages the slots of each block share, and the first slot that still decodes.
 
-    Slots end in the middle of a call, each at its own step. The pages of a block are read by the
-    table of a slot that has not ended. A block whose slots have all ended shares nothing.
+    The slot is counted within the shard. Slots end in the middle of a call, each at its own step,
+    and the pages of a block are read by the row of a slot that has not ended. A block whose slots
+    have all ended shares nothing.
     """
     is_active = active.reshape(len(shared_pages), -1)
     slots_per_block = is_active.shape[1]

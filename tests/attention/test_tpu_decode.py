@@ -348,6 +348,23 @@ def test_slots_are_divided_into_parts(num_slots: int, monkeypatch: pytest.Monkey
     assert_equal_to_definition(make_case((6, 2, 64), jnp.float32, lengths), jnp.float32)
 
 
+@pytest.mark.parametrize(
+    ("num_slots", "cores", "sharing", "slots"),
+    [
+        (32, 1, 8, 32),
+        (32, 2, 8, 16),
+        (10, 2, 8, 10),  # fewer than a register of 16 bits has rows
+        (128, 1, 8, 64),
+        (100, 1, 6, 48),  # whole blocks of six, and whole registers
+        (80, 1, 5, 48),  # 80 slots would be whole blocks of five, and are too many
+    ],
+)
+def test_parts_have_whole_blocks_where_these_fit(
+    num_slots: int, cores: int, sharing: int, slots: int
+) -> None:
+    assert tpu_decode.slots_of_part(num_slots, cores, sharing) == slots
+
+
 @pytest.mark.thorough
 def test_what_a_slot_does_not_hold_does_not_matter() -> None:
     """Not even where it is not a number: pages of others, and what was never written."""

@@ -84,13 +84,9 @@ def test_bundles_are_counted_turn_by_turn(
     total = 7 if num_parts > 1 else 0
     for _ in range(num_parts):
         total += 556
-        has_read_first_pages = False
         for _ in range(0, sizes.slots, sizes.neighbors):
             pages_of_prompt = [*range(prompt // 64)] if is_together else []
             pages_of_slot = [*range(len(pages_of_prompt), -(-tokens // 64))]
-            if not has_read_first_pages:
-                total += 13 * min(8, len(pages_of_prompt or pages_of_slot))
-                has_read_first_pages = True
             total += neighbors.bundles if is_loop else 0
             for block in range(0, len(pages_of_prompt), 8):
                 total += 531 + len(pages_of_prompt[block : block + 8]) * (18 + 5)

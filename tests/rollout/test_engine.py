@@ -577,11 +577,12 @@ def test_kernels_may_lay_out_the_pools(shape) -> None:
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(1, 1), slow((1, 2))], ids=["tensor 1", "tensor 2"])
-def test_one_kernel_may_rotate_write_and_attend(shape) -> None:
+def test_one_kernel_may_rotate_write_and_attend(shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with `model.attention=tpu_fused`.
 
     The samples of a prompt share its first page, which one read serves. The first sample of the
-    first prompt ends in the middle of a call, before others: the page is read for them still.
+    first prompt ends in the middle of a call, before others: the page is read for them still, in
+    this call and in the next one.
     """
     stop_ids = (3, 7, 9, 11, 13, 20, 21, 50)
     packed = partial(tpu.packed, interpret=True)
@@ -590,6 +591,15 @@ def test_one_kernel_may_rotate_write_and_attend(shape) -> None:
     engine = new_engine(shape=shape, group_size=4, stop_ids=stop_ids)
     engine.program_settings = replace(engine.program_settings, attention=backend)
     assert engine.slots_per_block == 4
+    shares_without_first_slot = []
+    count_shared_pages = engine._count_shared_pages
+
+    def count(table: np.ndarray, keep: np.ndarray) -> np.ndarray:
+        shared = count_shared_pages(table, keep)
+        shares_without_first_slot.append((shared > 0) & ~keep[::4])
+        return shared
+
+    monkeypatch.setattr(engine, "_count_shared_pages", count)
 
     found, _ = complete(engine, group=4)
 
@@ -598,6 +608,7 @@ def test_one_kernel_may_rotate_write_and_attend(shape) -> None:
     steps_of_first = lengths[0] - 1  # its first token is of the prefill
     assert steps_of_first % SMALL["decode_steps"] and lengths[0] < max(lengths)
     assert_same(found, expected)
+    assert np.any(shares_without_first_slot)
 
 
 # -- the compiled programs ------------------------------------------------------------------------
