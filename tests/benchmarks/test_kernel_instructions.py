@@ -141,3 +141,39 @@ def test_larger_weights_are_read_at_more_of_the_bandwidth() -> None:
 
     assert 30 < small < large < 100
     assert 85 < of_peak <= 100
+
+
+@pytest.mark.thorough
+def test_attention_alone_grows_with_the_length_of_responses() -> None:
+    pytest.importorskip("libtpu", reason="libtpu, whose compiler this is, is not installed")
+    command = [sys.executable, "benchmarks/cycles_by_length.py", "--model", "Qwen2.5-0.5B"]
+    command += ["--topology", "v5e:2x4", "--program", "decode", "--tokens", "1024", "4096"]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    _, _, *rows = ran.stdout.splitlines()
+    [short, long] = [
+        [float(cell.replace(",", "")) for cell in row.split("|")[1:-1]] for row in rows
+    ]
+    assert [short[0], long[0]] == [1024, 4096]
+    assert long[1] == pytest.approx(short[1], rel=0.01)
+    # The prompt of 256 tokens is shared, and its pages are read once.
+    assert 3 * short[2] < long[2] < 4 * short[2]
+
+
+@pytest.mark.thorough
+def test_a_token_of_the_update_has_cycles_without_attention() -> None:
+    """A token takes more cycles than its FLOPs at the peak, and fewer than ten times as many."""
+    pytest.importorskip("libtpu", reason="libtpu, whose compiler this is, is not installed")
+    command = [sys.executable, "benchmarks/cycles_by_length.py", "--model", "Qwen2.5-0.5B"]
+    command += ["--topology", "v5e:2x2", "--tokens", "1024"]
+
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+
+    row = ran.stdout.splitlines()[-1].replace(",", "")
+    tokens, products, attention = (float(cell) for cell in row.split("|")[1:-1])
+    flops_in_a_cycle = 197e12 / 1.5e9
+    least = 6 * 0.494e9 / flops_in_a_cycle  # three passes of two FLOPs for each parameter
+    assert tokens == 1024
+    assert least < products < 10 * least
+    assert 0 < attention < products
