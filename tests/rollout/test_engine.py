@@ -909,7 +909,7 @@ def test_prefill_insert_generate_by_hand(arrangement, slot) -> None:
 def test_a_backend_may_do_all_of_a_step_s_attention(shape: tuple[int, int]) -> None:
     """It rotates queries and keys itself, writes the new token and attends."""
 
-    def decode(q, k, v, cos, sin, k_pool, v_pool, table, lengths, first_page, shared):
+    def decode(q, k, v, cos, sin, k_pool, v_pool, table, lengths, first_page, shared, owners):
         def rotated(x):
             return x * cos[:, None] + jnp.roll(x, x.shape[-1] // 2, axis=-1) * sin[:, None]
 
@@ -918,8 +918,11 @@ def test_a_backend_may_do_all_of_a_step_s_attention(shape: tuple[int, int]) -> N
         where = (first_page + pages, place % page_size)
         k_pool = attention.write(k_pool, rotated(k), *where)
         v_pool = attention.write(v_pool, v, *where)
-        out = xla.paged(rotated(q), k_pool, v_pool, first_page + table, lengths, shared)
-        return out, k_pool, v_pool
+        # xla.paged would read shared pages by the first slot of a block, not by its owner.
+        nothing_shared = jnp.zeros_like(shared)
+        pools = k_pool, v_pool
+        out = xla.paged(rotated(q), *pools, first_page + table, lengths, nothing_shared)
+        return out, *pools
 
     page_size = SMALL["page_size"]
     backend = attention.Backend(xla.packed, xla.paged, xla.pool_rows, attention.write, decode)
