@@ -144,9 +144,12 @@ def total_cycles(found: list[Operation]) -> int:
 
 
 def compiled_operations(
-    function: jax.stages.Wrapped, arguments: Sequence[object], microbatches: int
+    function: jax.stages.Wrapped, arguments: Sequence[object], microbatches: int = 1
 ) -> list[Operation]:
-    """Compiles a program, and returns its operations, the most expensive first."""
+    """Compiles a program, and returns its operations, the most expensive first.
+
+    microbatches: the turns of a loop whose turns are data.
+    """
     text = function.lower(*arguments).compile().as_text()
     assert text is not None
     return sorted(operations(computations(text), unknown_turns=microbatches), reverse=True)
@@ -274,14 +277,14 @@ def main() -> None:
     with kernel_instructions.written_bundles() if counts_bundles else nullcontext() as directory:
         run = build(settings, compile_only_devices(args.topology))
         function, arguments = run.programs["update" if is_update else "generate"]
-        found = compiled_operations(function, arguments, run.trainer.microbatches[0])
+        microbatches = run.trainer.microbatches[0]
+        found = compiled_operations(function, arguments, microbatches)
         if is_update:
             least_of_products, least_of_attention = update_peak_seconds(run)
             attention = Attention(least_of_attention, least_of_attention, 0)
         else:
             least_of_products = run.parts["decoder weights"] / run.chip.bandwidth
             attention = decode_seconds(run, directory, decode_work(run))
-    microbatches = run.trainer.microbatches[0]
 
     units = 1 if is_update else settings.rollout.decode_steps
     cycles = total_cycles(found) // units

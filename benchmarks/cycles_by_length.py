@@ -45,9 +45,8 @@ def planned_run(args: argparse.Namespace, tokens: int) -> PlannedRun:
 
 def update_row(run: PlannedRun) -> tuple[str, str]:
     """Returns the cycles of a token of a device: without attention, and those of attention."""
-    [name] = [name for name in run.programs if name.split()[0] == "update"]
     microbatches = run.trainer.microbatches[0]
-    found = cycles.compiled_operations(*run.programs[name], microbatches)
+    found = cycles.compiled_operations(*run.programs["update"], microbatches)
     [layout], [rows] = run.trainer.layouts, run.trainer.rows
     tokens_of_device = microbatches * rows * layout.tokens / run.mesh.size
     _, attention_seconds = cycles.update_peak_seconds(run)
@@ -60,7 +59,7 @@ def update_row(run: PlannedRun) -> tuple[str, str]:
 
 def decode_row(run: PlannedRun, directory: Path | None, tokens: int) -> tuple[str, str]:
     """Returns the million cycles of a step: without the kernel, and those of the kernel."""
-    found = cycles.compiled_operations(*run.programs["generate"], 1)
+    found = cycles.compiled_operations(*run.programs["generate"])
     work = cycles.decode_work(run, run.engine.settings.max_prompt_tokens + tokens)
     kernel = cycles.decode_seconds(run, directory, work)
     of_kernel = kernel.seconds * cycles.CLOCKS[run.devices[0].device_kind]

@@ -8,7 +8,7 @@ the work of a call says.
     with written_bundles() as directory:
         compile a program
         kernel = loops_of(final_bundles(directory, "decode_attention"))
-    bundles = count(kernel, work)
+    bundles = count(kernel, sizes, work)
 
 Code under a condition counts as always run, so that what a slot does with its last block is counted
 for every block. The cycles in which a core waits for a product or for memory are not counted.

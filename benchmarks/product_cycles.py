@@ -40,9 +40,8 @@ def product_cycles(topology: str, rows: int, inputs: int, outputs: int) -> int:
     x = jax.ShapeDtypeStruct((rows, inputs), jnp.bfloat16, sharding=place)
     weights = jax.ShapeDtypeStruct((LAYERS, inputs, outputs), jnp.bfloat16, sharding=place)
     jitted = jax.jit(program, compiler_options=tpu_options(mesh))
-    text = jitted.lower(x, weights).compile().as_text()
-    assert text is not None
-    return max(cycles.operations(cycles.computations(text))).cycles // LAYERS
+    largest = cycles.compiled_operations(jitted, (x, weights))[0]
+    return largest.cycles // LAYERS
 
 
 def main() -> None:
