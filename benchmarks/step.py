@@ -1,11 +1,12 @@
 """Measures one GRPO step on a fixed workload, and prints one JSON line.
 
-    python benchmarks/step.py --workload DIR [--steps 6] [--warmup 2]
+    python benchmarks/step.py --workload DIR [--dtype float32] [--steps 6] [--warmup 2]
 
 The workload is 32 prompts with 8 samples each of exactly 128 new tokens, and then one update. DIR
 holds a small Qwen2 in fp32 (config.json, model.safetensors), its tokenizer, and prompts.json, which
 is {"rows": [{"ids": [...]}]}. No logit of the model can reach its end-of-sequence id. The reward is
-how often "7" appears in a response.
+how often "7" appears in a response. With --dtype bfloat16 the model computes in bf16, and the
+trained weights stay in fp32.
 
 The line has the seconds of the rollout, of the update and of the step, as medians over the measured
 steps, and what follows from them; the CPU seconds of a step; the largest resident memory of the
@@ -63,11 +64,11 @@ class StepSeconds(NamedTuple):
     step: float
 
 
-def workload_config(directory: str) -> Config:
+def workload_config(directory: str, dtype: str) -> Config:
     row_tokens = MAX_PROMPT_TOKENS + GROUP_SIZE * NEW_TOKENS
     return Config(
         name="benchmark",
-        model=ModelConfig(path=directory, dtype="float32", remat="dots", logit_chunk=1 << 20),
+        model=ModelConfig(path=directory, dtype=dtype, remat="dots", logit_chunk=1 << 20),
         rollout=RolloutConfig(
             num_prompts=NUM_PROMPTS,
             group_size=GROUP_SIZE,
@@ -157,7 +158,7 @@ def train_step(
     return state, seconds
 
 
-def measure(workload: str, num_steps: int, num_warmup: int) -> JsonObject:
+def measure(workload: str, dtype: str, num_steps: int, num_warmup: int) -> JsonObject:
     """Returns the figures of `num_steps` steps, which follow `num_warmup` others."""
     start = process_start()
     cli.start_jax([])
@@ -168,7 +169,7 @@ def measure(workload: str, num_steps: int, num_warmup: int) -> JsonObject:
     seconds_to_first_step = 0.0
     num_prompt_tokens = 0
     with Pool(0) as pool:
-        run = setup.build(workload_config(workload), pool, base_model(workload))
+        run = setup.build(workload_config(workload, dtype), pool, base_model(workload))
         policy = run.trainer.policy
         state = policy.start(policy.load_params(run.base.directory, run.config.train.seed))
         for number in range(1, num_warmup + num_steps + 1):
@@ -190,6 +191,7 @@ def measure(workload: str, num_steps: int, num_warmup: int) -> JsonObject:
     num_trained_tokens = GROUP_SIZE * num_prompt_tokens + num_new_tokens
     return {
         "peer": "jzero",
+        "dtype": dtype,
         "rollout_s": round(rollout_seconds, 3),
         "new_tok_s": round(num_new_tokens / rollout_seconds),
         "update_s": round(update_seconds, 3),
@@ -208,10 +210,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--workload", required=True, help="directory of the model and the prompts")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="float32", help="model.dtype"
+    )
     parser.add_argument("--steps", type=int, default=6, help="measured steps")
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (compilation)")
     args = parser.parse_args()
-    print(json.dumps(measure(args.workload, args.steps, args.warmup)), flush=True)
+    print(json.dumps(measure(args.workload, args.dtype, args.steps, args.warmup)), flush=True)
 
 
 if __name__ == "__main__":

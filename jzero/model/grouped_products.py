@@ -30,9 +30,9 @@ from jzero.model.linear import (
     LOW_RANK_PRODUCT,
     AdaptedWeight,
     FrozenWeight,
-    product_in_fp32,
 )
 from jzero.model.quantized import QuantizedWeight
+from jzero.products import product_in_fp32, product_over_rows
 
 # (rows [M, inputs], weights [X, inputs, outputs], sizes i32[X], type of the result)
 GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array, DTypeLike], jax.Array]
@@ -210,7 +210,7 @@ def block_product_backward(
             of_rows = blocks.put(block, of_rows, product_in_fp32("no,io->ni", of_part, weight))
             if of_weight is not None:
                 own = jnp.where(block.is_own, of_part, 0)
-                of_weight = of_weight + product_in_fp32("ni,no->io", part, own)
+                of_weight = of_weight + product_over_rows(part, own)
             return of_rows, of_weight
 
         nothing = jnp.zeros(weight.shape, jnp.float32) if has_gradient else None

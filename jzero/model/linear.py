@@ -28,10 +28,11 @@ from jaxtyping import Array, Float, PyTree
 
 from jzero.model.exact import in_tiles
 from jzero.model.quantized import QuantizedWeight, dequantize
+from jzero.products import is_narrow, linear_product, product_in_fp32, product_over_rows
 
 # Names of values that the backward pass keeps; `qwen.REMAT` says which setting keeps which.
 LOW_RANK_PRODUCT = "low rank product"  # x A [N, R]: narrow, so that keeping it is almost free
-ADAPTED_OUTPUT = "adapted output"  # [N, outputs]
+LINEAR_OUTPUT = "linear output"  # [N, outputs]
 GROUPED_PRODUCT = "grouped product"  # [N * experts of a token, outputs]
 
 
@@ -123,7 +124,7 @@ def linear(
         )
     if isinstance(weight, TiledWeight):
         out = in_tiles(linear, weight.shards, x, weight.weight)
-        return checkpoint_name(out, ADAPTED_OUTPUT)
+        return checkpoint_name(out, LINEAR_OUTPUT)
     inputs = x.shape[1]
     if isinstance(weight, AdaptedWeight):
         rank = weight.b.shape[0]
@@ -134,10 +135,14 @@ def linear(
             weight.b.reshape(rank, -1),
             weight.scale,
         )
-        return checkpoint_name(out, ADAPTED_OUTPUT)
+        return checkpoint_name(out, LINEAR_OUTPUT)
     if isinstance(weight, QuantizedWeight):
-        return checkpoint_name(quantized_product(x, weight.as_matrix(inputs)), ADAPTED_OUTPUT)
-    return jnp.einsum("ni,io->no", x, as_matrix(weight, inputs))
+        return checkpoint_name(quantized_product(x, weight.as_matrix(inputs)), LINEAR_OUTPUT)
+    matrix = as_matrix(weight, inputs)
+    if is_narrow(x):
+        out = linear_product("ni,io->no", x, matrix).astype(x.dtype)
+        return checkpoint_name(out, LINEAR_OUTPUT)
+    return jnp.einsum("ni,io->no", x, matrix)
 
 
 def products(
@@ -246,12 +251,12 @@ def adapted_backward(
     through_weight = times_transposed_weight(gradient, weight)
     of_weight = None
     if not isinstance(weight, QuantizedWeight):
-        of_weight = product_in_fp32("ni,no->io", x, gradient).astype(weight.dtype)
+        of_weight = product_over_rows(x, gradient).astype(weight.dtype)
     return (
         (through_weight + through_adapter).astype(dtype),
         of_weight,
-        product_in_fp32("ni,nr->ir", x, to_low_rank).astype(a.dtype),
-        (scale * product_in_fp32("nr,no->ro", low_rank, gradient)).astype(b.dtype),
+        product_over_rows(x, to_low_rank).astype(a.dtype),
+        (scale * product_over_rows(low_rank, gradient)).astype(b.dtype),
     )
 
 
@@ -313,8 +318,3 @@ def times_transposed_weight(
         scaled = (gradient * weight.scale).astype(gradient.dtype)
         return product_in_fp32("no,io->ni", scaled, weight.values.astype(gradient.dtype))
     return product_in_fp32("no,io->ni", gradient, weight)
-
-
-def product_in_fp32(letters: str, first: jax.Array, second: jax.Array) -> jax.Array:
-    """Multiplies two matrices of one type; the sum and the result are in fp32."""
-    return jnp.einsum(letters, first, second, preferred_element_type=jnp.float32)

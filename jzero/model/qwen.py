@@ -32,14 +32,15 @@ from jzero.model.families import Layer, family_of
 from jzero.model.hybrid import Mixers
 from jzero.model.layers import NORMAL, ONES, Attend, ExactScale, parameter, rms_norm, rotary
 from jzero.model.linear import (
-    ADAPTED_OUTPUT,
     GROUPED_PRODUCT,
+    LINEAR_OUTPUT,
     LOW_RANK_PRODUCT,
     TiledWeight,
 )
 from jzero.model.loops import writes_layers_out
 from jzero.model.quantized import QuantizedWeight, is_quantized
 from jzero.model.traced_once import traced_once
+from jzero.products import linear_product
 
 __all__ = [
     "REMAT",
@@ -191,7 +192,7 @@ def keep_products(function: Callable) -> Callable:
     policies = jax.checkpoint_policies
     policy = policies.save_from_both_policies(
         policies.dots_with_no_batch_dims_saveable,
-        policies.save_only_these_names(*NARROW, ADAPTED_OUTPUT, GROUPED_PRODUCT),
+        policies.save_only_these_names(*NARROW, LINEAR_OUTPUT, GROUPED_PRODUCT),
     )
     return jax.checkpoint(function, prevent_cse=False, policy=policy)
 
@@ -377,11 +378,15 @@ def head(
     The inputs of the product are in `dtype`; it accumulates in fp32. exact: as in `forward`.
     """
     if config.tie_word_embeddings:
-        letters, weight = "...e,ve->...v", params["embed"][part]
+        of_weight, weight = "ve", params["embed"][part]
     else:
-        letters, weight = "...e,ev->...v", params["lm_head"][:, part]
+        of_weight, weight = "ev", params["lm_head"][:, part]
     hidden, weight = hidden.astype(dtype), weight.astype(dtype)
-    product = partial(jnp.einsum, letters, preferred_element_type=jnp.float32)
+
+    def product(hidden: jax.Array, weight: jax.Array) -> jax.Array:
+        batch = "abcd"[: hidden.ndim - 1]
+        return linear_product(f"{batch}e,{of_weight}->{batch}v", hidden, weight)
+
     if exact is None:
         return product(hidden, weight)
     rows = hidden.reshape(-1, hidden.shape[-1])

@@ -18,7 +18,7 @@ from jzero.distributed.mesh import RULES
 from jzero.errors import UserError
 from jzero.model import adapters, qwen
 from jzero.model.families import FAMILIES
-from jzero.model.linear import ADAPTED_OUTPUT, LOW_RANK_PRODUCT, AdaptedWeight, linear
+from jzero.model.linear import LINEAR_OUTPUT, LOW_RANK_PRODUCT, AdaptedWeight, linear
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -276,4 +276,4 @@ def test_the_backward_pass_keeps_the_narrow_product_and_no_fp32_term(remat: str)
     assert all(dtype == jnp.bfloat16 for _, dtype in kept)
     computed_again = str(jax.make_jaxpr(backward)(y))
     assert f"name={LOW_RANK_PRODUCT}" not in computed_again
-    assert (f"name={ADAPTED_OUTPUT}" in computed_again) == (remat == "full")
+    assert (f"name={LINEAR_OUTPUT}" in computed_again) == (remat == "full")

@@ -1,0 +1,107 @@
+"""Products of matrices whose sums and results are in fp32, and their derivatives.
+
+    out = product_in_fp32("ni,io->no", x, weight)
+    out = linear_product("ni,io->no", x, weight)  # the same, with a derivative of its own
+
+The factors may be in bf16, which accelerators and many CPUs multiply at twice the speed of fp32 or
+more. XLA does so under conditions, which these functions meet:
+
+- Both factors are in bf16. An fp32 gradient times a weight in bf16 is computed in fp32.
+- On a CPU the result is in fp32. For a result in bf16 XLA:CPU converts both factors to fp32 first.
+- On a CPU the sum is over the last axis of the first factor, which a row has side by side in
+  memory. `product_over_rows` copies a factor where that is not so.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+
+def product_in_fp32(letters: str, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Multiplies two arrays of one type as `jnp.einsum`; the sum and the result are in fp32."""
+    return jnp.einsum(letters, first, second, preferred_element_type=jnp.float32)
+
+
+def linear_product(
+    letters: str, x: Float[Array, "*rows inputs"], weight: Float[Array, "..."]
+) -> Float[Array, "*rows outputs"]:
+    """Multiplies rows by a matrix as `jnp.einsum`; the sum and the result are in fp32.
+
+    letters: those of the rows and of the matrix, such as "bte,ve->btv".
+    The gradients of both factors are computed from a gradient of the result that is rounded to
+    their type, if that is narrower than fp32.
+    """
+    if is_narrow(x) and x.dtype == weight.dtype:
+        return narrow_product(letters, x, weight)
+    return product_in_fp32(letters, x, weight)
+
+
+def is_narrow(x: jax.Array) -> bool:
+    """Whether the numbers of an array are shorter than fp32: bf16, or fp16."""
+    return jnp.finfo(x.dtype).bits < 32
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def narrow_product(letters: str, x: jax.Array, weight: jax.Array) -> jax.Array:
+    """Computes `linear_product` of factors that are narrower than fp32.
+
+    JAX's own derivative would multiply the fp32 gradient of the result by narrow factors.
+    """
+    return product_in_fp32(letters, x, weight)
+
+
+def narrow_forward(
+    letters: str, x: jax.Array, weight: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    """Returns the product, and what the backward pass reads."""
+    return product_in_fp32(letters, x, weight), (x, weight)
+
+
+def narrow_backward(
+    letters: str, kept: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of the rows and of the matrix."""
+    x, weight = kept
+    factors, of_out = letters.split("->")
+    of_x, of_weight = factors.split(",")
+    gradient = gradient.astype(x.dtype)
+    x_gradient = product_in_fp32(f"{of_out},{of_weight}->{of_x}", gradient, weight)
+    if of_weight[0] in of_x:  # the matrix is [inputs, outputs]
+        weight_gradient = product_over_rows(x, gradient)
+    else:
+        weight_gradient = product_over_rows(gradient, x)
+    return x_gradient.astype(x.dtype), weight_gradient.astype(weight.dtype)
+
+
+narrow_product.defvjp(narrow_forward, narrow_backward)
+
+
+def product_over_rows(
+    first: Float[Array, "*rows I"], second: Float[Array, "*rows O"]
+) -> Float[Array, "I O"]:
+    """Sums first[row, i] * second[row, o] over all rows, in fp32: the gradient of a matrix."""
+    rows = "abcdefgh"[: first.ndim - 1]
+
+    def at_once(first: jax.Array, second: jax.Array) -> jax.Array:
+        return product_in_fp32(f"{rows}i,{rows}o->io", first, second)
+
+    def from_a_copy(first: jax.Array, second: jax.Array) -> jax.Array:
+        columns = transposed_copy(first.reshape(-1, first.shape[-1]))
+        return product_in_fp32("in,no->io", columns, second.reshape(-1, second.shape[-1]))
+
+    if not is_narrow(first):
+        return at_once(first, second)
+    return lax.platform_dependent(first, second, cpu=from_a_copy, default=at_once)
+
+
+def transposed_copy(x: Float[Array, "N I"]) -> Float[Array, "I N"]:
+    """Returns the transposed matrix, with its rows side by side in memory.
+
+    XLA would otherwise leave the numbers where they are, and read them in the other order. The
+    barrier keeps it from that, and the axis in front makes XLA:CPU see an array like any other.
+    """
+    N, inputs = x.shape
+    return lax.optimization_barrier(x.T.reshape(1, inputs, N)).reshape(inputs, N)
