@@ -138,7 +138,7 @@ def linear(
         return checkpoint_name(out, LINEAR_OUTPUT)
     if isinstance(weight, QuantizedWeight):
         return checkpoint_name(quantized_product(x, weight.as_matrix(inputs)), LINEAR_OUTPUT)
-    matrix = as_matrix(weight, inputs)
+    matrix = weight.reshape(inputs, -1)
     if is_narrow(x):
         out = linear_product("ni,io->no", x, matrix).astype(x.dtype)
         return checkpoint_name(out, LINEAR_OUTPUT)
