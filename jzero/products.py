@@ -3,13 +3,13 @@
     out = product_in_fp32("ni,io->no", x, weight)
     out = linear_product("ni,io->no", x, weight)  # the same, with a derivative of its own
 
-The factors may be in bf16, which accelerators and many CPUs multiply at twice the speed of fp32 or
+The factors may be in bf16, which accelerators and some CPUs multiply at twice the speed of fp32 or
 more. XLA does so under conditions, which these functions meet:
 
 - Both factors are in bf16. An fp32 gradient times a weight in bf16 is computed in fp32.
 - On a CPU the result is in fp32. For a result in bf16 XLA:CPU converts both factors to fp32 first.
-- On a CPU the sum is over the last axis of the first factor, which a row has side by side in
-  memory. `product_over_rows` copies a factor where that is not so.
+- On a CPU the sum is over the last axis of the first factor, and the numbers along that axis lie
+  side by side in memory. `product_over_rows` copies the first factor to have it so.
 """
 
 from functools import partial
@@ -100,8 +100,9 @@ def product_over_rows(
 def transposed_copy(x: Float[Array, "N I"]) -> Float[Array, "I N"]:
     """Returns the transposed matrix, with its rows side by side in memory.
 
-    XLA would otherwise leave the numbers where they are, and read them in the other order. The
-    barrier keeps it from that, and the axis in front makes XLA:CPU see an array like any other.
+    Without the barrier XLA would merge the transposition into the product behind it. The axis in
+    front stands for a copy: an array that is only transposed has the order of the memory in its
+    layout, with which XLA:CPU has no product of bf16.
     """
     N, inputs = x.shape
     return lax.optimization_barrier(x.T.reshape(1, inputs, N)).reshape(inputs, N)
