@@ -1,6 +1,8 @@
 """Products with sums in fp32, and their derivatives, against loops over rows in float64."""
 
 import re
+from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +35,17 @@ def in_float64(x: jax.Array) -> np.ndarray:
     return np.asarray(x.astype(jnp.float32), np.float64)
 
 
+def gradients(
+    product: Callable[[jax.Array, jax.Array], jax.Array],
+    x: jax.Array,
+    weight: jax.Array,
+    of_out: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the gradients of both factors, for a gradient of the result."""
+    _, backward = jax.vjp(product, x, weight)
+    return backward(of_out)
+
+
 def loops(letters: str, x: jax.Array, weight: jax.Array, of_out: jax.Array) -> list[np.ndarray]:
     """Returns the product and the gradients of both factors, one row after the other."""
     matrix = in_float64(weight)
@@ -60,7 +73,7 @@ def test_a_product_in_bf16_and_its_gradients_are_those_of_loops(product: Product
 
     @jax.jit
     def both(x: jax.Array, weight: jax.Array) -> tuple[jax.Array, ...]:
-        out, backward = jax.vjp(lambda x, weight: linear_product(letters, x, weight), x, weight)
+        out, backward = jax.vjp(partial(linear_product, letters), x, weight)
         return out, *backward(of_out.astype(jnp.float32))
 
     out, of_x, of_weight = both(x, weight)
@@ -77,15 +90,15 @@ def test_the_gradient_of_a_product_in_bf16_is_rounded_before_it_is_multiplied() 
     rng = np.random.default_rng(0)
     x, weight = random_array(rng, 8, 16), random_array(rng, 16, 4)
     of_out = jnp.asarray(rng.standard_normal((8, 4)), jnp.float32)
-
-    def gradients(of_out: jax.Array) -> tuple[jax.Array, ...]:
-        _, backward = jax.vjp(lambda x, w: linear_product("ni,io->no", x, w), x, weight)
-        return backward(of_out)
-
     rounded = of_out.astype(jnp.bfloat16).astype(jnp.float32)
     assert not jnp.array_equal(rounded, of_out)
-    for ours, of_rounded in zip(gradients(of_out), gradients(rounded), strict=True):
-        np.testing.assert_array_equal(ours, of_rounded)
+
+    product = partial(linear_product, "ni,io->no")
+    ours = gradients(product, x, weight, of_out)
+    theirs = gradients(product, x, weight, rounded)
+
+    for own, of_rounded in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(own, of_rounded)
 
 
 def test_a_product_in_fp32_has_the_derivative_of_jax() -> None:
@@ -94,12 +107,9 @@ def test_a_product_in_fp32_has_the_derivative_of_jax() -> None:
         jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in [(8, 16), (16, 4), (8, 4)]
     )
 
-    def gradients(product: object) -> tuple[jax.Array, ...]:
-        _, backward = jax.vjp(product, x, weight)
-        return backward(of_out)
+    ours = gradients(partial(linear_product, "ni,io->no"), x, weight, of_out)
+    theirs = gradients(partial(jnp.einsum, "ni,io->no"), x, weight, of_out)
 
-    ours = gradients(lambda x, weight: linear_product("ni,io->no", x, weight))
-    theirs = gradients(lambda x, weight: jnp.einsum("ni,io->no", x, weight))
     for own, of_jax in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(own, of_jax)
 
@@ -147,7 +157,7 @@ def types_of_factors(text: str) -> list[tuple[str, str]]:
 def test_a_cpu_multiplies_bf16_by_bf16_forward_and_backward() -> None:
     x, weight = jnp.ones((256, 128), jnp.bfloat16), jnp.ones((128, 256), jnp.bfloat16)
     head = jnp.ones((64, 256), jnp.bfloat16)
-    alone = jax.jit(lambda x, weight: product_in_fp32("ni,io->no", x, weight))
+    alone = jax.jit(partial(product_in_fp32, "ni,io->no"))
     if types_of_factors(alone.lower(x, weight).compile().as_text()) != [("bf16", "bf16")]:
         pytest.skip("XLA has no product of bf16 for this CPU")
 

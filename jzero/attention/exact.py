@@ -30,6 +30,7 @@ from jzero.attention.exact_gradient import Kept, gradients_of_rows, needed_block
 from jzero.attention.pools import decode_kv, from_rows, one_row_per_head
 from jzero.attention.xla import MASKED, OnlineSoftmax
 from jzero.errors import UserError
+from jzero.products import product_in_fp32
 from jzero.types import RowLayout
 
 LANES = 128  # numbers of a row of a pool, where heads are smaller
@@ -116,7 +117,7 @@ def products(
     tiles, others = lax.optimization_barrier((tiles, others.reshape(R * K, *others.shape[2:])))
 
     def of_tile(tile: Float[Array, "heads rows inner"]) -> Float[Array, "heads rows outer"]:
-        return jnp.einsum(letters, tile, others, preferred_element_type=jnp.float32)
+        return product_in_fp32(letters, tile, others)
 
     out = lax.optimization_barrier(lax.map(of_tile, tiles))
     return out.swapaxes(0, 1).reshape(R, K, padded.shape[2], -1)[:, :, :m]

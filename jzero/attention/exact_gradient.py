@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jzero.products import product_in_fp32
+
 NO_SEGMENT = jnp.iinfo(jnp.int32).max  # above every segment
 
 
@@ -122,14 +124,18 @@ def gradients_of_rows(
             is_visible = visible_in_block(q_segments, segments, number * tile, key)
             is_visible = jnp.tile(is_visible, (1, H // K, 1))[:, None]  # [R, 1, m, tile]
 
-            scores = product("rkmd,rkpd->rkmp", q, k) * scale
+            scores = product_in_fp32("rkmd,rkpd->rkmp", q, k) * scale
             weights = jnp.where(is_visible, jnp.exp(scores - log_total[..., None]), 0)
-            of_weights = product("rkmd,rkpd->rkmp", of_out, v)
+            of_weights = product_in_fp32("rkmd,rkpd->rkmp", of_out, v)
             of_scores = weights * (of_weights - out_product) * scale
             weights, of_scores = weights.astype(v.dtype), of_scores.astype(q.dtype)
-            of_values = add_at(of_values, block * tile, product("rkmp,rkmd->rkpd", weights, of_out))
-            of_keys = add_at(of_keys, block * tile, product("rkmp,rkmd->rkpd", of_scores, q))
-            return of_q + product("rkmp,rkpd->rkmd", of_scores, k), of_keys, of_values
+            of_values = add_at(
+                of_values, block * tile, product_in_fp32("rkmp,rkmd->rkpd", weights, of_out)
+            )
+            of_keys = add_at(
+                of_keys, block * tile, product_in_fp32("rkmp,rkmd->rkpd", of_scores, q)
+            )
+            return of_q + product_in_fp32("rkmp,rkpd->rkmd", of_scores, k), of_keys, of_values
 
         start = (jnp.zeros(q.shape, jnp.float32), *so_far)
         of_q, of_keys, of_values = lax.fori_loop(0, count, add_block, start)
@@ -173,11 +179,6 @@ def visible_in_block(
     is_shared = (k_segments[:, None] > 0) & (key < 0)
     is_past = key <= query[:, None]
     return (is_own | is_shared) & is_past & (q_segments[:, :, None] > 0)
-
-
-def product(letters: str, x: jax.Array, y: jax.Array) -> jax.Array:
-    """Multiplies with sums in fp32."""
-    return jnp.einsum(letters, x, y, preferred_element_type=jnp.float32)
 
 
 def add_at(

@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jzero.attention.pools import Pool, one_row_per_head, read_rows
+from jzero.products import product_in_fp32
 from jzero.types import RowLayout
 
 MASKED = -1e30  # finite, so that a row without any visible key gives no NaN
@@ -240,7 +241,7 @@ def masked_scores(
     R, K, GN, D = queries.shape
     q_segments, k_segments, start = tokens
     N, M = q_segments.shape[1], k_segments.shape[1]
-    scores = jnp.einsum("rknd,rkmd->rknm", queries, keys, preferred_element_type=jnp.float32)
+    scores = product_in_fp32("rknd,rkmd->rknm", queries, keys)
     scores = scores.reshape(R, K, GN // N, N, M) * D**-0.5
     is_visible = visible(q_segments, k_segments, prefix, start)[:, None, None]
     return jnp.where(is_visible, scores, MASKED).reshape(R, K, GN, M)
@@ -258,12 +259,7 @@ def mix_forward(
     largest = scores.max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - largest)
     total = weights.sum(axis=-1, keepdims=True)
-    summed = jnp.einsum(
-        "rknm,rkmd->rknd",
-        weights.astype(values.dtype),
-        values,
-        preferred_element_type=jnp.float32,
-    )
+    summed = product_in_fp32("rknm,rkmd->rknd", weights.astype(values.dtype), values)
     out = checkpoint_name((summed / total).astype(values.dtype), ATTENTION_OUTPUT)
     log_total = checkpoint_name(largest + jnp.log(total), ATTENTION_OUTPUT)
     return out, (queries, keys, values, tokens, out, log_total)
@@ -280,7 +276,7 @@ def mix_backward(
     scale = queries.shape[-1] ** -0.5
     scores = masked_scores(queries, keys, tokens, prefix)
     weights = jnp.exp(scores - log_total)
-    of_weights = jnp.einsum("rknd,rkmd->rknm", gradient, values, preferred_element_type=jnp.float32)
+    of_weights = product_in_fp32("rknd,rkmd->rknm", gradient, values)
     along_output = jnp.sum(
         gradient.astype(jnp.float32) * out.astype(jnp.float32), axis=-1, keepdims=True
     )
